@@ -1,0 +1,52 @@
+"""Ordered (regex, value) rules over parameter paths such as `head/co/gate/bias`; the first match wins.
+
+Freezing, sharding, learning rates, weight decay and weight import are all told in this one form.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mlmoe_jax.errors import UserError
+
+Rules = Sequence[tuple[str, Any]]
+
+_REQUIRED, _UNMATCHED = object(), object()
+
+
+def first_match(rules: Rules, path: str, default: Any = _REQUIRED) -> Any:
+    """Value of the first rule whose regex is found anywhere in `path` (`re.search`).
+
+    Without a match: `default`, or UserError where none is given. UserError also for a regex that does not compile.
+    """
+    for pattern, value in rules:
+        if _compile(pattern).search(path):
+            return value
+    if default is _REQUIRED:
+        raise UserError(f"no rule matches the parameter {path}; add one, or end the rules with ('.*', value)")
+    return default
+
+
+def assign(rules: Rules, paths: Iterable[str]) -> dict[str, Any]:
+    """The value of every path; UserError names all paths without a rule and all regexes that do not compile."""
+    problems, usable = [], []
+    for pattern, value in rules:
+        try:
+            _compile(pattern)
+            usable.append((pattern, value))
+        except UserError as error:
+            problems.append(str(error))
+    values = {path: first_match(usable, path, _UNMATCHED) for path in paths}
+    unmatched = [path for path, value in values.items() if value is _UNMATCHED]
+    if unmatched:
+        problems.append(f"no rule matches {', '.join(unmatched)}; add rules, or end them with ('.*', value)")
+    if problems:
+        raise UserError("; ".join(problems))
+    return values
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"the rule {pattern!r} is not a regular expression: {error}") from error

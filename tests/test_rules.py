@@ -1,0 +1,44 @@
+import pytest
+
+from mlmoe_jax import rules
+from mlmoe_jax.errors import UserError
+
+PATHS = ("backbone/blocks/3/attn/qkv/kernel", "head/co/gate/bias", "prompts/deep")
+
+
+def test_first_match_wins_and_regex_is_searched_anywhere():
+    ordered = [("gate/bias$", 1), ("head/", 2), (".*", 3)]
+    assert [rules.first_match(ordered, path) for path in PATHS] == [3, 1, 3]
+    assert rules.first_match(ordered[::-1], "head/co/gate/bias") == 3
+
+
+def test_default_only_where_nothing_matches():
+    assert rules.first_match([("head/", None)], "head/co/gate/bias", 5) is None
+    assert rules.first_match([("head/", 2)], "prompts/deep", None) is None
+    assert rules.first_match([], "prompts/deep", 0.5) == 0.5
+    with pytest.raises(UserError, match="prompts/deep"):
+        rules.first_match([("head/", 2)], "prompts/deep")
+
+
+def test_assign_gives_every_path_its_value():
+    assert rules.assign([("^head/", False), ("", None)], PATHS) == dict(zip(PATHS, (None, False, None), strict=True))
+
+
+def test_rules_may_be_lists_as_read_from_json():
+    assert rules.assign([["head/", 2], [".*", 3]], PATHS) == dict(zip(PATHS, (3, 2, 3), strict=True))
+
+
+def test_assign_names_every_mistake_at_once():
+    with pytest.raises(UserError) as caught:
+        rules.assign([("gate/(bias", 1), ("head/", 2), ("[", 3)], PATHS)
+    text = str(caught.value)
+    assert "'gate/(bias'" in text
+    assert "'['" in text
+    assert PATHS[0] in text
+    assert PATHS[2] in text
+    assert PATHS[1] not in text
+
+
+def test_first_match_names_a_broken_regex():
+    with pytest.raises(UserError, match="not a regular expression"):
+        rules.first_match([("(", 1)], "head/co/gate/bias", 0)
