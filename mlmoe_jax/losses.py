@@ -1,0 +1,146 @@
+"""Losses per element, and the one way to reduce them.
+
+Shape letters: B images, K labels, E entries of a gate. Logits and labels are f32[B,K]; labels in [0, 1].
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+
+def asymmetric_loss(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    gamma_neg: float,
+    gamma_pos: float,
+    clip: float,
+    eps: float = 1e-8,
+    detach: bool = True,
+) -> Array:
+    """Asymmetric loss (Ridnik et al. 2021, eqs. 4-7), per element.
+
+    With p = sigmoid(logit) and q = min(1 − p + clip, 1):
+    loss = −y (1 − p)^gamma_pos log max(p, eps) − (1 − y) (1 − q)^gamma_neg log max(q, eps).
+    The clip therefore shifts both the weight and the logarithm: a negative with p ≤ clip gives no loss and no gradient.
+    No gradient passes through a logarithm that sits at its floor log(eps).
+
+    Args:
+      logits: f32[B,K].
+      labels: f32[B,K].
+      gamma_neg: focusing exponent ≥ 0 of the negatives.
+      gamma_pos: focusing exponent ≥ 0 of the positives.
+      clip: probability margin in [0, 1) of the negatives.
+      eps: floor of both probabilities inside the logarithm, above 0.
+      detach: treat the focusing weight as a constant in the gradient, as the training code of ASL, Q2L and ML-VPT does.
+
+    Returns:
+      f32[B,K], ≥ 0. gamma_neg = gamma_pos = clip = 0 is binary cross-entropy, capped at −log(eps).
+    """
+    logits, labels = _as_float(logits), _as_float(labels)
+    floor = jnp.log(eps)
+    log_p = jax.nn.log_sigmoid(logits)
+    # log(1 − p + clip) in log space keeps its precision for p near 1, and clip = 0 is no special case: log(0) = −inf.
+    log_q = jnp.minimum(jnp.logaddexp(jax.nn.log_sigmoid(-logits), jnp.log(clip)), 0.0)
+    weight_p = _focus(jax.nn.sigmoid(-logits), gamma_pos, detach)
+    weight_q = _focus(jax.nn.sigmoid(logits) - clip, gamma_neg, detach)
+    positive = weight_p * jnp.maximum(log_p, floor)
+    negative = weight_q * jnp.maximum(log_q, floor)
+    return -(labels * positive + (1 - labels) * negative)
+
+
+def binary_cross_entropy(logits: ArrayLike, labels: ArrayLike, *, positive_weight: ArrayLike | None = None) -> Array:
+    """−w y log p − (1 − y) log(1 − p), per element, exact for logits of any finite size.
+
+    Args:
+      logits: f32[B,K].
+      labels: f32[B,K].
+      positive_weight: w, a number or f32[K]; None is 1. The usual choice is negatives / positives of the training set.
+
+    Returns:
+      f32[B,K].
+    """
+    logits, labels = _as_float(logits), _as_float(labels)
+    weight = 1.0 if positive_weight is None else positive_weight
+    return -(weight * labels * jax.nn.log_sigmoid(logits) + (1 - labels) * jax.nn.log_sigmoid(-logits))
+
+
+def focal_loss(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    gamma: float = 2.0,
+    alpha: ArrayLike | None = None,
+    detach: bool = False,
+) -> Array:
+    """Focal loss (Lin et al. 2017, eqs. 4-5), per element: −α_t (1 − p_t)^gamma log p_t.
+
+    Args:
+      logits: f32[B,K].
+      labels: f32[B,K].
+      gamma: focusing exponent ≥ 0; 0 without alpha is binary cross-entropy.
+      alpha: weight of the positives, a number or f32[K] in [0, 1]; negatives get 1 − alpha. None weighs both by 1.
+      detach: treat the focusing weight as a constant in the gradient.
+
+    Returns:
+      f32[B,K].
+    """
+    logits, labels = _as_float(logits), _as_float(labels)
+    alpha_p, alpha_q = (1.0, 1.0) if alpha is None else (alpha, 1 - jnp.asarray(alpha))
+    positive = alpha_p * _focus(jax.nn.sigmoid(-logits), gamma, detach) * jax.nn.log_sigmoid(logits)
+    negative = alpha_q * _focus(jax.nn.sigmoid(logits), gamma, detach) * jax.nn.log_sigmoid(-logits)
+    return -(labels * positive + (1 - labels) * negative)
+
+
+def reduce(
+    per_element: ArrayLike, label_mask: ArrayLike, mask: ArrayLike, *, how: str = "mean", scale: float = 1.0
+) -> Array:
+    """Reduce f32[B,K] to one number over the valid entries, those where label_mask f32[B,K] × mask f32[B] is not 0.
+
+    An invalid entry matters neither in the value nor in the gradient with respect to `per_element`, even if it is NaN.
+    (Labels of masked entries should still be finite: a NaN label makes the loss's own derivative NaN, and 0 × NaN is
+    NaN.)
+
+    Args:
+      per_element: f32[B,K].
+      label_mask: f32[B,K], 0 = unknown or ignored.
+      mask: f32[B], 0 = padding.
+      how: "mean" over the valid entries (1/(B·K) Σ for a full batch) or "sum" over them.
+      scale: factor of the result.
+
+    Returns:
+      f32[]; 0 where nothing is valid. Published forms: ML-VPT and Q2L "mean" × 1000, ASL and ML-Decoder "sum".
+    """
+    if how not in ("mean", "sum"):
+        raise ValueError(f"how must be 'mean' or 'sum', not {how!r}")
+    valid = (jnp.asarray(label_mask) != 0) & (jnp.asarray(mask) != 0)[:, None]
+    total = jnp.sum(jnp.where(valid, _as_float(per_element), 0.0))
+    if how == "mean":
+        total = total / jnp.maximum(jnp.sum(valid), 1)
+    return scale * total
+
+
+def gate_entropy(gates: ArrayLike) -> Array:
+    """Entropy −Σ w log w over the last axis, in nats.
+
+    `gates` f32[...,E] are weights that sum to 1 (not logits). A weight of 0 counts 0 and has a finite gradient, so that
+    the gradient through a softmax is right even where a weight underflows: the result is what log-softmax would give.
+
+    Returns:
+      f32[...], between 0 and log E.
+    """
+    gates = _as_float(gates)
+    return -jnp.sum(gates * jnp.log(jnp.maximum(gates, jnp.finfo(gates.dtype).tiny)), axis=-1)
+
+
+def _focus(miss: Array, gamma: float, detach: bool) -> Array:
+    """miss^gamma for the probability `miss` given to the wrong answer; negative ones (below the clip) count as 0."""
+    # The derivative of 0^gamma is infinite for gamma < 1, and infinity times a zero gradient is NaN.
+    weight = jnp.maximum(miss, jnp.finfo(miss.dtype).tiny) ** gamma
+    return jax.lax.stop_gradient(weight) if detach else weight
+
+
+def _as_float(x: ArrayLike) -> Array:
+    """At least f32: a sum of bfloat16 losses would keep two digits."""
+    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))

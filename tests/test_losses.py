@@ -1,0 +1,215 @@
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlmoe_jax import losses
+
+PARITY = Path(__file__).parent / "parity"
+ARRAYS = np.load(PARITY / "losses.npz")
+CASES = json.loads((PARITY / "losses.json").read_text())["cases"]
+LOGITS = np.array([-100.0, -30, -17, -5, -0.1, 0, 0.1, 5, 17, 30, 100], np.float32)
+
+
+def plain_asl(logits, labels, **options):
+    return losses.asymmetric_loss(logits, labels, **{"gamma_neg": 0, "gamma_pos": 0, "clip": 0} | options)
+
+
+def published(case):
+    """The loss of a golden case, by the published evaluators' own reduction."""
+
+    def loss(x, y):
+        if "gamma_neg" in case:
+            options = {key: case[key] for key in ("gamma_neg", "gamma_pos", "clip", "eps")}
+            values = losses.asymmetric_loss(x, y, **options, detach=case["detached"])
+        else:
+            values = losses.binary_cross_entropy(x, y)
+        how, scale = {"sum": ("sum", 1.0), "mean": ("mean", 1.0), "1000*mean": ("mean", 1000.0)}[case["reduction"]]
+        return losses.reduce(values, jnp.ones_like(y), jnp.ones(len(y)), how=how, scale=scale)
+
+    return loss
+
+
+@pytest.mark.parametrize(("suffix", "tolerance"), [("", 1e-5), ("_f64", 1e-12)])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_values_and_gradients_of_the_authors_code(case, suffix, tolerance):
+    dtype = np.float64 if suffix else np.float32
+    with jax.enable_x64(bool(suffix)):
+        value, gradient = jax.value_and_grad(published(case))(ARRAYS["x"].astype(dtype), ARRAYS["y"].astype(dtype))
+        value, gradient = float(value), np.asarray(gradient)
+    assert gradient.dtype == dtype
+    assert value == pytest.approx(case["value" + suffix], rel=tolerance)
+    reference = ARRAYS[f"grad/{case['name']}{suffix}"]
+    np.testing.assert_allclose(gradient, reference, rtol=0, atol=tolerance * np.abs(reference).max())
+
+
+def test_asymmetric_loss_by_hand():
+    x, ln2 = jnp.zeros(1), math.log(2)
+    assert plain_asl(x, jnp.zeros(1), gamma_neg=2)[0] == pytest.approx(0.25 * ln2)
+    assert plain_asl(x, jnp.ones(1), gamma_pos=1)[0] == pytest.approx(0.5 * ln2)
+    shifted = plain_asl(x, jnp.zeros(1), gamma_neg=4, clip=0.05)[0]
+    assert shifted == pytest.approx(-(0.45**4) * math.log(0.55))
+
+
+def test_negatives_below_the_clip_cost_exactly_nothing():
+    x = jnp.array([-100.0, -5.0, -2.95])  # p = 0.0497 at −2.95
+    for gamma in (0, 0.5, 4):
+        values, gradient = jax.value_and_grad(
+            lambda x, gamma=gamma: plain_asl(x, jnp.zeros(3), gamma_neg=gamma, clip=0.05, detach=False).sum()
+        )(x)
+        assert values == 0
+        np.testing.assert_array_equal(gradient, 0)
+    assert plain_asl(jnp.array([-2.9]), jnp.zeros(1), clip=0.05)[0] > 0
+
+
+def test_no_gradient_through_a_logarithm_at_its_floor():
+    x, y = jnp.array([-20.0, 20.0, -10.0]), jnp.array([1.0, 0.0, 1.0])
+    values = plain_asl(x, y, eps=1e-5)
+    gradient = jax.grad(lambda x: plain_asl(x, y, eps=1e-5).sum())(x)
+    np.testing.assert_allclose(values[:2], -math.log(1e-5), rtol=1e-6)
+    np.testing.assert_array_equal(gradient[:2], 0)
+    assert gradient[2] == pytest.approx(-1, abs=1e-4)
+
+
+def test_detaching_changes_the_gradient_and_not_the_value():
+    def run(detach):
+        return jax.value_and_grad(lambda x: plain_asl(x, jnp.zeros(1), gamma_neg=2, detach=detach).sum())(jnp.zeros(1))
+
+    (value, detached), (same, full) = run(True), run(False)
+    assert value == same
+    # d/dx p² (−log q): p²·p with the weight held, and 2p·p(1−p)·(−log q) more without.
+    assert detached[0] == pytest.approx(0.125)
+    assert full[0] == pytest.approx(0.125 + 0.25 * math.log(2))
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_without_focus_and_clip_all_are_cross_entropy(label):
+    x = LOGITS[np.abs(LOGITS) < 18]  # beyond, the floor of the logarithm shows
+    y = np.full_like(x, label)
+    bce = losses.binary_cross_entropy(x, y)
+    np.testing.assert_allclose(plain_asl(x, y), bce, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(losses.focal_loss(x, y, gamma=0), bce, rtol=1e-6)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_cross_entropy_is_exact_at_any_logit(label):
+    y = np.full_like(LOGITS, label)
+    x = LOGITS.astype(np.float64)
+    expected = np.logaddexp(0, np.where(y, -x, x))
+    np.testing.assert_allclose(losses.binary_cross_entropy(LOGITS, y), expected, rtol=1e-6, atol=1e-38)
+    gradient = jax.grad(lambda x: losses.binary_cross_entropy(x, y).sum())(LOGITS)
+    np.testing.assert_allclose(gradient, 1 / (1 + np.exp(-x)) - y, rtol=1e-5, atol=1e-9)
+
+
+def test_positive_weight_weighs_only_positives():
+    x, y = jnp.zeros((2, 2)), jnp.array([[1.0, 1.0], [0.0, 0.0]])
+    ln2 = math.log(2)
+    np.testing.assert_allclose(losses.binary_cross_entropy(x, y, positive_weight=3.0), [[3 * ln2] * 2, [ln2] * 2])
+    by_class = losses.binary_cross_entropy(x, y, positive_weight=jnp.array([3.0, 0.5]))
+    np.testing.assert_allclose(by_class, [[3 * ln2, 0.5 * ln2], [ln2, ln2]])
+
+
+def test_focal_loss_by_hand():
+    x, y = jnp.array([0.0, 0.0, math.log(3)]), jnp.array([1.0, 0.0, 1.0])  # p = 1/2, 1/2, 3/4
+    expected = np.array([0.25 * math.log(2), 0.25 * math.log(2), math.log(4 / 3) / 16])
+    np.testing.assert_allclose(losses.focal_loss(x, y), expected, rtol=1e-6)
+    np.testing.assert_allclose(losses.focal_loss(x, y, alpha=0.25), expected * [0.25, 0.75, 0.25], rtol=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [0, 0.5, 1, 2, 4])
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_extreme_logits_have_finite_gradients(gamma, detach, label):
+    y = np.full_like(LOGITS, label)
+    for loss in (
+        lambda x: plain_asl(x, y, gamma_neg=gamma, gamma_pos=gamma, detach=detach).sum(),
+        lambda x: plain_asl(x, y, gamma_neg=gamma, gamma_pos=gamma, clip=0.05, detach=detach).sum(),
+        lambda x: losses.focal_loss(x, y, gamma=gamma, detach=detach).sum(),
+    ):
+        value, gradient = jax.value_and_grad(loss)(LOGITS)
+        assert np.isfinite(value)
+        assert np.isfinite(gradient).all()
+        assert np.abs(gradient).max() > 0.01
+
+
+def test_half_precision_logits_are_computed_in_float32():
+    x = jnp.array([1.5], jnp.bfloat16)
+    for loss in (plain_asl, losses.binary_cross_entropy, losses.focal_loss):
+        values = loss(x, jnp.ones(1, jnp.bfloat16))
+        assert values.dtype == jnp.float32
+        assert values[0] == loss(jnp.array([1.5]), jnp.ones(1))[0]
+
+
+def test_reduce_of_a_full_batch():
+    values = np.random.default_rng(0).random((3, 4), np.float32)
+    ones = (jnp.ones((3, 4)), jnp.ones(3))
+    assert losses.reduce(values, *ones) == pytest.approx(values.sum() / 12)
+    assert losses.reduce(values, *ones, how="sum", scale=2.0) == pytest.approx(2 * values.sum())
+    with pytest.raises(ValueError, match="median"):
+        losses.reduce(values, *ones, how="median")
+
+
+@pytest.mark.parametrize("anything", [7.0, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("how", ["mean", "sum"])
+def test_masked_entries_matter_in_no_way(anything, how):
+    values = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    label_mask, mask = jnp.array([[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]), jnp.array([1.0, 1.0, 0.0])
+    valid = (label_mask * mask[:, None]) > 0
+    spoilt = jnp.where(valid, values, anything)
+    value, gradient = jax.value_and_grad(lambda v: losses.reduce(v, label_mask, mask, how=how))(spoilt)
+    share = 1 / 3 if how == "mean" else 1.0
+    assert value == pytest.approx(8 * share)
+    np.testing.assert_allclose(gradient, np.where(valid, share, 0.0))
+
+
+def test_masked_labels_reach_no_logit():
+    x, mask = jnp.array([[0.5, -1.0, 2.0]]), jnp.array([[1.0, 0.0, 0.0]])
+
+    def gradient(labels):
+        def loss(x):
+            values = losses.asymmetric_loss(x, labels, gamma_neg=2, gamma_pos=1, clip=0.05, detach=False)
+            return losses.reduce(values, mask, jnp.ones(1))
+
+        return jax.grad(loss)(x)
+
+    clean, unknown = gradient(jnp.array([[1.0, 0.0, 0.0]])), gradient(jnp.array([[1.0, -1.0, 2.0]]))
+    np.testing.assert_array_equal(clean, unknown)
+    assert clean[0, 0] < 0
+
+
+def test_reduce_of_nothing_is_zero():
+    value, gradient = jax.value_and_grad(losses.reduce)(jnp.full((2, 2), jnp.nan), jnp.ones((2, 2)), jnp.zeros(2))
+    assert value == 0
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_gate_entropy_by_hand():
+    gates = jnp.array([[0.2] * 5, [0, 0, 1, 0, 0], [0.5, 0, 0.5, 0, 0]])
+    np.testing.assert_allclose(losses.gate_entropy(gates), [math.log(5), 0, math.log(2)], atol=1e-7)
+
+
+@pytest.mark.parametrize("logits", [[0.3, -1.0, 2.0], [0.0, -200.0, 1.0], [0.0, 0.0, 500.0]])
+def test_gate_entropy_through_a_softmax_is_that_of_log_softmax(logits):
+    def reference(x):
+        log_w = jax.nn.log_softmax(x)
+        return -jnp.sum(jnp.exp(log_w) * log_w)
+
+    x = jnp.array(logits)
+    value, gradient = jax.value_and_grad(lambda x: losses.gate_entropy(jax.nn.softmax(x)))(x)
+    expected, slope = jax.value_and_grad(reference)(x)
+    assert value == pytest.approx(float(expected), abs=1e-6)
+    np.testing.assert_allclose(gradient, slope, atol=1e-6)
+
+
+def test_descending_on_gate_entropy_sharpens_the_gate():
+    """DR-MoE's printed sign: 200 steps of rate 1 from almost uniform gates end at one-hot ones."""
+    x = jnp.array([0.1, 0.0, 0.0, 0.0, -0.1])
+    assert losses.gate_entropy(jax.nn.softmax(x)) == pytest.approx(1.6074, abs=1e-4)
+    slope = jax.grad(lambda x: losses.gate_entropy(jax.nn.softmax(x)))
+    x = jax.lax.fori_loop(0, 200, lambda _, x: x - slope(x), x)
+    assert losses.gate_entropy(jax.nn.softmax(x)) == pytest.approx(0.00549, rel=0.02)
+    assert jax.nn.softmax(x).max() == pytest.approx(0.99944, abs=2e-5)
