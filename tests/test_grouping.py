@@ -1,0 +1,147 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlmoe_jax import grouping
+from mlmoe_jax.errors import UserError
+
+# Labels that never come together are what several of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:Graph is not fully connected")
+
+# Counts over the 82,081 labelled images of COCO train2014, classes in category-id order; CO partitions published with
+# ML-VPT.
+COCO = np.load(Path(__file__).parent / "parity" / "coco_groups.npz")
+PERSON, CAR, TRAFFIC_LIGHT, HAIR_DRIER = 0, 2, 9, 78
+
+
+def canonical(groups):
+    """Number groups by first occurrence, the slow way."""
+    numbers = {}
+    return [numbers.setdefault(int(group), len(numbers)) for group in groups]
+
+
+def blocks(*sizes):
+    """Counts of labels that always come together inside a block and never across."""
+    member = np.repeat(np.arange(len(sizes)), sizes)
+    counts = np.where(member[:, None] == member, 10, 0)
+    np.fill_diagonal(counts, 0)
+    return counts, np.full(len(member), 10), member
+
+
+def test_cooccurrence_by_hand():
+    labels = np.array([[1, 1, 0], [1, 1, 2], [1, -1, 1], [0, 0, 0]], np.int8)
+    counts, positives = grouping.cooccurrence(labels)
+    np.testing.assert_array_equal(counts, [[0, 2, 1], [2, 0, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(positives, [3, 2, 1])
+    assert counts.dtype == positives.dtype == np.int64
+
+
+def test_cooccurrence_of_many_rows_is_exact():
+    labels = np.random.default_rng(0).integers(-1, 3, (150_001, 3), np.int8)
+    counts, positives = grouping.cooccurrence(labels)
+    np.testing.assert_array_equal(positives, (labels == 1).sum(axis=0))
+    for i, j in ((0, 1), (0, 2), (2, 1)):
+        assert counts[i, j] == ((labels[:, i] == 1) & (labels[:, j] == 1)).sum()
+    np.testing.assert_array_equal(np.diagonal(counts), 0)
+
+
+def test_affinity_by_hand():
+    counts, positives = np.array([[0, 4], [4, 0]]), np.array([4, 16])
+    np.testing.assert_allclose(grouping.affinity(counts, positives, tau=2), [[0, 0.75], [0.75, 0]])
+    np.testing.assert_allclose(grouping.affinity(counts, positives, tau=1), [[0, 0.625], [0.625, 0]])
+    np.testing.assert_allclose(grouping.affinity(counts, positives, tau=2, side="dc"), [[1, 0.25], [0.25, 1]])
+
+
+def test_affinity_of_coco_is_the_published_one():
+    """ML-VPT quotes p(car | traffic light) = 0.62."""
+    counts, positives = COCO["counts"], COCO["positives"]
+    assert positives[[PERSON, HAIR_DRIER]].tolist() == [45174, 128]
+    assert counts.max() == counts[PERSON, CAR] == 6062
+    assert counts[CAR, TRAFFIC_LIGHT] / positives[TRAFFIC_LIGHT] == pytest.approx(0.62, abs=0.005)
+
+
+def test_affinity_of_a_label_without_positives():
+    counts, positives = np.zeros((2, 2)), np.array([5, 0])
+    np.testing.assert_array_equal(grouping.affinity(counts, positives, tau=2), np.zeros((2, 2)))
+    np.testing.assert_array_equal(grouping.affinity(counts, positives, tau=2, side="dc"), np.ones((2, 2)))
+
+
+@pytest.mark.parametrize(("num_groups", "sizes"), [(2, None), (3, None), (5, [4, 7, 21, 22, 26])])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_published_co_groups_of_coco(num_groups, sizes, seed):
+    published = COCO[f"co{num_groups}"]
+    groups = grouping.group_labels(
+        COCO["counts"], COCO["positives"], num_groups=num_groups, tau=2, side="co", seed=seed
+    )
+    assert groups.dtype == np.int32
+    assert groups.tolist() == canonical(published)
+    if sizes:
+        assert sorted(np.bincount(groups)) == sizes
+
+
+def test_another_root_gives_other_groups_of_coco():
+    groups = grouping.group_labels(COCO["counts"], COCO["positives"], num_groups=5, tau=1, side="co", seed=0)
+    assert groups.tolist() != canonical(COCO["co5"])
+
+
+def test_blocks_are_found_on_the_co_side_and_split_on_the_dc_side():
+    counts, positives, member = blocks(3, 4, 3)
+    co = grouping.group_labels(counts, positives, num_groups=3, tau=2, side="co", seed=0)
+    np.testing.assert_array_equal(co, member)
+    dc = grouping.group_labels(counts, positives, num_groups=3, tau=2, side="dc", seed=0)
+    assert all(len(set(dc[member == block])) > 1 for block in range(3))
+
+
+def test_groups_are_numbered_by_first_label_whatever_the_order_of_labels():
+    counts, positives, member = blocks(3, 4, 3)
+    order = np.random.default_rng(1).permutation(len(member))
+    shuffled = grouping.group_labels(counts[order][:, order], positives, num_groups=3, tau=2, side="co", seed=0)
+    assert shuffled.tolist() == canonical(member[order])
+
+
+@pytest.mark.parametrize("side", ["co", "dc"])
+def test_same_seed_same_groups(side):
+    random = np.random.default_rng(0)
+    counts, positives = grouping.cooccurrence(random.random((200, 12)) < 0.3)
+    first, again = (
+        grouping.group_labels(counts, positives, num_groups=4, tau=2, side=side, seed=7).tolist() for _ in range(2)
+    )
+    assert first == again == canonical(first)
+    assert set(first) == set(range(4))
+
+
+def test_one_group_and_a_group_a_label():
+    counts, positives, member = blocks(2, 3)
+    every = grouping.group_labels(counts, positives, num_groups=1, tau=2, side="co", seed=0)
+    single = grouping.group_labels(counts, positives, num_groups=5, tau=2, side="dc", seed=0)
+    assert every.tolist() == [0] * len(member)
+    assert single.tolist() == [0, 1, 2, 3, 4]
+    assert every.dtype == single.dtype == np.int32
+
+
+@pytest.mark.parametrize("side", ["co", "dc"])
+@pytest.mark.parametrize("num_groups", [2, 3, 6])
+@pytest.mark.parametrize("silent", [1, 3, 7])
+def test_labels_without_positives_get_a_group_too(side, num_groups, silent):
+    labels = np.random.default_rng(0).random((50, 7)) < 0.4
+    labels[:, -silent:] = False
+    counts, positives = grouping.cooccurrence(labels)
+    groups = grouping.group_labels(counts, positives, num_groups=num_groups, tau=2, side=side, seed=0)
+    assert groups.tolist() == canonical(groups)
+    assert groups.max() < num_groups
+
+
+@pytest.mark.parametrize("num_groups", [-1, 0, 6])
+def test_impossible_number_of_groups(num_groups):
+    counts, positives, _ = blocks(2, 3)
+    with pytest.raises(UserError, match=f"into {num_groups} groups; ask for 1 to 5"):
+        grouping.group_labels(counts, positives, num_groups=num_groups, tau=2, side="co", seed=0)
+
+
+def test_impossible_root_and_side():
+    counts, positives, _ = blocks(2, 3)
+    with pytest.raises(UserError, match="tau"):
+        grouping.affinity(counts, positives, tau=0)
+    with pytest.raises(ValueError, match="both"):
+        grouping.affinity(counts, positives, tau=2, side="both")

@@ -1,0 +1,201 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+
+from mlmoe_jax import optim
+from mlmoe_jax.errors import UserError
+
+TORCH = np.load(Path(__file__).parent / "parity" / "optim.npz")  # made by parity/make_optim.py
+SHAPES = {"head/kernel": (4, 3), "head/bias": (3,), "prompts/deep": (5,)}
+STEPS, PEAK = 40, 0.05
+TOTALS = sorted(int(name.split("/")[1]) for name in TORCH.files if name.startswith("one_cycle/"))
+
+
+def config(**changes):
+    defaults = dict(
+        name="adamw", learning_rate=PEAK, schedule="one_cycle", warmup_steps=0, weight_decay=0.3, b1=0.9, b2=0.999,
+        eps=1e-8, clip_norm=0.0, rate_rules=[("^prompts/", 0.1)], decay_rules=[("bias$", 0.0)],
+    )  # fmt: skip
+    return SimpleNamespace(**defaults | changes)
+
+
+def split(vector):
+    ends = np.cumsum([np.prod(shape) for shape in SHAPES.values()])[:-1]
+    parts = np.split(np.asarray(vector), ends)
+    return {path: jnp.asarray(x.reshape(shape)) for (path, shape), x in zip(SHAPES.items(), parts, strict=True)}
+
+
+def join(params):
+    return jnp.concatenate([params[path].ravel() for path in SHAPES])
+
+
+def quadratic(params):
+    v = join(params)
+    return 0.5 * v @ TORCH["H"] @ v - TORCH["b"] @ v
+
+
+def train(optimizer, params, loss, steps=STEPS):
+    """Parameters after every step."""
+
+    @jax.jit
+    def step(params, state):
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    state, rows = optimizer.init(params), []
+    for _ in range(steps):
+        params, state = step(params, state)
+        rows.append(params)
+    return rows
+
+
+# --- schedules
+
+
+@pytest.mark.parametrize("total", TOTALS)
+def test_one_cycle_is_that_of_torch(total):
+    rate, beta1 = (jax.jit(jax.vmap(schedule)) for schedule in optim.one_cycle(PEAK, total))
+    expected = TORCH[f"one_cycle/{total}"]
+    np.testing.assert_allclose(rate(jnp.arange(total)), expected[0], rtol=1e-6)
+    np.testing.assert_allclose(beta1(jnp.arange(total)), expected[1], rtol=1e-6)
+    np.testing.assert_array_equal(rate(total - 1 + jnp.arange(4)), rate(jnp.array([total - 1]))[0])
+
+
+def test_one_cycle_keeps_its_precision_over_a_long_training():
+    total, start, top, end = 99_999, PEAK / 25, 0.2 * 99_999 - 1, PEAK / 25e4
+    corners = [near + np.arange(-3, 4) for near in (3, int(top), total - 4)]
+    steps = np.unique(np.r_[*corners, np.arange(0, total, 997)])
+    rising = steps < top
+    # 1 + cos π(1−u) = 2 sin²(πu/2): in this form the reference itself does not cancel in float64.
+    left = np.where(rising, (top - steps) / top, (total - 1 - steps) / (total - 1 - top))
+    share = np.sin(np.pi / 2 * left) ** 2
+    expected = np.where(rising, PEAK + (start - PEAK) * share, end + (PEAK - end) * share)
+    rate, beta1 = optim.one_cycle(PEAK, total)
+    np.testing.assert_allclose(jax.vmap(rate)(steps), expected, rtol=1e-6)
+    mirrored = 0.95 - 0.1 * np.where(rising, 1 - share, share)
+    np.testing.assert_allclose(jax.vmap(beta1)(steps), mirrored, rtol=1e-6)
+
+
+def test_one_cycle_where_torch_divides_by_zero_starts_at_the_peak():
+    rate, beta1 = optim.one_cycle(PEAK, 5)
+    np.testing.assert_allclose([rate(0), rate(4), beta1(0), beta1(4)], [PEAK, PEAK / 25e4, 0.85, 0.95], rtol=1e-6)
+
+
+def test_one_cycle_options():
+    rate, _ = optim.one_cycle(1.0, 11, pct_start=0.0, div=10, final_div=100)
+    assert rate(10) == pytest.approx(1e-3)
+    rate, _ = optim.one_cycle(1.0, 10, pct_start=0.5, div=10, final_div=100)
+    np.testing.assert_allclose([rate(0), rate(2), rate(4), rate(9)], [0.1, 0.55, 1.0, 1e-3], rtol=1e-6)
+
+
+def test_constant_and_cosine_with_warmup():
+    constant, beta1 = optim.make_schedules(config(schedule="constant", warmup_steps=4), 10)
+    np.testing.assert_allclose([constant(s) for s in (0, 1, 4, 9, 50)], PEAK * np.array([0, 0.25, 1, 1, 1]))
+    assert beta1(0) == beta1(9) == 0.9
+    cosine, _ = optim.make_schedules(config(schedule="cosine", warmup_steps=2), 10)
+    expected = PEAK * np.array([0, 0.5, 1, 0.5, 0, 0])
+    np.testing.assert_allclose([cosine(s) for s in (0, 1, 2, 6, 10, 50)], expected, atol=1e-9)
+    assert optim.make_schedules(config(schedule="cosine"), 10)[0](0) == pytest.approx(PEAK)
+
+
+# --- optimizers
+
+
+@pytest.mark.parametrize("case", ["adamw", "adamw_clip", "sgd", "sgd_clip"])
+def test_trajectories_of_torch(case):
+    """One-cycle rate and beta1, decay on all but the bias, a tenth of the rate for the prompts."""
+    settings = config(name=case.split("_")[0], clip_norm=0.5 if case.endswith("clip") else 0.0)
+    rows = train(optim.make_optimizer(settings, STEPS, SHAPES), split(TORCH["start"]), quadratic)
+    for ours, row in zip(rows, TORCH[case], strict=True):
+        for path, expected in split(row).items():
+            np.testing.assert_allclose(ours[path], expected, rtol=0, atol=1e-5 * np.abs(expected).max(), err_msg=path)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(schedule="constant"),
+        dict(weight_decay=0.0),
+        dict(rate_rules=[]),
+        dict(decay_rules=[]),
+        dict(clip_norm=0.5),
+        dict(decay_rules=[("", 1.0), ("bias$", 0.0)]),
+    ],
+    ids=str,
+)
+def test_every_setting_leaves_the_trajectory_of_torch(name, change):
+    settings = config(name=name, **change)
+    last = train(optim.make_optimizer(settings, STEPS, SHAPES), split(TORCH["start"]), quadratic)[-1]
+    assert np.abs(join(last) - TORCH[name][-1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_no_decay_and_no_gradient_is_no_movement(name):
+    settings = config(name=name, decay_rules=[("^head/", 0.0)])
+    start = split(TORCH["start"])
+    last = train(optim.make_optimizer(settings, STEPS, SHAPES), start, lambda params: 0.0 * join(params).sum())[-1]
+    for path in ("head/kernel", "head/bias"):
+        np.testing.assert_array_equal(last[path], start[path])
+    assert np.all(np.abs(last["prompts/deep"]) < np.abs(start["prompts/deep"]))
+
+
+def test_rate_rule_of_zero_freezes():
+    settings = config(rate_rules=[("bias$", 0.0), ("^head/", 2.0)])
+    start = split(TORCH["start"])
+    last = train(optim.make_optimizer(settings, STEPS, SHAPES), start, quadratic)[-1]
+    np.testing.assert_array_equal(last["head/bias"], start["head/bias"])
+    assert np.abs(last["head/kernel"] - start["head/kernel"]).max() > 0.1
+
+
+def test_rules_from_a_config_dict():
+    settings = ml_collections.ConfigDict(vars(config(name="sgd")))
+    rows = train(optim.make_optimizer(settings, STEPS, SHAPES), split(TORCH["start"]), quadratic, steps=3)
+    np.testing.assert_allclose(join(rows[-1]), TORCH["sgd"][2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(name="adagrad"), "optim.name is 'adagrad'"),
+        (dict(schedule="step"), "optim.schedule is 'step'"),
+        (dict(schedule="cosine", warmup_steps=40), "warmup_steps is 40, but the whole training has 40 steps"),
+        (dict(rate_rules=[("(", 1.0)]), "not a regular expression"),
+    ],
+)
+def test_mistakes_in_a_config(change, message):
+    with pytest.raises(UserError) as caught:
+        optim.make_optimizer(config(**change), STEPS, SHAPES)
+    assert message in str(caught.value)
+
+
+def test_impossible_cycles():
+    with pytest.raises(UserError, match="at least one step"):
+        optim.one_cycle(PEAK, 0)
+    with pytest.raises(UserError, match="rising fraction"):
+        optim.one_cycle(PEAK, 10, pct_start=1.0)
+
+
+# --- moving average
+
+
+def test_ema_update():
+    ema, new = {"a/b": jnp.array([1.0, 2.0]), "c": jnp.array(3.0)}, {"a/b": jnp.array([2.0, 2.0]), "c": jnp.array(3.0)}
+    updated = jax.jit(optim.ema_update, static_argnums=2)(ema, new, 0.75)
+    np.testing.assert_array_equal(updated["a/b"], [1.25, 2.0])
+    assert updated["c"] == 3.0
+    with pytest.raises(ValueError, match="c"):
+        optim.ema_update(ema, {"a/b": new["a/b"]}, 0.75)
+
+
+def test_ema_close_to_one_keeps_its_precision():
+    """n steps from 0 towards 1 give 1 − decay^n; with 1 − decay from float32 it would be off by 5 parts in 10⁵."""
+    decay, steps = 0.9998452, 20
+    ema = jax.lax.fori_loop(0, steps, lambda _, ema: optim.ema_update(ema, {"a": jnp.ones(())}, decay), {"a": 0.0})
+    assert ema["a"] == pytest.approx(1 - decay**steps, rel=5e-6)
