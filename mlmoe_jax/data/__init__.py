@@ -1,0 +1,1 @@
+"""From files to batches: sources, label statistics, host transforms, device augmentation, the pipeline."""

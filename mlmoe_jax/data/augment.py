@@ -1,0 +1,66 @@
+"""Augmentation on the device: batched, jitted, on pictures of one size.
+
+Each transform draws its own numbers an image; `key` decides everything, so a step's augmentation is a function of the
+seed and the step.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def augment(image: jax.Array, key: jax.Array, settings) -> jax.Array:
+    """Augment f32[B,H,W,3] in 0…255 as `config.augment` says; the result stays within 0…255."""
+    keys = jax.random.split(key, 4)
+    if settings.shift:
+        image = shift(image, keys[0], settings.shift)
+    if settings.contrast:
+        image = contrast(image, keys[1], settings.contrast)
+    if settings.brightness:
+        image = brightness(image, keys[2], settings.brightness)
+    if settings.cutout:
+        image = cutout(image, keys[3], settings.cutout)
+    return image
+
+
+def shift(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
+    """Translate each f32[B,H,W,3] by whole pixels, up to `fraction` of the side each way; borders are repeated."""
+    batch, height, width, _ = image.shape
+    limit = jnp.array([fraction * height, fraction * width])
+    offset = jnp.round(jax.random.uniform(key, (batch, 2), minval=-1, maxval=1) * limit).astype(int)
+
+    def move(picture, by):
+        rows = jnp.clip(jnp.arange(height) - by[0], 0, height - 1)
+        columns = jnp.clip(jnp.arange(width) - by[1], 0, width - 1)
+        return picture[rows][:, columns]
+
+    return jax.vmap(move)(image, offset)
+
+
+def brightness(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
+    """Multiply each f32[B,H,W,3] by a factor from 1 ± `strength`."""
+    factor = jax.random.uniform(key, (image.shape[0], 1, 1, 1), minval=1 - strength, maxval=1 + strength)
+    return jnp.clip(image * factor, 0, 255)
+
+
+def contrast(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
+    """Scale each f32[B,H,W,3] about its mean by a factor from 1 ± `strength`."""
+    factor = jax.random.uniform(key, (image.shape[0], 1, 1, 1), minval=1 - strength, maxval=1 + strength)
+    mean = image.mean(axis=(1, 2, 3), keepdims=True)
+    return jnp.clip(mean + (image - mean) * factor, 0, 255)
+
+
+def cutout(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
+    """Cover one square of each f32[B,H,W,3], of side `fraction`·H, with one random colour.
+
+    The centre is uniform over the image and the square is clipped at the borders; both edges are covered, which makes
+    an unclipped square one pixel larger than its nominal side, as in the authors' code of ML-VPT.
+    """
+    batch, height, width, _ = image.shape
+    at, colour = jax.random.split(key)
+    centre = jax.random.uniform(at, (batch, 2)) * jnp.array([height, width])
+    half = fraction * height / 2
+    rows = jnp.abs(jnp.arange(height) - centre[:, :1]) <= half
+    columns = jnp.abs(jnp.arange(width) - centre[:, 1:]) <= half
+    hole = (rows[:, :, None] & columns[:, None, :])[..., None]
+    fill = jnp.floor(jax.random.uniform(colour, (batch, 1, 1, 3)) * 256)
+    return jnp.where(hole, fill, image)

@@ -1,0 +1,25 @@
+"""From a split's label codes to the numbers of a batch.
+
+A batch is `image u8[B,H,W,3]`, `label f32[B,K]` in {0,1}, `label_mask f32[B,K]` (0 = unknown or ignored),
+`mask f32[B]` (0 = padding) and `id i32[B]`, the row in the split's table.
+"""
+
+import numpy as np
+
+from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN
+
+
+def targets(labels: np.ndarray, difficult: str) -> tuple[np.ndarray, np.ndarray]:
+    """Turn label codes i8[...] into (label, label_mask), both f32[...].
+
+    difficult: what DIFFICULT counts as: `negative`, `ignore` or `positive`.
+    """
+    positive = labels == POSITIVE
+    known = labels != UNKNOWN
+    if difficult == "positive":
+        positive |= labels == DIFFICULT
+    elif difficult == "ignore":
+        known &= labels != DIFFICULT
+    elif difficult != "negative":
+        raise ValueError(f"difficult labels count as negative, ignore or positive, not {difficult!r}")
+    return positive.astype(np.float32), known.astype(np.float32)

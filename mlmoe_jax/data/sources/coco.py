@@ -1,0 +1,85 @@
+"""COCO 2014 as a multi-label data set, from the published layout.
+
+    annotations/instances_{train,val}2014.json
+    {train,val}2014/COCO_{train,val}2014_000000000009.jpg
+
+A label is positive when an image has any annotation of its category, crowds included. Labels are in the order of the
+file's `categories` (person, bicycle, car, …). 82,081 of the 82,783 training and 40,137 of the 40,504 validation images
+have an annotation; the others are dropped unless asked for.
+"""
+
+import json
+import os
+from collections.abc import Hashable
+from pathlib import Path
+
+import numpy as np
+
+from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.errors import UserError
+
+SPLITS = ("train", "val")
+
+
+def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False) -> Split:
+    """Open train or val of COCO 2014; images sorted by their number as text (the authors' order), ids below `root`.
+
+    root: the folder that holds annotations, train2014 and val2014. keep_empty: keep images without any annotation.
+    Raises UserError for an unknown split, or annotations or images that are missing, malformed or empty.
+    """
+    if split not in SPLITS:
+        raise UserError(f"data set coco2014 has no split '{split}'; it has {', '.join(SPLITS)}")
+    folder = data_folder(root, "coco2014", "annotations, train2014 and val2014")
+    source = folder / "annotations" / f"instances_{split}2014.json"
+    classes, files, labels = read_instances(source)
+    if not keep_empty:
+        kept = labels.any(axis=1)
+        files, labels = [file for file, keep in zip(files, kept, strict=True) if keep], labels[kept]
+    if not files:
+        raise UserError(f"no image of {source} has an annotation; check the file or set data.keep_empty")
+    images = image_files(folder / f"{split}2014", files)
+    return Split(split, classes, labels, [f"{split}2014/{file}" for file in files], images)
+
+
+def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
+    """Read an instances file: names of the K classes, files of the N images, labels i8[N,K].
+
+    Raises UserError for a file that is missing, broken, or something else.
+    """
+    content = _parse(path)
+    try:
+        classes = tuple(category["name"] for category in content["categories"])
+        class_ids = [category["id"] for category in content["categories"]]
+        images = sorted(content["images"], key=lambda image: str(image["id"]))
+        files, image_ids = [image["file_name"] for image in images], [image["id"] for image in images]
+        of_image = [annotation["image_id"] for annotation in content["annotations"]]
+        of_class = [annotation["category_id"] for annotation in content["annotations"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is no COCO instances file, whose images, annotations and categories have ids and names "
+            f"({type(error).__name__}: {error}); download it again"
+        ) from error
+    labels = np.zeros((len(files), len(classes)), np.int8)
+    labels[_places(of_image, image_ids, "images", path), _places(of_class, class_ids, "categories", path)] = POSITIVE
+    return classes, files, labels
+
+
+def _parse(path: Path):
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}); set data.root to the folder that holds annotations, train2014 and "
+            "val2014 of coco2014"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{path} is no whole JSON file ({error}); download it again") from error
+
+
+def _places(ids: list[Hashable], known: list[Hashable], what: str, path: Path) -> list[int]:
+    place = {identifier: index for index, identifier in enumerate(known)}
+    try:
+        return [place[identifier] for identifier in ids]
+    except KeyError as error:
+        raise UserError(f"{path} annotates {error}, which is not among its {what}; download it again") from error

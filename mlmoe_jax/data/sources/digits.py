@@ -1,0 +1,258 @@
+"""`digits-v1`: real handwriting in multi-label scenes, with no download.
+
+The 1,797 scans of 8×8 pixels that scikit-learn ships (UCI "Optical Recognition of Handwritten Digits") are split at
+random, digit by digit, into disjoint train, val and test scans *before* anything is composed (the collection does not
+say who wrote what, so one writer may appear in several parts). A scene is a textured
+64×64 canvas with 1 to 4 different digits at random scale, slant, colour and place; its labels are the digits in it.
+
+The labels are correlated on purpose (`draw_label_sets`):
+
+* a head digit brings its companion with probability 0.9: 2 → 7, 5 → 3, 8 → 6;
+* digits of one exclusive set never meet: {2, 5, 8} and {0, 1, 4};
+* 15, 30, 30 and 25 % of the scenes aim at 1, 2, 3 and 4 digits.
+
+`train`, `val` and `test` follow these rules. `test_shift` starts from the labels of `test` and trades them between
+scenes (`break_correlations`), which keeps the number of digits of every scene and the number of scenes of every digit
+exactly and destroys everything else: the fall from `test` to `test_shift` measures co-occurrence overfitting.
+
+`digits_single` has one digit a picture, rendered by the same code from the same scans; the backbone that ships is
+pretrained on its train split.
+
+Every constant of this file is part of the name `digits-v1`: change one and the name changes. Random numbers come from
+`numpy.random.RandomState`, whose streams are frozen, unlike those of `numpy.random.Generator`.
+
+    python -m mlmoe_jax.data.sources.digits --out=DIR     # the scenes as image files with a CSV a split
+"""
+
+import argparse
+import csv
+import functools
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+
+NAME = "digits-v1"
+CANVAS = 64
+CLASSES = tuple(str(digit) for digit in range(10))
+SCENES = {"train": 6_000, "val": 1_000, "test": 2_000, "test_shift": 2_000}
+SINGLES = {"train": 120_000, "val": 2_000, "test": 4_000}
+SCANS_OF = {"train": "train", "val": "val", "test": "test", "test_shift": "test"}
+SCAN_SHARE = {"train": 0.60, "val": 0.15}  # the rest is test
+
+COMPANION = {2: 7, 5: 3, 8: 6}
+COMPANION_PROBABILITY = 0.9
+EXCLUSIVE = (frozenset({2, 5, 8}), frozenset({0, 1, 4}))
+SIZE_PROBABILITY = (0.15, 0.30, 0.30, 0.25)
+
+
+# ---------------------------------------------------------------------------------------------------- source scans
+@functools.cache
+def source_scans() -> dict[str, list[np.ndarray]]:
+    """Return the scans of each part: part -> list over the 10 digits of f32[n,8,8] in [0,1], disjoint between parts."""
+    bunch = load_digits()
+    order = np.random.RandomState(1797)
+    parts = {"train": [], "val": [], "test": []}
+    for digit in range(10):
+        rows = order.permutation(np.flatnonzero(bunch.target == digit))
+        cuts = np.cumsum([round(share * len(rows)) for share in SCAN_SHARE.values()])
+        for part, chosen in zip(parts, np.split(rows, cuts), strict=True):
+            parts[part].append((bunch.images[chosen] / 16).astype(np.float32))
+    return parts
+
+
+# ---------------------------------------------------------------------------------------------------------- labels
+def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
+    """Draw bool[count,10] from the correlated distribution that the module's docstring states."""
+    labels = np.zeros((count, 10), bool)
+    sizes = 1 + random.choice(4, size=count, p=SIZE_PROBABILITY)
+    for present, size in zip(labels, sizes, strict=True):
+        while (room := size - present.sum()) > 0:
+            banned = {digit for group in EXCLUSIVE if present[list(group)].any() for digit in group}
+            allowed = [
+                digit
+                for digit in range(10)
+                if not present[digit] and digit not in banned and (digit not in COMPANION or room >= 2)
+            ]
+            digit = allowed[random.randint(len(allowed))]
+            present[digit] = True
+            if digit in COMPANION and random.uniform() < COMPANION_PROBABILITY:
+                present[COMPANION[digit]] = True
+    return labels
+
+
+def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades_per_row: int = 10) -> np.ndarray:
+    """Return a random matrix with the row sums and column sums of bool[N,K] `labels` (Curveball trades).
+
+    Two random rows pool the labels that only one of them has and deal them out again at random, each row keeping its
+    number (Strona et al., Nature Communications 5:4114, 2014).
+    """
+    sets = [set(np.flatnonzero(row)) for row in labels]
+    for _ in range(trades_per_row * len(sets)):
+        first = random.randint(len(sets))
+        second = (first + 1 + random.randint(len(sets) - 1)) % len(sets)
+        only_first, only_second = sets[first] - sets[second], sets[second] - sets[first]
+        if only_first and only_second:
+            pool = random.permutation(sorted(only_first | only_second))
+            shared = sets[first] & sets[second]
+            sets[first] = shared | set(pool[: len(only_first)])
+            sets[second] = shared | set(pool[len(only_first) :])
+    traded = np.zeros_like(labels)
+    for row, members in zip(traded, sets, strict=True):
+        row[list(members)] = True
+    return traded
+
+
+# ------------------------------------------------------------------------------------------------------- rendering
+def _bilinear_weights(positions: np.ndarray, cells: int) -> np.ndarray:
+    """Weights of `cells` samples at fractional `positions`; they vanish outside, so a scan ends in transparency."""
+    return np.maximum(0, 1 - np.abs(positions[..., None] - np.arange(cells)))
+
+
+BLOTCHES = tuple(
+    (_bilinear_weights(np.linspace(0, cells - 1, CANVAS, dtype=np.float32), cells), strength)
+    for cells, strength in ((3, 30), (9, 14))
+)
+
+
+def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, centre, size: float) -> None:
+    """Blend one 8×8 scan over f32[64,64,3] `canvas` at `centre` (y, x), `size` pixels high, in a contrasting colour."""
+    aspect, slant = random.uniform(0.75, 1.1), random.uniform(-0.25, 0.25)
+    polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
+    tint = random.uniform(-35, 35, size=3)
+
+    half = size / 2 + 1 + np.abs(slant) * size / 2
+    top, left = (max(0, int(np.floor(middle - half))) for middle in centre)
+    bottom, right = (min(CANVAS, int(np.ceil(middle + half))) for middle in centre)
+    y = np.arange(top, bottom, dtype=np.float32) + 0.5 - centre[0]
+    x = np.arange(left, right, dtype=np.float32) + 0.5 - centre[1]
+    rows = _bilinear_weights(y * 8 / size + 3.5, 8)
+    columns = _bilinear_weights((x[None] + slant * y[:, None]) * 8 / (size * aspect) + 3.5, 8)
+    ink = (columns @ (rows @ scan)[:, :, None])[..., 0]
+    ink = np.clip(1.8 * ink - 0.25, 0, 1)[..., None]
+
+    window = canvas[top:bottom, left:right]
+    base = window.mean()
+    if not 40 < base + polarity * contrast < 215:
+        polarity = -polarity
+    window += ink * (base + polarity * contrast + tint - window)
+
+
+def paint_canvas(random: np.random.RandomState) -> np.ndarray:
+    """Return a textured background f32[64,64,3]: a colour, smooth blotches of two scales, and grain."""
+    colour = random.uniform(60, 195, size=3)
+    canvas = np.broadcast_to(colour, (CANVAS, CANVAS, 3)).astype(np.float32)
+    for weights, strength in BLOTCHES:
+        cells = weights.shape[1]
+        blotches = random.uniform(-strength, strength, size=(cells, cells * 3)).astype(np.float32)
+        columns = (weights @ blotches).reshape(CANVAS, cells, 3)
+        canvas = canvas + weights @ columns
+    grain = np.frombuffer(random.bytes(CANVAS * CANVAS * 3), np.uint8).reshape(canvas.shape)
+    return canvas + (grain.astype(np.float32) - 127.5) * np.float32(random.uniform(0.02, 0.14))
+
+
+def _finish(canvas: np.ndarray) -> np.ndarray:
+    return np.clip(np.floor(canvas + 0.5), 0, 255).astype(np.uint8)
+
+
+def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[np.ndarray]) -> np.ndarray:
+    """Render bool[10] `labels` as one u8[64,64,3] scene, each digit in a quadrant of its own."""
+    canvas = paint_canvas(random)
+    quadrants = random.permutation(4)
+    for digit, quadrant in zip(random.permutation(np.flatnonzero(labels)), quadrants, strict=False):
+        size = random.uniform(16, 28)
+        low, high = size / 2, 27.0  # the digit stays on the canvas, its centre 5 pixels off the middle lines
+        near = random.uniform(low, high, size=2)
+        centre = np.where([quadrant // 2, quadrant % 2], CANVAS - near, near)
+        paint_digit(random, canvas, scans[digit][random.randint(len(scans[digit]))], centre, size)
+    return _finish(canvas)
+
+
+def render_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
+    """Render one digit anywhere on a canvas, u8[64,64,3]."""
+    canvas = paint_canvas(random)
+    size = random.uniform(14, 32)
+    centre = random.uniform(size / 2, CANVAS - size / 2, size=2)
+    paint_digit(random, canvas, scans[digit][random.randint(len(scans[digit]))], centre, size)
+    return _finish(canvas)
+
+
+# --------------------------------------------------------------------------------------------------------- sources
+def _stream(split: str, *parts: int) -> np.random.RandomState:
+    return np.random.RandomState([2026, *split.encode(), *parts])
+
+
+def _known(split: str, splits: dict[str, int], name: str) -> None:
+    if split not in splits:
+        raise UserError(f"data set {name} has no split '{split}'; it has {', '.join(splits)}")
+
+
+def scene_labels(split: str) -> np.ndarray:
+    """Return bool[N,10], the labels of one split of the scenes."""
+    if split == "test_shift":
+        return break_correlations(_stream(split, 0), scene_labels("test"))
+    return draw_label_sets(_stream(split, 0), SCENES[split])
+
+
+def open_scenes(split: str) -> Split:
+    """Open a split of `digits-v1`: train 6,000, val 1,000, test 2,000 or test_shift 2,000 scenes, all in memory.
+
+    Raises UserError for an unknown split.
+    """
+    _known(split, SCENES, "digits")
+    labels, scans = scene_labels(split), source_scans()[SCANS_OF[split]]
+    images = np.stack([render_scene(_stream(split, 1, row), present, scans) for row, present in enumerate(labels)])
+    ids = [f"{split}/{row:05d}.png" for row in range(len(labels))]
+    return Split(split, CLASSES, labels.astype(np.int8), ids, images)
+
+
+class SinglePictures:
+    """Single digits, rendered when asked for: row -> u8[64,64,3]."""
+
+    def __init__(self, split: str):
+        self.split, self.scans = split, source_scans()[SCANS_OF[split]]
+
+    def __len__(self) -> int:
+        return SINGLES[self.split]
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return render_single(_stream(self.split, 2, row), row % 10, self.scans)
+
+
+def open_single(split: str) -> Split:
+    """Open a split of single-digit pictures: train 120,000, val 2,000 or test 4,000, rendered when asked for.
+
+    Raises UserError for an unknown split.
+    """
+    _known(split, SINGLES, "digits_single")
+    rows = np.arange(SINGLES[split])
+    labels = (rows[:, None] % 10 == np.arange(10)).astype(np.int8)
+    return Split(split, CLASSES, labels, [f"{split}/{row:06d}.png" for row in rows], SinglePictures(split))
+
+
+# ----------------------------------------------------------------------------------------------------- as files
+def write_files(out: Path, image_format: str = "png") -> None:
+    """Write every split as `out/SPLIT/NNNNN.{png,jpg}` and `out/SPLIT.csv`, columns `image` and `labels` (a;b;c)."""
+    for name in SCENES:
+        split = open_scenes(name)
+        (out / name).mkdir(parents=True, exist_ok=True)
+        with open(out / f"{name}.csv", "w", newline="") as table:
+            rows = csv.writer(table)
+            rows.writerow(["image", "labels"])
+            for identifier, image, labels in zip(split.ids, split.images, split.labels, strict=True):
+                path = Path(identifier).with_suffix(f".{image_format}")
+                Image.fromarray(image).save(out / path, quality=95)
+                rows.writerow([path.as_posix(), ";".join(CLASSES[k] for k in np.flatnonzero(labels))])
+        print(f"{out / name}.csv: {len(split)} images")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write digits-v1 as image files and one CSV a split.")
+    parser.add_argument("--out", required=True, type=Path, help="folder to write into")
+    parser.add_argument("--format", choices=("png", "jpg"), default="png")
+    options = parser.parse_args()
+    write_files(options.out, options.format)

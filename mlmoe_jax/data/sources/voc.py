@@ -1,0 +1,121 @@
+"""Pascal VOC 2007 and 2012, classification labels, from the published layout.
+
+    VOCdevkit/VOC2012/ImageSets/Main/{class}_{split}.txt     # lines "2008_000002 -1"
+    VOCdevkit/VOC2012/JPEGImages/2008_000002.jpg
+
+A mark is 1 (present), -1 (absent) or 0 (present, but difficult to see). The authors count 0 as absent, so an image
+with difficult objects only has no positive label and is dropped like an empty one, whatever `data.difficult` later
+makes of the marks in the images that stay.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
+from mlmoe_jax.errors import UserError
+
+SPLITS = ("train", "val", "trainval", "test")
+CLASSES = (
+    "aeroplane",
+    "bicycle",
+    "bird",
+    "boat",
+    "bottle",
+    "bus",
+    "car",
+    "cat",
+    "chair",
+    "cow",
+    "diningtable",
+    "dog",
+    "horse",
+    "motorbike",
+    "person",
+    "pottedplant",
+    "sheep",
+    "sofa",
+    "train",
+    "tvmonitor",
+)
+MEANING = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
+
+
+def open_voc(root: str | os.PathLike, year: int, split: str, *, keep_empty: bool = False) -> Split:
+    """Open train, val, trainval or test of VOC `year`; images sorted by name, ids below the year's folder.
+
+    root: the VOCdevkit folder, its parent, or the year's own folder. keep_empty: keep images without a positive label.
+    Raises UserError for an unknown split, or lists or images that are missing, malformed or empty.
+    """
+    data_set = f"voc{year}"
+    if split not in SPLITS:
+        raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(SPLITS)}")
+    folder = _find(data_folder(root, data_set, "VOCdevkit"), year)
+    lists = folder / "ImageSets" / "Main"
+    names, labels = read_lists(lists, split)
+    if not keep_empty:
+        kept = (labels == POSITIVE).any(axis=1)
+        names, labels = [name for name, keep in zip(names, kept, strict=True) if keep], labels[kept]
+    if not names:
+        raise UserError(
+            f"no image of {lists}/*_{split}.txt has a positive label; check the lists or set data.keep_empty"
+        )
+    files = [f"{name}.jpg" for name in names]
+    images = image_files(folder / "JPEGImages", files)
+    return Split(split, CLASSES, labels, [f"JPEGImages/{file}" for file in files], images)
+
+
+def read_lists(folder: Path, split: str) -> tuple[list[str], np.ndarray]:
+    """Read the 20 lists of a split: the names of the N images, sorted, and their labels i8[N,20].
+
+    Raises UserError for a list that is missing, malformed, or about other images than the rest.
+    """
+    marks = [_read_list(folder, name, split) for name in CLASSES]
+    names = sorted(marks[0])
+    for name, of_class in zip(CLASSES, marks, strict=True):
+        if of_class.keys() != marks[0].keys():
+            raise UserError(
+                f"{CLASSES[0]}_{split}.txt and {name}_{split}.txt in {folder} list different images; "
+                "unpack the lists again"
+            )
+    columns = [[of_class[name] for name in names] for of_class in marks]
+    return names, np.array(columns, np.int8).T.copy()
+
+
+def _find(root: Path, year: int) -> Path:
+    below = [root / "VOCdevkit" / f"VOC{year}", root / f"VOC{year}"]
+    own_name = root.absolute().name
+    is_other_year = re.fullmatch(r"VOC\d{4}", own_name) and own_name != f"VOC{year}"
+    folders = below if is_other_year else [*below, root]
+    for folder in folders:
+        if (folder / "ImageSets" / "Main").is_dir():
+            return folder
+    raise UserError(
+        f"voc{year} was not found: ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}; "
+        "set data.root to the folder that holds VOCdevkit"
+    )
+
+
+def _read_list(folder: Path, name: str, split: str) -> dict[str, int]:
+    path = folder / f"{name}_{split}.txt"
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        there = sorted(found.stem.removeprefix(f"{name}_") for found in folder.glob(f"{name}_*.txt"))
+        raise UserError(
+            f"cannot read the list {path} ({error.strerror}); lists of {name} there: {', '.join(there) or 'none'}"
+        ) from error
+    marks = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 2 or fields[1] not in MEANING or fields[0] in marks:
+            raise UserError(
+                f"{path} line {number} should be a new image's name and 1, 0 or -1, not '{line[:80].strip()}'"
+            )
+        marks[fields[0]] = MEANING[fields[1]]
+    return marks

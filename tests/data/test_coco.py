@@ -1,0 +1,149 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax.data.sources.coco import open_coco, read_instances
+
+# ids with gaps and out of order, as in the real file
+CATEGORIES = [{"id": 1, "name": "person"}, {"id": 44, "name": "bottle"}, {"id": 13, "name": "stop sign"}]
+IMAGES = {"train": [30, 9, 100, 2000], "val": [42]}
+ANNOTATIONS = {
+    "train": [(30, 44, 0), (30, 44, 0), (9, 13, 0), (100, 1, 1), (100, 13, 0)],  # image, category, crowd
+    "val": [(42, 1, 0)],
+}
+
+
+def file_name(split, number):
+    return f"COCO_{split}2014_{number:012d}.jpg"
+
+
+def instances(split) -> dict:
+    return {
+        "info": {"year": 2014},
+        "images": [{"id": number, "file_name": file_name(split, number)} for number in IMAGES[split]],
+        "annotations": [
+            {"id": row, "image_id": image, "category_id": category, "iscrowd": crowd}
+            for row, (image, category, crowd) in enumerate(ANNOTATIONS[split])
+        ],
+        "categories": CATEGORIES,
+    }
+
+
+def write_instances(folder, split, content) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "annotations" / f"instances_{split}2014.json").write_text(text)
+
+
+@pytest.fixture
+def coco(tmp_path):
+    folder = tmp_path / "coco"
+    (folder / "annotations").mkdir(parents=True)
+    for split, numbers in IMAGES.items():
+        write_instances(folder, split, instances(split))
+        (folder / f"{split}2014").mkdir()
+        for number in numbers:
+            Image.new("RGB", (10 + number % 50, 8)).save(folder / f"{split}2014" / file_name(split, number))
+    return folder
+
+
+def test_labels_order_and_pictures(coco):
+    split = open_coco(coco, "train")
+    assert split.name == "train"
+    assert split.classes == ("person", "bottle", "stop sign")
+    assert split.ids == [f"train2014/{file_name('train', number)}" for number in (100, 30, 9)]  # sorted as text
+    assert split.labels.dtype == np.int8
+    np.testing.assert_array_equal(split.labels, [[1, 0, 1], [0, 1, 0], [0, 0, 1]])  # the crowd of persons counts
+    assert [image.shape[1] for image in split.images] == [10, 40, 19]
+    assert open_coco(str(coco), "val").ids == [f"val2014/{file_name('val', 42)}"]
+
+
+def test_images_without_annotations_are_dropped_unless_kept(coco):
+    kept = open_coco(coco, "train", keep_empty=True)
+    assert kept.ids[1] == f"train2014/{file_name('train', 2000)}"
+    assert len(kept) == 4
+    np.testing.assert_array_equal(kept.labels[1], [0, 0, 0])
+
+
+def test_root_that_is_no_coco(coco, tmp_path, refusal):
+    sentence = refusal(open_coco, "", "train")
+    assert sentence.startswith("data.root is empty; set it to the folder that holds annotations, train2014 and val2014")
+    assert "which is no folder" in refusal(open_coco, tmp_path / "no", "train")
+    sentence = refusal(open_coco, tmp_path, "train")
+    assert sentence.startswith(
+        f"cannot read {tmp_path}/annotations/instances_train2014.json (No such file or directory); "
+    )
+    assert refusal(open_coco, coco, "test") == "data set coco2014 has no split 'test'; it has train, val"
+
+
+def test_broken_json(coco, refusal):
+    path = coco / "annotations" / "instances_train2014.json"
+    for text in ("", '{"images": [', "\x00"):
+        path.write_text(text)
+        assert refusal(open_coco, coco, "train").startswith(f"{path} is no whole JSON file (")
+    path.write_bytes(b'{"images": "\xff"}')
+    assert refusal(open_coco, coco, "train").startswith(f"{path} is no whole JSON file (")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        None,
+        {"images": [], "annotations": []},
+        {"images": [{"id": 1}], "annotations": [], "categories": []},
+        {"images": {}, "annotations": [1], "categories": []},
+        {"images": [], "annotations": [{"image_id": 1, "caption": "a dog"}], "categories": []},
+    ],
+)
+def test_json_of_another_kind(coco, refusal, content):
+    write_instances(coco, "train", content)
+    path = coco / "annotations" / "instances_train2014.json"
+    assert refusal(open_coco, coco, "train").startswith(f"{path} is no COCO instances file")
+
+
+@pytest.mark.parametrize(("key", "what"), [("image_id", "images"), ("category_id", "categories")])
+def test_annotations_of_something_unknown(coco, refusal, key, what):
+    content = instances("train")
+    content["annotations"][2][key] = 7
+    write_instances(coco, "train", content)
+    sentence = refusal(open_coco, coco, "train")
+    assert sentence.endswith(f"instances_train2014.json annotates 7, which is not among its {what}; download it again")
+
+
+def test_missing_images(coco, refusal):
+    (coco / "train2014" / file_name("train", 2000)).unlink()  # dropped for its labels, so nobody needs the file
+    assert len(open_coco(coco, "train")) == 3
+    (coco / "train2014" / file_name("train", 9)).unlink()
+    sentence = refusal(open_coco, coco, "train")
+    assert sentence.startswith(f"1 of the 3 listed images are not in {coco}/train2014, the first is COCO_train2014_")
+    for file in (coco / "train2014").iterdir():
+        file.unlink()
+    (coco / "train2014").rmdir()
+    assert refusal(open_coco, coco, "train").startswith(f"there is no folder {coco}/train2014 with the 3 listed images")
+
+
+def test_nothing_left(coco, refusal):
+    write_instances(coco, "train", instances("train") | {"annotations": []})
+    path = coco / "annotations" / "instances_train2014.json"
+    assert refusal(open_coco, coco, "train").startswith(f"no image of {path} has an annotation; ")
+
+
+def test_real_coco_labels_agree_with_the_official_ones(shared_data):
+    with np.load(shared_data / "coco14_labels.npz") as stored:
+        official = dict(zip(stored["image_id"].tolist(), stored["labels"], strict=True))
+        classes = tuple(stored["classes"])
+    for name, count in (("train", 110), ("val", 50)):
+        split = open_coco(shared_data / "coco", name)
+        assert len(split) == count
+        assert split.classes == classes
+        numbers = [int(identifier[-16:-4]) for identifier in split.ids]
+        assert numbers == sorted(numbers, key=str)
+        np.testing.assert_array_equal(split.labels, [official[number] for number in numbers])
+        assert split.images[0].shape[2] == 3
+
+
+def test_real_instances_without_images_are_no_files(shared_data):
+    classes, files, labels = read_instances(shared_data / "coco" / "annotations" / "instances_val2014.json")
+    assert labels.shape == (len(files), len(classes)) == (50, 80)

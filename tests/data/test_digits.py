@@ -1,0 +1,166 @@
+"""`digits-v1` is a name for exactly these scenes: a change that reaches the labels or the pixels fails here."""
+
+import csv
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+
+from mlmoe_jax.data.images import read_image
+from mlmoe_jax.data.sources import digits
+from mlmoe_jax.data.sources.digits import COMPANION, EXCLUSIVE, SCENES, SINGLES, open_scenes, open_single
+
+LABEL_CHECKSUM = {"train": 4131376806, "val": 4095059040, "test": 3475433322, "test_shift": 1978861616}
+MEAN_COLOUR = {
+    "train": (127.6385, 128.1927, 127.5940),
+    "val": (126.2906, 127.4783, 127.2113),
+    "test": (127.0038, 127.7177, 127.4406),
+    "test_shift": (128.4484, 127.9534, 127.5956),
+}
+SINGLE_MEAN_COLOUR = {  # of the first 200
+    "train": (123.8761, 130.5575, 123.5742),
+    "val": (127.7583, 126.7943, 125.1434),
+    "test": (123.8331, 128.6140, 131.4548),
+}
+EXCLUSIVE_PAIRS = [(a, b) for group in EXCLUSIVE for a in group for b in group if a < b]
+CORRELATED = ("train", "val", "test")
+
+
+@pytest.fixture(scope="module")
+def labels():
+    return {name: digits.scene_labels(name) for name in SCENES}
+
+
+@pytest.fixture(scope="module")
+def val():
+    return open_scenes("val")
+
+
+def together(labels: np.ndarray, a: int, b: int) -> float:
+    """p(b|a)"""
+    return labels[labels[:, a], b].mean()
+
+
+# ----------------------------------------------------------------------------------------------------------- labels
+def test_split_sizes_and_values(labels, val):
+    assert {name: len(of_split) for name, of_split in labels.items()} == SCENES
+    assert SCENES == {"train": 6_000, "val": 1_000, "test": 2_000, "test_shift": 2_000}
+    assert val.classes == tuple("0123456789")
+    assert val.labels.dtype == np.int8
+    assert set(np.unique(val.labels)) == {0, 1}
+    assert val.images.shape == (1_000, 64, 64, 3)
+    assert val.images.dtype == np.uint8
+    assert len(set(val.ids)) == 1_000
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_labels_have_not_changed(labels, name):
+    assert zlib.crc32(labels[name].astype(np.int8).tobytes()) == LABEL_CHECKSUM[name]
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_every_scene_has_one_to_four_digits(labels, name):
+    assert set(labels[name].sum(axis=1)) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("name", CORRELATED)
+def test_companions_come_and_exclusive_digits_do_not_meet(labels, name):
+    assert all(together(labels[name], a, b) >= 0.8 for a, b in COMPANION.items())
+    assert len(EXCLUSIVE_PAIRS) == 6
+    assert not any((labels[name][:, a] & labels[name][:, b]).any() for a, b in EXCLUSIVE_PAIRS)
+
+
+def test_the_shifted_test_keeps_every_sum_and_breaks_every_correlation(labels):
+    test, shifted = labels["test"], labels["test_shift"]
+    np.testing.assert_array_equal(shifted.sum(axis=0), test.sum(axis=0))
+    np.testing.assert_array_equal(shifted.sum(axis=1), test.sum(axis=1))
+    assert all(together(shifted, a, b) < 0.6 for a, b in COMPANION.items())
+    assert all((shifted[:, a] & shifted[:, b]).sum() > 20 for a, b in EXCLUSIVE_PAIRS)
+
+
+# ----------------------------------------------------------------------------------------------------- source scans
+def test_scans_are_disjoint_between_parts_and_complete():
+    parts = [{scan.tobytes() for of_digit in part for scan in of_digit} for part in digits.source_scans().values()]
+    assert [len(part) for part in parts] == [1_078, 269, 450]
+    assert len(set.union(*parts)) == 1_797  # no scan occurs twice, not even under another row
+
+
+def test_the_shifted_test_is_drawn_from_test_scans():
+    assert digits.SCANS_OF == {"train": "train", "val": "val", "test": "test", "test_shift": "test"}
+
+
+# ----------------------------------------------------------------------------------------------------------- pixels
+def test_opening_twice_gives_the_same(val):
+    again = open_scenes("val")
+    np.testing.assert_array_equal(again.images, val.images)
+    np.testing.assert_array_equal(again.labels, val.labels)
+    assert again.ids == val.ids
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "train" else ()) for name in SCENES]
+)
+def test_pixels_have_not_changed_and_every_scene_is_another(name):
+    images = open_scenes(name).images
+    np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), MEAN_COLOUR[name], atol=1e-3)
+    assert len({image.tobytes() for image in images}) == SCENES[name]
+
+
+@pytest.mark.parametrize("name", SINGLES)
+def test_single_digits(name):
+    split = open_single(name)
+    assert len(split) == SINGLES[name]
+    assert (split.labels.sum(axis=1) == 1).all()
+    assert split.labels[13, 3] == 1
+    images = np.stack([split.images[row] for row in range(200)])
+    np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), SINGLE_MEAN_COLOUR[name], atol=1e-3)
+    np.testing.assert_array_equal(open_single(name).images[150], images[150])
+
+
+def test_unknown_splits(refusal):
+    sentence = refusal(open_scenes, "dev")
+    assert sentence == "data set digits has no split 'dev'; it has train, val, test, test_shift"
+    sentence = refusal(open_single, "test_shift")
+    assert sentence == "data set digits_single has no split 'test_shift'; it has train, val, test"
+
+
+# --------------------------------------------------------------------------------------------------------- as files
+@pytest.mark.parametrize("image_format", ["png", "jpg"])
+def test_written_files_hold_the_scenes(tmp_path, monkeypatch, capsys, image_format):
+    monkeypatch.setattr(digits, "SCENES", {"train": 12, "val": 4, "test": 6, "test_shift": 6})
+    digits.write_files(tmp_path, image_format)
+    assert capsys.readouterr().out.splitlines()[0] == f"{tmp_path}/train.csv: 12 images"
+    for name, count in digits.SCENES.items():
+        split = open_scenes(name)
+        with open(tmp_path / f"{name}.csv", newline="") as table:
+            rows = list(csv.DictReader(table))
+        assert len(rows) == count
+        for row, image, labels in zip(rows, split.images, split.labels, strict=True):
+            assert row["labels"].split(";") == [str(digit) for digit in np.flatnonzero(labels)]
+            written = read_image(tmp_path / row["image"])
+            if image_format == "png":
+                np.testing.assert_array_equal(written, image)
+            else:
+                assert np.abs(written.astype(int) - image).mean() < 12
+
+
+def command(*arguments) -> subprocess.CompletedProcess:
+    line = [sys.executable, "-m", "mlmoe_jax.data.sources.digits", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_command_line_without_a_folder_says_so():
+    finished = command()
+    assert finished.returncode == 2
+    assert "--out" in finished.stderr
+
+
+@pytest.mark.slow
+def test_command_line_writes_everything(tmp_path):
+    finished = command(f"--out={tmp_path}")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert len(finished.stdout.splitlines()) == 4
+    for name, count in SCENES.items():
+        assert len(list((tmp_path / name).iterdir())) == count

@@ -1,0 +1,261 @@
+import io
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax.data import images
+from mlmoe_jax.data.images import BadImage, ImageFiles, data_folder, image_files, read_image
+from mlmoe_jax.data.transforms import resize_square
+from mlmoe_jax.errors import UserError
+
+LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
+
+
+def picture(height=6, width=9, seed=0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def encoded(image, file_format="PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(file, file_format, **options)
+    return file.getvalue()
+
+
+# --------------------------------------------------------------------------------------------------------- decoding
+@pytest.mark.parametrize("file_format", LOSSLESS)
+def test_lossless_formats_give_the_pixels_that_were_stored(file_format):
+    options = {"lossless": True} if file_format == "WEBP" else {}
+    np.testing.assert_array_equal(read_image(encoded(picture(), file_format, **options)), picture())
+
+
+def test_path_text_and_bytes_are_the_same_source(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded(picture()))
+    for source in (path, str(path), path.read_bytes()):
+        image = read_image(source)
+        assert image.dtype == np.uint8
+        assert image.flags.c_contiguous
+        np.testing.assert_array_equal(image, picture())
+
+
+def test_the_name_of_a_file_does_not_decide_its_format(tmp_path):
+    path = tmp_path / "really_a_png.jpg"
+    path.write_bytes(encoded(picture()))
+    np.testing.assert_array_equal(read_image(path), picture())
+
+
+@pytest.mark.parametrize(
+    ("mode", "file_format"),
+    [("1", "PNG"), ("L", "PNG"), ("L", "JPEG"), ("P", "PNG"), ("P", "GIF"), ("YCbCr", "JPEG"), ("CMYK", "TIFF")],
+)
+def test_every_opaque_mode_becomes_rgb_as_pillow_converts_it(mode, file_format):
+    data = encoded(Image.fromarray(picture()).convert(mode), file_format)
+    np.testing.assert_array_equal(read_image(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def test_cmyk_jpeg_keeps_its_colours():
+    red = Image.new("RGB", (16, 16), (200, 30, 30)).convert("CMYK")
+    np.testing.assert_allclose(
+        read_image(encoded(red, "JPEG")).astype(int), np.full((16, 16, 3), (200, 30, 30)), atol=4
+    )
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+@pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
+def test_transparency_is_laid_over_white(mode, file_format):
+    image = Image.new("RGBA", (3, 1), (40, 40, 40, 255))
+    image.putpixel((1, 0), (40, 40, 40, 0))
+    image.putpixel((2, 0), (40, 40, 40, 128))
+    pixels = read_image(encoded(image.convert(mode), file_format))[0, :, 0]
+    np.testing.assert_array_equal(pixels, [40, 255, 147])
+
+
+def test_transparent_entries_of_a_palette_and_a_transparent_colour_are_laid_over_white():
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 90, 80, 70])
+    palette.putpixel((1, 0), 1)
+    for file_format in ("PNG", "GIF"):
+        pixels = read_image(encoded(palette, file_format, transparency=0))
+        np.testing.assert_array_equal(pixels, [[[255, 255, 255], [90, 80, 70]]])
+    colour = np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8)
+    np.testing.assert_array_equal(read_image(encoded(colour, transparency=(1, 2, 3))), [[[255, 255, 255], [4, 5, 6]]])
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bits_keep_their_upper_eight(file_format):
+    grey = np.array([[0, 255, 256], [0x1234, 0x8000, 0xFFFF]], np.uint16)
+    image = read_image(encoded(grey, file_format))
+    np.testing.assert_array_equal(image, np.repeat((grey >> 8)[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize("file_format", ["GIF", "PNG", "TIFF", "WEBP"])
+def test_the_first_frame_stands_for_an_animation(file_format):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    options = {"lossless": True} if file_format == "WEBP" else {}
+    image = read_image(encoded(frames[0], file_format, save_all=True, append_images=frames[1:], **options))
+    np.testing.assert_array_equal(image, np.asarray(frames[0]))
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize(
+    ("orientation", "stored_from_upright"),
+    [
+        (1, lambda a: a),
+        (2, lambda a: a[:, ::-1]),
+        (3, lambda a: a[::-1, ::-1]),
+        (4, lambda a: a[::-1]),
+        (5, lambda a: a.swapaxes(0, 1)),
+        (6, lambda a: np.rot90(a)),
+        (7, lambda a: a[::-1, ::-1].swapaxes(0, 1)),
+        (8, lambda a: np.rot90(a, -1)),
+    ],
+)
+def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_upright):
+    upright = np.zeros((16, 32, 3), np.uint8)
+    upright[:8, :8] = 255  # a corner, so that each of the eight differs
+    upright[:8, 8:16] = 128
+    exif = Image.Exif()
+    exif[images.EXIF_ORIENTATION] = orientation
+    stored = np.ascontiguousarray(stored_from_upright(upright))
+    image = read_image(encoded(stored, file_format, exif=exif))
+    np.testing.assert_allclose(image.astype(int), upright, atol=12)  # JPEG and WEBP are lossy
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0nonsense", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\0\x09"]
+)
+def test_damaged_exif_does_not_spoil_a_picture(exif):
+    plain = encoded(picture(16, 16), "JPEG")
+    np.testing.assert_array_equal(read_image(encoded(picture(16, 16), "JPEG", exif=exif)), read_image(plain))
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+def test_what_is_no_picture_is_named(tmp_path, refusal):
+    def text(name: str, data: bytes) -> str:
+        path = tmp_path / name
+        path.write_bytes(data)
+        sentence = refusal(read_image, path, error=BadImage)
+        assert sentence.startswith(f"cannot read {path} as an image: ")
+        return sentence.removeprefix(f"cannot read {path} as an image: ")
+
+    assert text("empty.jpg", b"") == "it is empty"
+    assert text("text.jpg", b"not a picture at all").startswith("its content is none of JPEG, PNG, WEBP")
+    assert text("vector.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").startswith("its content is none of")
+    float_grey = encoded(np.ones((2, 2), np.float32), "TIFF")
+    assert text("float.tif", float_grey).startswith("its pixels are float32 without a known white; store it")
+    deep = encoded(np.full((2, 2), 70_000, np.int32), "TIFF")
+    assert text("deep.tif", deep).startswith("its pixels are int32 without a known white; store it")
+    assert refusal(read_image, tmp_path / "none.jpg", error=BadImage).endswith("as an image: No such file or directory")
+    assert refusal(read_image, tmp_path, error=BadImage).endswith("as an image: Is a directory")
+    assert refusal(read_image, b"123", error=BadImage).startswith(
+        "cannot read 3 bytes as an image: its content is none"
+    )
+    assert issubclass(BadImage, UserError)
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "GIF", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000"])
+def test_a_file_that_was_cut_short_is_named(file_format, refusal):
+    data = encoded(picture(64, 64), file_format)
+    sentence = refusal(read_image, data[: len(data) // 2], error=BadImage)
+    assert "as an image: it is damaged or cut short (" in sentence
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_damaged_bytes_are_read_or_refused_and_nothing_else():
+    random = np.random.default_rng(0)
+    refused = 0
+    for file_format in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "PPM"):
+        data = np.frombuffer(encoded(picture(), file_format), np.uint8)
+        for _ in range(60):
+            damaged = data.copy()
+            damaged[random.integers(len(data), size=4)] = random.integers(256, size=4)
+            try:
+                assert read_image(damaged.tobytes()).shape[2] == 3
+            except BadImage:
+                refused += 1
+    assert 0 < refused < 360
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch, refusal):
+    for side in (12_500, 20_000):  # above our limit; above the one where Pillow itself refuses
+        sentence = refusal(read_image, f"P6 {side} {side} 255\n".encode(), error=BadImage)
+        assert sentence.endswith("as an image: it has more than 150,000,000 pixels; store it smaller")
+    monkeypatch.setattr(images, "MAX_PIXELS", 54)
+    assert read_image(encoded(picture(6, 9))).shape == (6, 9, 3)
+    assert "more than 54 pixels" in refusal(read_image, encoded(picture(6, 10)), error=BadImage)
+
+
+def test_a_large_picture_below_the_limit_is_read_without_a_warning(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded(picture(6, 9)))
+    code = (  # in a process of its own, since pytest undoes the filter that the import sets
+        "import sys, PIL.Image; PIL.Image.MAX_IMAGE_PIXELS = 40\n"
+        "from mlmoe_jax.data.images import read_image; print(read_image(sys.argv[1]).shape)"
+    )
+    finished = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert (finished.stdout, finished.stderr) == ("(6, 9, 3)\n", "")
+
+
+# ------------------------------------------------------------------------------------------------------ many of them
+def test_image_files_are_random_access_and_picklable(tmp_path):
+    for row in range(3):
+        (tmp_path / f"{row}.png").write_bytes(encoded(picture(4 + row, 5, seed=row)))
+    files = pickle.loads(pickle.dumps(ImageFiles(tmp_path / f"{row}.png" for row in range(3))))
+    assert len(files) == 3
+    for row in (2, 0, 1):
+        np.testing.assert_array_equal(files[row], picture(4 + row, 5, seed=row))
+
+
+def test_image_files_says_how_many_are_missing_and_the_first(tmp_path, refusal):
+    (tmp_path / "b.jpg").write_bytes(b"")
+    assert len(image_files(tmp_path, ["b.jpg"])) == 1
+    sentence = refusal(image_files, tmp_path, ["a.jpg", "b.jpg", "c.jpg"])
+    assert sentence == f"2 of the 3 listed images are not in {tmp_path}, the first is a.jpg; unpack the images there"
+    sentence = refusal(image_files, tmp_path / "no", ["a.jpg"])
+    assert sentence == f"there is no folder {tmp_path}/no with the 1 listed images; unpack the images there"
+
+
+def test_data_folder(tmp_path, refusal, monkeypatch):
+    assert data_folder(str(tmp_path), "coco2014", "annotations") == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_folder("~", "coco2014", "annotations") == tmp_path
+    sentence = refusal(data_folder, "", "coco2014", "annotations")
+    assert sentence == "data.root is empty; set it to the folder that holds annotations of coco2014"
+    sentence = refusal(data_folder, tmp_path / "no", "coco2014", "annotations")
+    assert sentence.startswith(f"data.root is '{tmp_path}/no', which is no folder; set it to")
+
+
+# --------------------------------------------------------------------------------------------------------- transforms
+def test_resize_square_is_pillows_antialiased_bilinear():
+    image = picture(40, 90)
+    resized = resize_square(image, 24)
+    expected = Image.fromarray(image).resize((24, 24), Image.Resampling.BILINEAR)
+    assert resized.dtype == np.uint8
+    np.testing.assert_array_equal(resized, np.asarray(expected))
+    # antialias: every pixel of the source has its part in the mean
+    assert abs(resized.mean() - image.mean()) < 2
+
+
+def test_resize_square_keeps_a_picture_of_that_size_and_a_plain_colour():
+    image = picture(24, 24)
+    assert resize_square(image, 24) is image
+    plain = np.full((7, 3, 3), (9, 99, 199), np.uint8)
+    np.testing.assert_array_equal(resize_square(plain, 16), np.full((16, 16, 3), (9, 99, 199)))
+
+
+def test_real_images_are_read(shared_data):
+    files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").iterdir())[::80]
+    files += sorted((shared_data / "coco" / "val2014").iterdir())[::10]
+    for row, path in enumerate(files):
+        image = ImageFiles(files)[row]
+        with Image.open(path) as stored:
+            assert image.shape == (stored.height, stored.width, 3)
+            np.testing.assert_array_equal(image, np.asarray(stored.convert("RGB")))
+        assert resize_square(image, 224).shape == (224, 224, 3)

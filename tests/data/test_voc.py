@@ -1,0 +1,179 @@
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax.data.sources.voc import CLASSES, open_voc, read_lists
+from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE
+
+# name -> the classes that are present, the classes that are difficult
+TRAIN = {
+    "2008_000002": (["tvmonitor"], []),
+    "2007_000033": (["aeroplane", "person"], ["car"]),
+    "2008_000009": ([], []),
+    "2008_000007": ([], ["boat"]),
+}
+VAL = {"2008_000003": (["train"], [])}
+
+
+def write_lists(folder, split, table):
+    main = folder / "ImageSets" / "Main"
+    main.mkdir(parents=True, exist_ok=True)
+    for name in CLASSES:
+        lines = [
+            f"{image} {' 1' if name in present else ' 0' if name in difficult else '-1'}\n"
+            for image, (present, difficult) in table.items()
+        ]
+        (main / f"{name}_{split}.txt").write_text("".join(lines))
+
+
+@pytest.fixture
+def voc(tmp_path):
+    folder = tmp_path / "data" / "VOCdevkit" / "VOC2012"
+    write_lists(folder, "train", TRAIN)
+    write_lists(folder, "val", VAL)
+    write_lists(folder, "trainval", TRAIN | VAL)
+    (folder / "JPEGImages").mkdir()
+    for row, name in enumerate(TRAIN | VAL):
+        Image.new("RGB", (20 + row, 10), (50 * row, 0, 0)).save(folder / "JPEGImages" / f"{name}.jpg")
+    return folder
+
+
+def row_of(split, name):
+    return split.labels[split.ids.index(f"JPEGImages/{name}.jpg")]
+
+
+def test_labels_order_and_pictures(voc):
+    split = open_voc(voc, 2012, "train")
+    assert split.name == "train"
+    assert split.classes == CLASSES == tuple(sorted(CLASSES))
+    assert len(CLASSES) == 20
+    assert split.ids == ["JPEGImages/2007_000033.jpg", "JPEGImages/2008_000002.jpg"]
+    assert split.labels.dtype == np.int8
+    assert row_of(split, "2007_000033")[CLASSES.index("car")] == DIFFICULT
+    assert row_of(split, "2007_000033")[CLASSES.index("person")] == POSITIVE
+    assert (row_of(split, "2008_000002") == POSITIVE).sum() == 1
+    assert (row_of(split, "2008_000002") == NEGATIVE).sum() == 19
+    assert split.images[0].shape == (10, 21, 3)
+    assert split.images[1].shape == (10, 20, 3)
+
+
+def test_images_without_a_positive_label_are_dropped_unless_kept(voc):
+    assert len(open_voc(voc, 2012, "train")) == 2
+    kept = open_voc(voc, 2012, "train", keep_empty=True)
+    assert len(kept) == 4
+    assert kept.ids == sorted(kept.ids)
+    assert (row_of(kept, "2008_000009") == NEGATIVE).all()
+    assert row_of(kept, "2008_000007")[CLASSES.index("boat")] == DIFFICULT
+    assert len(open_voc(voc, 2012, "trainval")) == 3
+
+
+def test_the_folder_its_parent_and_the_parent_of_that_are_one_data_set(voc, monkeypatch):
+    expected = open_voc(voc, 2012, "val")
+    for root in (voc.parent, voc.parent.parent, str(voc)):
+        split = open_voc(root, 2012, "val")
+        assert split.ids == expected.ids
+        assert split.images.paths == expected.images.paths
+    monkeypatch.chdir(voc)
+    assert open_voc(".", 2012, "val").ids == expected.ids
+    renamed = voc.rename(voc.with_name("pascal"))
+    assert open_voc(renamed, 2012, "val").ids == expected.ids
+
+
+def test_both_years_beside_each_other(voc):
+    other = voc.with_name("VOC2007")
+    write_lists(other, "test", {"000001": (["dog"], [])})
+    (other / "JPEGImages").mkdir()
+    shutil.copy(voc / "JPEGImages" / "2008_000002.jpg", other / "JPEGImages" / "000001.jpg")
+    assert open_voc(voc.parent, 2007, "test").ids == ["JPEGImages/000001.jpg"]
+    assert len(open_voc(voc.parent, 2012, "train")) == 2
+
+
+def test_root_that_is_no_voc(voc, tmp_path, refusal):
+    assert refusal(open_voc, "", 2012, "train").startswith(
+        "data.root is empty; set it to the folder that holds VOCdevkit"
+    )
+    assert "which is no folder" in refusal(open_voc, tmp_path / "no", 2012, "train")
+    (tmp_path / "else").mkdir()
+    sentence = refusal(open_voc, tmp_path / "else", 2012, "train")
+    assert sentence == (
+        f"voc2012 was not found: ImageSets/Main is not in {tmp_path}/else/VOCdevkit/VOC2012, {tmp_path}/else/VOC2012 "
+        f"or {tmp_path}/else; set data.root to the folder that holds VOCdevkit"
+    )
+    # the other year's own folder must not pass for this one
+    assert refusal(open_voc, voc, 2007, "train").startswith("voc2007 was not found: ImageSets/Main is not in ")
+
+
+def test_splits_that_are_not_there(voc, refusal):
+    sentence = refusal(open_voc, voc, 2012, "training")
+    assert sentence == "data set voc2012 has no split 'training'; it has train, val, trainval, test"
+    path = voc / "ImageSets" / "Main" / "aeroplane_test.txt"
+    sentence = refusal(open_voc, voc, 2012, "test")
+    assert sentence == (
+        f"cannot read the list {path} (No such file or directory); lists of aeroplane there: train, trainval, val"
+    )
+
+
+@pytest.mark.parametrize("line", ["2008_000002", "2008_000002 2", "2008_000002 1 1", "2007_000033 -1", "\xff\xfe\x00"])
+def test_malformed_lines_are_named(voc, refusal, line):
+    path = voc / "ImageSets" / "Main" / "cow_train.txt"
+    path.write_text(f"2007_000033  1\n\n{line}\n", encoding="latin-1")
+    sentence = refusal(open_voc, voc, 2012, "train")
+    assert sentence.startswith(f"{path} line 3 should be a new image's name and 1, 0 or -1, not '")
+
+
+def test_lists_that_do_not_agree(voc, refusal):
+    path = voc / "ImageSets" / "Main" / "cow_train.txt"
+    path.write_text("2008_000002 1\n")
+    sentence = refusal(open_voc, voc, 2012, "train")
+    assert sentence.startswith(f"aeroplane_train.txt and cow_train.txt in {path.parent} list different images")
+
+
+def test_missing_images(voc, refusal):
+    (voc / "JPEGImages" / "2008_000009.jpg").unlink()  # dropped for its labels, so nobody needs the file
+    assert len(open_voc(voc, 2012, "train")) == 2
+    (voc / "JPEGImages" / "2008_000002.jpg").unlink()
+    sentence = refusal(open_voc, voc, 2012, "train")
+    assert sentence.startswith(f"1 of the 2 listed images are not in {voc}/JPEGImages, the first is 2008_000002.jpg")
+    for file in (voc / "JPEGImages").iterdir():
+        file.unlink()
+    assert refusal(open_voc, voc, 2012, "train").startswith("2 of the 2 listed images are not in")
+    (voc / "JPEGImages").rmdir()
+    assert refusal(open_voc, voc, 2012, "train").startswith(
+        f"there is no folder {voc}/JPEGImages with the 2 listed images"
+    )
+
+
+@pytest.mark.parametrize("table", [{}, {"2008_000009": ([], [])}, {"2008_000007": ([], ["boat"])}])
+def test_nothing_left(voc, refusal, table):
+    write_lists(voc, "train", table)
+    sentence = refusal(open_voc, voc, 2012, "train")
+    assert sentence.startswith(f"no image of {voc}/ImageSets/Main/*_train.txt has a positive label; ")
+
+
+def test_real_voc_labels_agree_with_the_official_ones(shared_data):
+    with np.load(shared_data / "voc_labels.npz") as stored:
+        official = {
+            str(name): labels
+            for name, labels in zip(stored["voc12_trainval_ids"], stored["voc12_trainval"], strict=True)
+        }
+        assert tuple(stored["classes"]) == CLASSES
+    compared = 0
+    for name, count in (("train", 600), ("val", 200)):
+        split = open_voc(shared_data, 2012, name)
+        assert len(split) == count
+        for identifier, labels in zip(split.ids, split.labels, strict=True):
+            image = identifier.removeprefix("JPEGImages/").removesuffix(".jpg")
+            if image in official:  # the images of 2007 that came for segmentation are in no official list
+                marks = np.select([labels == POSITIVE, labels == DIFFICULT], [1, 0], default=-1)
+                np.testing.assert_array_equal(marks, official[image])
+                compared += 1
+        assert split.images[count - 1].shape[2] == 3
+    assert compared == 725
+
+
+def test_real_lists_hold_difficult_marks(shared_data):
+    names, labels = read_lists(shared_data / "VOCdevkit" / "VOC2012" / "ImageSets" / "Main", "train")
+    assert len(names) == 600
+    assert {value: int((labels == value).sum()) for value in (POSITIVE, DIFFICULT)} == {POSITIVE: 1011, DIFFICULT: 38}
