@@ -1,0 +1,52 @@
+"""Multi-head attention in which fewer tokens may ask than answer."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+
+class FusedProjection(nnx.Linear):
+    """One linear layer for queries, keys and values (columns in that order), of which the queries can be left out."""
+
+    def key_value(self, tokens: jax.Array) -> jax.Array:
+        """Project f32[b,T,D] to keys and values only, f32[b,T,2D]."""
+        width = self.in_features
+        kernel, bias, tokens = self.kernel[:, width:], self.bias[width:], tokens
+        dtype = self.dtype or jnp.result_type(tokens, kernel)
+        return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
+
+
+class Attention(nnx.Module):
+    """Softmax attention with scale 1/sqrt(head width) and a fused, biased query-key-value projection."""
+
+    def __init__(self, width: int, heads: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+        self.heads = heads
+        self.qkv = FusedProjection(width, 3 * width, dtype=dtype, rngs=rngs)
+        self.proj = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self, tokens: jax.Array, context: Sequence[jax.Array] = (), mask: np.ndarray | None = None
+    ) -> jax.Array:
+        """Let `tokens` attend to themselves and to `context`.
+
+        tokens: f32[b,Q,D], which ask and answer. context: arrays f32[b,C,D] which only answer: no query is computed
+        for them. Each leading size b is B or 1; what has 1 is projected once for the whole batch.
+        mask: bool[Q,T], T = Q plus all C in order, True where attention is allowed; None = everywhere.
+        Returns f32[B,Q,D].
+        """
+        query, key, value = jnp.split(self.qkv(tokens), 3, axis=-1)
+        pairs = [(key, value), *(jnp.split(self.qkv.key_value(part), 2, axis=-1) for part in context)]
+        batch = max(key.shape[0] for key, _ in pairs)
+        key, value = (
+            jnp.concatenate([jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts], axis=1)
+            for parts in zip(*pairs, strict=True)
+        )
+        query = jnp.broadcast_to(query, (batch, *query.shape[1:]))
+        query, key, value = (
+            part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
+        )
+        mixed = jax.nn.dot_product_attention(query, key, value, mask=None if mask is None else mask[None, None])
+        return self.proj(mixed.reshape(*mixed.shape[:2], -1))

@@ -1,0 +1,1 @@
+"""Frozen (or trainable) feature extractors."""

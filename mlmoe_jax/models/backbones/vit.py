@@ -1,0 +1,116 @@
+"""Vision transformers: one implementation for every ViT of the papers, with deep prompts on their exact fast path.
+
+A deep prompt is replaced before every block. So in every block but the last it acts only as a key and a value, and
+these do not depend on the image: they are computed once a batch, and no query and no MLP is spent on a prompt. In the
+last block only the tokens that the head reads ask. Outputs and gradients are those of running every token through
+every block; the prompt-to-prompt mask can only matter where prompts ask, in the last block.
+"""
+
+import dataclasses
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, Features, Prompts
+from mlmoe_jax.models.positions import resample_positions
+from mlmoe_jax.models.transformer import Block, layer_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTShape:
+    """The architecture of a ViT; `native` is the image size that the position table was made for, in pixels."""
+
+    width: int
+    depth: int
+    heads: int
+    patch: int
+    native: int
+    mlp_ratio: float = 4.0
+    eps: float = 1e-6
+    layer_scale: float | None = None
+    mask_token: bool = False  # an unused tensor of some published files, kept so that counts and files agree
+    position_offset: float = 0.0
+
+
+class ViT(nnx.Module):
+    """A ViT encoder; parameters carry the names of the published PyTorch files (`blocks/3/attn/qkv/kernel`)."""
+
+    def __init__(self, shape: ViTShape, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+        self.shape = shape
+        normal = nnx.initializers.truncated_normal(0.02)
+        tokens = (shape.native // shape.patch) ** 2
+        self.patch_embed = nnx.Linear(3 * shape.patch**2, shape.width, dtype=dtype, rngs=rngs)
+        self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, shape.width)))
+        self.pos_embed = nnx.Param(normal(rngs.params(), (1, 1 + tokens, shape.width)))
+        if shape.mask_token:
+            self.mask_token = nnx.Param(jnp.zeros((1, shape.width)))
+        hidden = int(shape.width * shape.mlp_ratio)
+        self.blocks = nnx.List(
+            Block(
+                shape.width,
+                shape.heads,
+                hidden,
+                eps=shape.eps,
+                layer_scale=shape.layer_scale,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            for _ in range(shape.depth)
+        )
+        self.norm = layer_norm(shape.width, shape.eps, rngs)
+
+    def embed(self, image: jax.Array) -> tuple[jax.Array, tuple[int, int]]:
+        """Cut f32[B,H,W,3] into patches; return the tokens f32[B,1+N,D], class token first, and the patch grid."""
+        patch = self.shape.patch
+        batch, height, width, _ = image.shape
+        if height % patch or width % patch:
+            raise ValueError(f"images of {height}×{width} pixels are no multiple of the patch size {patch}")
+        rows, columns = height // patch, width // patch
+        pieces = image.reshape(batch, rows, patch, columns, patch, 3).swapaxes(2, 3)
+        tokens = self.patch_embed(pieces.reshape(batch, rows * columns, -1))
+        table = self.pos_embed[...]
+        position = resample_positions(table[:, 1:], (rows, columns), offset=self.shape.position_offset)
+        cls = jnp.broadcast_to(self.cls_token[...] + table[:, :1], (batch, 1, self.shape.width))
+        return jnp.concatenate([cls, tokens + position], axis=1), (rows, columns)
+
+    def __call__(
+        self, image: jax.Array, prompts: Prompts | None = None, *, read: Collection[str] = (CLS,), norm: bool = True
+    ) -> Features:
+        """Encode f32[B,H,W,3].
+
+        read: which of cls, prompts, patches the head will use. norm: apply the final LayerNorm to them.
+        Raises ValueError where the image is no multiple of the patch, or prompts are read that were not given.
+        """
+        unknown = set(read) - {CLS, PROMPTS, PATCHES}
+        if unknown or not read or (PROMPTS in read and prompts is None):
+            raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
+        tokens, grid = self.embed(image)
+        for index in range(self.shape.depth - 1):
+            context = () if prompts is None else (prompts.tokens[index],)
+            tokens = self.blocks[index](tokens, context)
+        parts = self._last_block(tokens, prompts, read)
+        if norm:
+            parts = {name: self.norm(part) for name, part in parts.items()}
+        cls = parts.get(CLS)
+        return Features(None if cls is None else cls[:, 0], parts.get(PROMPTS), parts.get(PATCHES), grid)
+
+    def _last_block(self, tokens: jax.Array, prompts: Prompts | None, read: Collection[str]) -> dict[str, jax.Array]:
+        """Advance only the tokens in `read`; all others are context."""
+        parts = {CLS: tokens[:, :1], PATCHES: tokens[:, 1:]}
+        if prompts is not None:
+            parts = {PROMPTS: prompts.tokens[-1], **parts}
+        asking = {name: part for name, part in parts.items() if name in read}
+        context = [part for name, part in parts.items() if name not in read]
+        sizes = {name: part.shape[1] for name, part in asking.items()}
+        mask = None
+        if PROMPTS in asking and prompts.mask is not None:
+            mask = np.ones((sum(sizes.values()), sum(part.shape[1] for part in parts.values())), bool)
+            mask[: sizes[PROMPTS], : sizes[PROMPTS]] = prompts.mask
+        batch = max(part.shape[0] for part in asking.values())
+        joined = jnp.concatenate([jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in asking.values()], axis=1)
+        advanced = self.blocks[-1](joined, context, mask)
+        pieces = jnp.split(advanced, np.cumsum(list(sizes.values()))[:-1], axis=1)
+        return dict(zip(sizes, pieces, strict=True))

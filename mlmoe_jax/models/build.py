@@ -1,0 +1,68 @@
+"""From a config to a model."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mlmoe_jax.data.labels import LabelSpace
+from mlmoe_jax.models.backbones.vit import ViT
+from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.models.prompts import DeepPrompts, prompt_groups
+from mlmoe_jax.pretrained import catalog
+
+
+class Classifier(nnx.Module):
+    """A backbone, prompts if any, and a head."""
+
+    def __init__(self, backbone: nnx.Module, prompts: nnx.Module | None, head: nnx.Module, *, final_norm: bool):
+        self.backbone, self.prompts, self.head, self.final_norm = backbone, prompts, head, final_norm
+
+    def __call__(
+        self, image: jax.Array, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
+    ) -> Prediction:
+        """Classify f32[B,H,W,3]. labels f32[B,K] and rngs are for models whose training needs them."""
+        prompts = None if self.prompts is None else self.prompts()
+        return self.head(self.backbone(image, prompts, read=self.head.read, norm=self.final_norm))
+
+
+def _linear(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
+    return LinearHead(shape.width, len(space.names), rngs=rngs)
+
+
+def _group_experts(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
+    head, prompts = config.model.head, config.model.prompts
+    return GroupExpertsHead(
+        shape.width,
+        space.co_group,
+        space.dc_group,
+        groups=prompts.num_groups,
+        per_group=prompts.per_group,
+        hidden=head.expert_hidden,
+        activation=head.activation,
+        gate_bias=head.gate_bias,
+        combine=head.combine,
+        shared_classifier=head.shared_classifier,
+        dtype=dtype,
+        rngs=rngs,
+    )
+
+
+HEADS = {"linear": _linear, "group_experts": _group_experts}
+
+
+def build_model(config, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifier:
+    """Build the model that a config describes for K = len(label_space.names) labels, with random weights."""
+    settings = config.model
+    dtype = None if settings.dtype == "float32" else jnp.dtype(settings.dtype)
+    shape = catalog.entry(settings.backbone.name).shape
+    prompts = None
+    if settings.prompts.kind == "group":
+        group_of = prompt_groups(2, settings.prompts.num_groups, settings.prompts.per_group)
+        prompts = DeepPrompts(
+            shape.depth, shape.width, shape.patch, group_of=group_of, mask=settings.prompts.mask, rngs=rngs
+        )
+    backbone = ViT(shape, dtype=dtype, rngs=rngs)
+    head = HEADS[settings.head.kind](config, shape, label_space, dtype, rngs)
+    return Classifier(backbone, prompts, head, final_norm=settings.backbone.final_norm)

@@ -1,0 +1,55 @@
+"""The values that pass between backbone, prompts, head and loss.
+
+Shape letters: B batch, H W image, N patch tokens, D width, L blocks, P prompts a block, G groups a side,
+M prompts (= experts) a group, K labels, E entries of a gate.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+CLS, PROMPTS, PATCHES = "cls", "prompts", "patches"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a prompt method hands to the ViT.
+
+    tokens: f32[L,1 or B,P,D]; block i uses `tokens[i]` and forgets it afterwards (deep prompts).
+    mask: bool[P,P] numpy, True where a prompt (row) may attend to a prompt (column); None = everywhere.
+    """
+
+    tokens: jax.Array
+    mask: np.ndarray | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Features:
+    """What a backbone returns; a field that was not in `read` is None and was not computed.
+
+    cls: f32[B,D]. prompts: f32[B,P,D]. patches: f32[B,N,D], row-major over `grid` = (rows, columns).
+    """
+
+    cls: jax.Array | None
+    prompts: jax.Array | None
+    patches: jax.Array | None
+    grid: tuple[int, int] = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Prediction:
+    """What every model returns.
+
+    logits: f32[B,K], the logit of the reported probability.
+    terms: further logits f32[B,K] that are supervised under their own names.
+    gates: routing weights f32[B,K,E] (static gates: f32[1,K,E]).
+    penalties: f32[B], a value an image to be added to the loss.
+    """
+
+    logits: jax.Array
+    terms: dict[str, jax.Array] = field(default_factory=dict)
+    gates: dict[str, jax.Array] = field(default_factory=dict)
+    penalties: dict[str, jax.Array] = field(default_factory=dict)

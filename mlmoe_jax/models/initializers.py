@@ -1,0 +1,16 @@
+"""Uniform initial values as PyTorch's layers and the visual-prompt-tuning code draw them."""
+
+import math
+
+import jax
+from flax.nnx import Initializer
+
+
+def uniform(bound: float) -> Initializer:
+    """Return an initializer that draws from U(−bound, bound)."""
+    return lambda key, shape, dtype=None, **_: jax.random.uniform(key, shape, dtype or float, -bound, bound)
+
+
+def torch_linear(fan_in: int) -> Initializer:
+    """Return U(±1/√fan_in), the default of torch.nn.Linear for weight and bias."""
+    return uniform(1 / math.sqrt(fan_in))

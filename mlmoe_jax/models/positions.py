@@ -1,0 +1,50 @@
+"""Position tables resampled to another grid, by explicit weight matrices.
+
+`jax.image.resize` uses other kernels and borders than the libraries in which the published tables are resampled, so
+the weights are written out here; both axes are independent, so a grid needs two small matrices.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
+    """Keys' cubic convolution kernel with the a of torch's bicubic resampling."""
+    x = np.abs(distance)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))
+
+
+def bicubic_weights(source: int, target: int, *, scale: float | None = None) -> np.ndarray:
+    """Return f64[target,source], the weights of torch's bicubic interpolation (align_corners=False, no antialias).
+
+    Output i samples the source at (i + 0.5)/scale − 0.5, taps beyond the border repeat it. `scale` defaults to
+    target/source; a different one gives the result of `interpolate(scale_factor=scale)`.
+    """
+    centre = (np.arange(target) + 0.5) / (scale or target / source) - 0.5
+    first = np.floor(centre).astype(int) - 1
+    weights = np.zeros((target, source))
+    for tap in range(4):
+        column = np.clip(first + tap, 0, source - 1)
+        np.add.at(weights, (np.arange(target), column), _cubic(centre - (first + tap)))
+    return weights
+
+
+def resample_positions(table: jax.Array, grid: tuple[int, int], *, offset: float = 0.0) -> jax.Array:
+    """Resample a square position table f32[1,S·S,D] to `grid` = (rows, columns), giving f32[1,rows·columns,D].
+
+    offset: added to the grid size when the scale is computed. DINOv2 without registers was trained and is evaluated
+    with 0.1, which shifts the sampling positions by up to a quarter of a cell; 0 is plain bicubic resampling.
+    At the table's own grid the table is returned untouched, whatever the offset.
+    """
+    side = round(table.shape[1] ** 0.5)
+    if grid == (side, side):
+        return table
+    rows, columns = (
+        jnp.asarray(bicubic_weights(side, size, scale=(size + offset) / side), table.dtype) for size in grid
+    )
+    square = table.reshape(side, side, -1)
+    resampled = jnp.einsum("rs,ct,std->rcd", rows, columns, square, precision=jax.lax.Precision.HIGHEST)
+    return resampled.reshape(1, grid[0] * grid[1], -1)
