@@ -1,0 +1,32 @@
+"""Pretrain the small ViT that ships: 10-way on pictures of one digit, from scratch, only on the train scans.
+
+    python -m mlmoe_jax.main --config=configs/pretrain_digits.py --workdir=runs/pretrain
+
+writes `backbone.safetensors` into the run folder; copied to mlmoe_jax/pretrained/files/vit_digits.safetensors it is
+what `model.backbone.name=vit_digits` loads.
+"""
+
+from mlmoe_jax.config import default_config, parse_arg
+
+
+def get_config(arg=""):
+    options = parse_arg(arg, epochs=3)
+    config = default_config()
+    config.data.name = "digits_single"
+    config.model.backbone.weights = "none"
+    config.trainable = ((r"", True),)
+
+    config.loss.kind = "bce"
+    config.loss.scale = 1.0
+    config.optim.learning_rate = 1.5e-3
+    config.optim.weight_decay = 0.05
+    config.optim.clip_norm = 1.0
+    config.optim.decay_rules = ((r"(bias|scale|cls_token|pos_embed)$", 0.0),)
+    config.ema.decay = 0.999
+
+    config.train.epochs = options.epochs
+    config.train.batch_size = 64
+    config.train.log_every = 100
+    config.train.save_backbone = True
+    config.checkpoint.every_epochs = 0.1
+    return config

@@ -1,0 +1,177 @@
+"""From a config, or from a run folder, to a model with its values: what training, evaluation and prediction share."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from safetensors.numpy import load, save
+
+from mlmoe_jax import checkpoint
+from mlmoe_jax import config as configuration
+from mlmoe_jax.data.labels import LabelSpace
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.build import build_model
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.runfolder import (
+    BACKBONE,
+    CHECKPOINTS,
+    CONFIG,
+    FROZEN,
+    LABEL_SPACE,
+    LABELS,
+    PREPROCESS,
+    THRESHOLDS,
+    RunFolder,
+)
+from mlmoe_jax.sharding import make_mesh, place
+from mlmoe_jax.state import ModelDef, Params, fingerprint, split_trainable
+from mlmoe_jax.steps import Preprocess
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model's structure and its values, split by who changes them."""
+
+    definition: ModelDef
+    trainable: Params
+    frozen: Params
+    stats: Params
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model as its run folder holds it, placed on a mesh."""
+
+    config: ConfigDict
+    label_space: LabelSpace
+    preprocess: Preprocess
+    definition: ModelDef
+    values: Params
+    frozen: Params
+    mesh: Mesh
+    step: int
+    notes: dict[str, Any]
+
+
+def start_jax(config: ConfigDict) -> Mesh:
+    """Set what JAX must know before its first computation, and return the mesh.
+
+    Raises UserError where the mesh does not fit the devices, or a batch does not split over them.
+    """
+    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
+    mesh = make_mesh(config.mesh)
+    for key, size in (("train.batch_size", config.train.batch_size), ("eval.batch_size", config.eval.batch_size)):
+        if size % mesh.size:
+            raise UserError(f"{key} is {size}, which does not split over {mesh.size} devices")
+    return mesh
+
+
+def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
+    """Build the model of a config with its pretrained backbone, if it names one; the rest is drawn from the seed."""
+    model = build_model(config, label_space, rngs=nnx.Rngs(config.seed))
+    weights = config.model.backbone.weights
+    if load_backbone and weights != "none":
+        load_weights(model.backbone, config.model.backbone.name if weights == "auto" else weights)
+    definition, params, stats = ModelDef.split(model)
+    trainable, frozen = split_trainable(params, config.trainable)
+    if not trainable:
+        raise UserError("config.trainable freezes every parameter; leave at least the head trainable")
+    return Parts(definition, trainable, frozen, stats)
+
+
+def preprocess_for(config: ConfigDict) -> Preprocess:
+    """Return the preprocessing that the config's backbone expects, at the config's image size."""
+    entry = catalog.entry(config.model.backbone.name)
+    if config.data.image_size % entry.shape.patch:
+        raise UserError(
+            f"data.image_size is {config.data.image_size}, no multiple of {config.model.backbone.name}'s patch size "
+            f"{entry.shape.patch}"
+        )
+    return Preprocess(config.data.image_size, entry.mean, entry.std)
+
+
+def describe_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace, preprocess: Preprocess, parts: Parts):
+    """Write what makes a run folder self-contained; frozen weights too where no published file has them."""
+    folder.write_text(LABELS, "".join(f"{name}\n" for name in label_space.names))
+    buffer = io.BytesIO()
+    label_space.save(buffer)
+    folder.write_bytes(LABEL_SPACE, buffer.getvalue())
+    folder.write_json(PREPROCESS, asdict(preprocess))
+    folder.write_json(THRESHOLDS, dict.fromkeys(label_space.names, config.eval.threshold))
+    print_of_frozen = fingerprint(parts.frozen)
+    folder.write_json(
+        BACKBONE,
+        {
+            "name": config.model.backbone.name,
+            "weights": config.model.backbone.weights,
+            "frozen_parameters": sum(value.size for value in parts.frozen.values()),
+            "fingerprint": print_of_frozen,
+        },
+    )
+    include = config.checkpoint.include_frozen
+    published = config.model.backbone.weights == "auto" and all(path.startswith("backbone/") for path in parts.frozen)
+    if parts.frozen and (include == "always" or (include == "auto" and not published)):
+        folder.write_bytes(FROZEN, save(jax.device_get(parts.frozen)))
+    folder.write_text(CONFIG, configuration.to_json(config))
+
+
+def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
+    """Restore the selected values of a run folder, with nothing but the folder (and the published backbone).
+
+    overrides: config keys under data, eval and mesh that differ from the run's own.
+    Raises UserError for a folder that is no run, holds no checkpoint, or whose frozen weights have changed.
+    """
+    folder.require(CONFIG, LABEL_SPACE, PREPROCESS, BACKBONE, CHECKPOINTS)
+    config = configuration.from_json(folder.read_text(CONFIG))
+    for key, _ in overrides:
+        if key.partition(".")[0] not in ("data", "eval", "mesh"):
+            raise UserError(f"--config.{key} cannot differ from the trained run's; data, eval and mesh keys can")
+    configuration.apply_overrides(config, list(overrides))
+    configuration.validate(config)
+    with (folder / LABEL_SPACE).open("rb") as file:
+        label_space = LabelSpace.load(io.BytesIO(file.read()))
+    stored = folder.read_json(PREPROCESS)
+    preprocess = Preprocess(stored["image_size"], tuple(stored["mean"]), tuple(stored["std"]))
+
+    mesh = start_jax(config)
+    parts = _with_frozen(folder, config, label_space)
+    values = place({**parts.trainable, **parts.stats}, mesh)
+    with checkpoint.open_manager(folder) as manager:
+        restored = checkpoint.restore_newest(manager, selected=values)
+    if restored is None:
+        raise UserError(f"{folder} holds no finished checkpoint yet; let its training go on")
+    frozen = place(parts.frozen, mesh)
+    return Run(
+        config,
+        label_space,
+        preprocess,
+        parts.definition,
+        restored.selected,
+        frozen,
+        mesh,
+        restored.notes["step"],
+        restored.notes,
+    )
+
+
+def _with_frozen(folder: RunFolder, config: ConfigDict, label_space: LabelSpace) -> Parts:
+    """Assemble the run's model with its frozen weights, from the folder or from where they are published."""
+    stored = folder / FROZEN
+    described = folder.read_json(BACKBONE)
+    from_file = not stored.exists() and described["frozen_parameters"] > 0
+    parts = assemble(config, label_space, load_backbone=from_file)
+    if stored.exists():
+        parts = Parts(parts.definition, parts.trainable, dict(load(stored.read_bytes())), parts.stats)
+    if fingerprint(parts.frozen) != described["fingerprint"]:
+        raise UserError(
+            f"the frozen weights of {described['name']} ({described['weights']}) are not those that {folder} was "
+            "trained with; put the original file back"
+        )
+    return parts

@@ -1,0 +1,97 @@
+"""Orbax behind a handful of functions.
+
+A checkpoint has four items: `state` (step, trainable, stats, optimizer, averages: what training goes on from),
+`selected` (the values that evaluation and prediction use), `notes` (plain JSON, such as the best metric so far) and
+`digests` (a sha256 of every array). Orbax keeps no checksum of array data: flipped bits would come back silently as
+other numbers, so a restored checkpoint whose digests differ is passed over in favour of the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runfolder import CHECKPOINTS, RunFolder
+from mlmoe_jax.writer import say
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What came back; `state` is None where only the selected values were asked for."""
+
+    step: int
+    selected: Any
+    notes: dict[str, Any]
+    state: Any = None
+
+
+def open_manager(folder: RunFolder, *, keep: int = 2) -> ocp.CheckpointManager:
+    """Open the checkpoints of a run folder, of which the newest `keep` stay."""
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+    return ocp.CheckpointManager(
+        (folder / CHECKPOINTS).resolve() if folder.is_local else folder / CHECKPOINTS, options=options
+    )
+
+
+def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, notes: dict[str, Any]) -> None:
+    """Start writing a checkpoint; it counts only once it is complete. A step that is there already is left as it is."""
+    if step in manager.all_steps():
+        return
+    digests = {"state": _digests(state), "selected": _digests(selected)}
+    manager.save(
+        step,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            selected=ocp.args.StandardSave(selected),
+            notes=ocp.args.JsonSave(notes),
+            digests=ocp.args.JsonSave(digests),
+        ),
+    )
+
+
+def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any = None) -> Restored | None:
+    """Restore the newest good checkpoint into trees like `selected` and `state` (shapes and shardings are theirs).
+
+    A damaged checkpoint is reported and passed over. Returns None where there is no checkpoint at all; raises UserError
+    where there are some and all are damaged.
+    """
+    steps = sorted(manager.all_steps(), reverse=True)
+    for step in steps:
+        wanted = {"selected": selected} | ({} if state is None else {"state": state})
+        args = {name: ocp.args.StandardRestore(_abstract(tree)) for name, tree in wanted.items()}
+        plain = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
+        try:
+            items = manager.restore(step, args=ocp.args.Composite(**args, **plain))
+            changed = [
+                f"{name}: {leaf}"
+                for name in wanted
+                for leaf, digest in _digests(items[name]).items()
+                if items["digests"][name].get(leaf) != digest
+            ]
+            if changed:
+                raise ValueError(f"{len(changed)} arrays differ from what was saved, the first is {changed[0]}")
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            say(f"checkpoint {step} is damaged and passed over: {str(error).splitlines()[0]}")
+            continue
+        return Restored(step, items["selected"], items["notes"], items["state"] if state is not None else None)
+    if steps:
+        raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, steps))})")
+    return None
+
+
+def _abstract(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), tree)
+
+
+def _digests(tree: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path): hashlib.sha256(np.ascontiguousarray(jax.device_get(leaf)).tobytes()).hexdigest()
+        for path, leaf in leaves
+    }

@@ -1,0 +1,150 @@
+"""The command line: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`.
+
+Results go to stdout, everything else to stderr. Exit code 0 = done, 2 = something the user can put right (one sentence
+says what), 130 = stopped on request after saving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+from mlmoe_jax.errors import UserError
+
+MODES = ("train", "eval", "predict")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UserError(f"{message}; see --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m mlmoe_jax.main",
+        description="Multi-label image classification: train, evaluate, predict.",
+        epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE; mlmoe_jax/config.py explains each.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--mode", choices=MODES, default="train")
+    parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
+    parser.add_argument("--workdir", action="append", default=[], help="run folder")
+    parser.add_argument("--images", nargs="+", default=[], help="predict: image files or folders")
+    parser.add_argument("--output", help="predict: a .csv or .jsonl file (default: predictions.csv in the run folder)")
+    parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
+    """Return the flags and the overrides ("section.key", "text"); UserError for anything that is not understood."""
+    plain, overrides, rest = [], [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--config."):
+            plain.append(word)
+            continue
+        key, equals, value = word.removeprefix("--config.").partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise UserError(f"{word} has no value; write {word}=VALUE")
+            value = rest.pop(0)
+        overrides.append((key, value))
+    flags = _parser().parse_args(plain)
+    for name in ("config", "workdir"):
+        given = getattr(flags, name)
+        if len(given) > 1:
+            raise UserError(f"--{name} is given {len(given)} times; give it once")
+        setattr(flags, name, given[0] if given else None)
+    return flags, overrides
+
+
+def _load_config(flags: argparse.Namespace, overrides: list[tuple[str, str]]):
+    from mlmoe_jax import config
+
+    if flags.config is None:
+        raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
+    loaded = config.load_config(flags.config, overrides)
+    config.validate(loaded)
+    return loaded
+
+
+def _workdir(flags: argparse.Namespace):
+    from mlmoe_jax.runfolder import RunFolder
+
+    if flags.workdir is None:
+        raise UserError(f"--mode={flags.mode} needs --workdir=FOLDER")
+    return RunFolder(flags.workdir)
+
+
+def _no_config(flags: argparse.Namespace) -> None:
+    if flags.config is not None:
+        raise UserError(f"--mode={flags.mode} takes its config from the run folder; leave --config out")
+
+
+def _train(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config, folder = _load_config(flags, overrides), _workdir(flags)
+    from mlmoe_jax.train import Stopped, train
+
+    try:
+        results = train(config, folder)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return 130
+    _print_results(results, flags.json)
+    if config.eval.select_on == "test":
+        print("selected on test, as published", file=sys.stderr)
+    print(f"run folder: {folder}", file=sys.stderr if flags.json else sys.stdout)
+    return 0
+
+
+def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    folder = _workdir(flags)
+    from mlmoe_jax.evaluate import evaluate_run
+
+    _print_results(evaluate_run(folder, overrides), flags.json)
+    return 0
+
+
+def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    folder = _workdir(flags)
+    if not flags.images:
+        raise UserError("--mode=predict needs --images=FOLDER or image files")
+    from mlmoe_jax.predict import predict_files
+
+    return predict_files(folder, flags.images, flags.output, overrides)
+
+
+def _print_results(results: dict, as_json: bool) -> None:
+    from mlmoe_jax.evaluate import format_results
+
+    print(json.dumps(results, indent=2) if as_json else format_results(results))
+
+
+_RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "predict": _predict,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; return its exit code."""
+    try:
+        flags, overrides = parse(arguments)
+        return _RUN[flags.mode](flags, overrides)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def console() -> None:
+    """Entry point of the installed `mlmoe` command."""
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    console()

@@ -1,0 +1,269 @@
+"""Training, from an empty run folder to test metrics, or from where a stopped run left off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from safetensors.numpy import save as safetensors_bytes
+
+from mlmoe_jax import checkpoint
+from mlmoe_jax import config as configuration
+from mlmoe_jax.assemble import assemble, describe_run, preprocess_for, start_jax
+from mlmoe_jax.data.labels import LabelSpace, label_space_of
+from mlmoe_jax.data.pipeline import build_loader, steps_per_epoch
+from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluate import Scored, measure, score_split, write_results
+from mlmoe_jax.interrupt import asked_to_stop
+from mlmoe_jax.optim import make_optimizer, make_schedules
+from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RunFolder
+from mlmoe_jax.selection import Selection
+from mlmoe_jax.sharding import place, shard_batch
+from mlmoe_jax.state import Params, TrainState, initial_state, parameter_table
+from mlmoe_jax.steps import make_eval_step, make_objective, make_train_step
+from mlmoe_jax.writer import MetricLog, Progress, say
+
+# Keys that may differ when a run goes on: they change where and how fast, not what.
+FREE_KEYS = ("data.root", "data.threads", "train.log_every", "eval.batch_size", "checkpoint.", "mesh.")
+
+
+class Stopped(Exception):
+    """Training was asked to stop and has saved where it is."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything about a training that does not change while it runs."""
+
+    config: ConfigDict
+    folder: RunFolder
+    mesh: Mesh
+    train_split: Split
+    watched: Split | None  # the split that is evaluated while training
+    label_space: LabelSpace
+    steps_per_epoch: int
+    total_steps: int
+    learning_rate: Callable
+    train_step: Callable
+    eval_step: Callable
+
+    def score(self, values: Params, frozen: Params, split: Split) -> Scored:
+        """Score a split with some values."""
+        settings = self.config.eval
+        return score_split(self.eval_step, values, frozen, split, self.config.data, settings.batch_size, self.mesh)
+
+    def measure(self, scored: Scored) -> dict[str, float]:
+        """Return the metrics of a scored split."""
+        difficult, threshold = self.config.data.difficult, self.config.eval.threshold
+        return measure(scored, self.label_space, difficult=difficult, threshold=threshold)
+
+
+def train(config: ConfigDict, folder: RunFolder) -> dict[str, dict[str, float]]:
+    """Train, or go on training, in a run folder; return the metrics of each split, as fractions.
+
+    Raises UserError for what the user can put right, Stopped after SIGTERM or Ctrl-C once the state is saved.
+    """
+    configuration.validate(config)
+    with folder.writing():
+        _require_same_config(config, folder)
+        job, state = set_up(config, folder)
+        with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
+            state, selection = start(job, state, manager)
+            selection = run_steps(job, state, selection, manager)
+        return finish(job, selection, state.frozen)
+
+
+def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
+    """Open the data, build the model and the steps, describe the run in its folder."""
+    # -------------------------------------------------------------------------------------------------- data
+    preprocess = preprocess_for(config)
+    train_split = open_split(config.data, config.data.train_split)
+    label_space = label_space_of(train_split, config.data.name, config.model.prompts, config.seed)
+    watched = config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
+    per_epoch = steps_per_epoch(len(train_split), config.train.batch_size)
+    total_steps = config.train.epochs * per_epoch
+    say(f"{config.data.name}: {len(train_split):,} training images, {len(label_space.names)} labels")
+
+    # ------------------------------------------------------------------------------------------------- model
+    mesh = start_jax(config)
+    parts = assemble(config, label_space)
+    say(parameter_table(parts.trainable, parts.frozen))
+    if jax.process_index() == 0:
+        describe_run(folder, config, label_space, preprocess, parts)
+
+    # ------------------------------------------------------------------------------------------------- steps
+    optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
+    learning_rate, _ = make_schedules(config.optim, total_steps)
+    objective = make_objective(config.loss, _negatives_over_positives(label_space))
+    train_step = make_train_step(
+        parts.definition,
+        objective,
+        optimizer,
+        preprocess,
+        config.augment,
+        ema_decay=config.ema.decay,
+        seed=config.seed,
+        mesh=mesh,
+    )
+    job = Job(
+        config=config,
+        folder=folder,
+        mesh=mesh,
+        train_split=train_split,
+        watched=open_split(config.data, watched) if watched else None,
+        label_space=label_space,
+        steps_per_epoch=per_epoch,
+        total_steps=total_steps,
+        learning_rate=jax.jit(learning_rate),
+        train_step=train_step,
+        eval_step=make_eval_step(parts.definition, preprocess, mesh),
+    )
+    state = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
+    return job, place(state, mesh)
+
+
+def start(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[TrainState, Selection]:
+    """Return where training begins: (1) the newest good checkpoint, (2) pretrained weights, (3) scratch.
+
+    `state` already holds (2) or (3).
+    """
+    selection = Selection(_copy(state.ema))
+    restored = checkpoint.restore_newest(manager, selected=selection.values, state=state.replace(frozen={}))
+    if restored is not None:
+        state = restored.state.replace(frozen=state.frozen)
+        selection = Selection(restored.selected, **restored.notes)
+        say(f"going on from step {restored.step} of {job.total_steps}")
+    job.folder.drop_rows_after(int(state.step))
+    return state, selection
+
+
+def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.CheckpointManager) -> Selection:
+    """Take all remaining steps. The order within a step matters for an exact resume.
+
+    1. the step; 2. the row of an earlier step, while the device is busy with this one; 3. evaluation and selection;
+    4. the row of this step, if anything is saved; 5. the checkpoint; 6. stop, if asked to.
+    """
+    config, first = job.config, int(state.step)
+    evaluate_every = config.eval.every_epochs * job.steps_per_epoch
+    save_every = max(1, round(config.checkpoint.every_epochs * job.steps_per_epoch))
+    log = MetricLog(job.folder, job.learning_rate, job.steps_per_epoch)
+    progress = Progress("train", job.total_steps, config.train.batch_size, first=first)
+    batches = progress.waiting(_training_batches(job, first))
+    with asked_to_stop() as asked:
+        for step in range(first + 1, job.total_steps + 1):
+            if selection.finished:
+                break
+            state, metrics = job.train_step(state, shard_batch(next(batches), job.mesh))
+            log.write()
+            last = step == job.total_steps
+            evaluating = step % evaluate_every == 0 or last
+            if step % config.train.log_every == 0 or evaluating:
+                log.note(step, metrics, progress)
+            progress.advance(log.summary)
+            if evaluating:
+                with progress.paused():
+                    log.add(_evaluate(job, state, selection, step))
+            if step % save_every == 0 or last or selection.finished or asked.is_set():
+                log.write()
+                checkpoint.save(manager, step, state.replace(frozen={}), selection.values, selection.notes())
+            if asked.is_set():
+                raise Stopped(f"stopped at step {step} of {job.total_steps}; the same command goes on from there")
+    log.write()
+    progress.close()
+    return selection
+
+
+def finish(job: Job, selection: Selection, frozen: Params) -> dict[str, dict[str, float]]:
+    """Evaluate the selected values on every split that is held out, and write all results."""
+    say(f"evaluating the {selection}")
+    splits = [job.watched] if job.watched is not None else []
+    splits += [open_split(job.config.data, name) for name in job.config.data.test_splits]
+    splits = {split.name: split for split in splits}
+    scored = {name: job.score(selection.values, frozen, split) for name, split in splits.items()}
+    results = {name: job.measure(item) for name, item in scored.items()}
+    if jax.process_index() == 0:
+        write_results(job.folder, results, scored, difficult=job.config.data.difficult)
+        if job.config.train.save_backbone:
+            job.folder.write_bytes("backbone.safetensors", _backbone_file({**selection.values, **frozen}))
+    return results
+
+
+# ------------------------------------------------------------------------------------------------------ parts
+def _evaluate(job: Job, state: TrainState, selection: Selection, step: int) -> dict[str, float]:
+    """Measure raw and averaged weights on the watched split, and let `selection` choose."""
+    kinds = {"raw": state.raw()} | ({"ema": state.ema} if job.config.ema.decay else {})
+    row, candidates = {}, {}
+    for kind, values in kinds.items() if job.watched is not None else ():
+        measured = job.measure(job.score(values, state.frozen, job.watched))
+        row |= {f"{job.watched.name}/{kind}/{name}": value for name, value in measured.items()}
+        candidates[kind] = measured["mAP"], values
+    if job.config.eval.select_on == "none":
+        kind = list(kinds)[-1]
+        selection.keep(step, kind, "", _copy(kinds[kind]))
+    else:
+        selection.consider(step, job.watched.name, {k: (mean_ap, _copy(v)) for k, (mean_ap, v) in candidates.items()})
+        patience = job.config.train.patience
+        selection.finished = bool(patience) and selection.rounds_without_gain > patience
+    if candidates:
+        shown = ", ".join(f"{kind} {100 * mean_ap:.2f}" for kind, (mean_ap, _) in candidates.items())
+        say(f"step {step}, epoch {step / job.steps_per_epoch:g}: {job.watched.name} mAP {shown} %")
+    return row
+
+
+def _training_batches(job: Job, first_step: int) -> Iterator[dict[str, np.ndarray]]:
+    return build_loader(
+        job.config.data,
+        job.train_split,
+        batch_size=job.config.train.batch_size,
+        training=True,
+        seed=job.config.seed,
+        first_step=first_step,
+        process=(jax.process_index(), jax.process_count()),
+    )
+
+
+def _copy(values: Params) -> Params:
+    """Copy values that the next step's donation would take away."""
+    return jax.tree.map(jnp.copy, values)
+
+
+def _negatives_over_positives(label_space: LabelSpace) -> jax.Array:
+    """The weight that balances each label's positives, f32[K]; 1 where a label has none."""
+    positives = np.maximum(label_space.positives, 1)
+    weight = np.where(label_space.positives > 0, (label_space.images - label_space.positives) / positives, 1.0)
+    return jnp.asarray(np.maximum(weight, 1e-3), jnp.float32)
+
+
+def _backbone_file(values: Params) -> bytes:
+    prefix = "backbone/"
+    tensors = {
+        path.removeprefix(prefix): np.asarray(jax.device_get(value), np.float16)
+        for path, value in values.items()
+        if path.startswith(prefix)
+    }
+    return safetensors_bytes(tensors)
+
+
+def _require_same_config(config: ConfigDict, folder: RunFolder) -> None:
+    """Raise UserError where the folder holds checkpoints of a run that was configured otherwise."""
+    if not ((folder / CONFIG).exists() and (folder / CHECKPOINTS).exists()):
+        return
+    before, now = (configuration.flatten(c) for c in (configuration.from_json(folder.read_text(CONFIG)), config))
+    changed = [
+        f"{key} was {before[key]!r} and is {now[key]!r}"
+        for key in now
+        if before[key] != now[key] and not key.startswith(FREE_KEYS)
+    ]
+    if changed:
+        raise UserError(
+            f"{folder} holds a run with another config ({'; '.join(changed)}); give its own command to go on, or "
+            "another --workdir"
+        )

@@ -1,0 +1,131 @@
+"""What a person sees while something runs, and the rows of metrics.jsonl."""
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import jax
+from tqdm import tqdm
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runfolder import RunFolder
+
+LINE_EVERY = 15.0  # seconds between lines where there is no terminal
+
+
+class Progress:
+    """A bar on a terminal; where stderr is a file, a line now and then (a bar would be one endless line there)."""
+
+    def __init__(self, what: str, total: int, images_per_step: int, *, first: int = 0):
+        self.what, self.total, self.images_per_step = what, total, images_per_step
+        self.first = self.done = first
+        self.note = ""
+        self.started = self.last_line = time.perf_counter()
+        self.waited = 0.0
+        self._asked = 0.0
+        terminal = sys.stderr.isatty()
+        self.bar = tqdm(total=total, initial=first, desc=what, unit="step", leave=False, disable=not terminal)
+        self.lines = not terminal
+
+    def waiting(self, batches: Iterable) -> Iterator:
+        """Pass batches on and measure how long each made the caller wait."""
+        batches = iter(batches)
+        while True:
+            asked = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.waited += time.perf_counter() - asked
+            yield batch
+
+    def advance(self, note: str = "") -> None:
+        """Count one step; `note` is shown behind the figures."""
+        self.done += 1
+        self.note = note or self.note
+        self.bar.set_postfix_str(f"{self.figures()} {self.note}".strip(), refresh=False)
+        self.bar.update()
+        now = time.perf_counter()
+        if self.lines and now - self.last_line > LINE_EVERY:
+            self.last_line = now
+            self._line(now)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what happens inside, such as an evaluation, out of the figures."""
+        began = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - began
+
+    @property
+    def images_per_second(self) -> float:
+        """Images a second since the start or resume."""
+        return (self.done - self.first) * self.images_per_step / max(1e-9, time.perf_counter() - self.started)
+
+    @property
+    def data_wait(self) -> float:
+        """The share of the time that was spent waiting for data, 0…1."""
+        return self.waited / max(1e-9, time.perf_counter() - self.started)
+
+    def figures(self) -> str:
+        """Return images/s and the data-wait share as text."""
+        return f"{self.images_per_second:.0f} images/s, {100 * self.data_wait:.0f} % data wait"
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self.bar.close()
+
+    def _line(self, now: float) -> None:
+        rate = (now - self.started) / max(1, self.done - self.first)
+        left = time.strftime("%H:%M:%S", time.gmtime(rate * (self.total - self.done)))
+        say(f"{self.what} {self.done}/{self.total}, {self.figures()}, {left} left {self.note}".rstrip())
+
+
+class MetricLog:
+    """The rows of metrics.jsonl, one a step.
+
+    A row waits until the next step is under way, so that fetching its numbers does not hold the device up.
+    """
+
+    def __init__(self, folder: RunFolder, learning_rate: Callable[[int], jax.Array], steps_per_epoch: int):
+        self.folder, self.learning_rate, self.steps_per_epoch = folder, learning_rate, steps_per_epoch
+        self.summary = ""
+        self._row: dict[str, float] = {}
+        self._on_device: dict[str, jax.Array] = {}
+
+    def note(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
+        """Remember a step's metrics, still on the device."""
+        self._on_device = metrics
+        self._row = {
+            "step": step,
+            "epoch": step / self.steps_per_epoch,
+            "images_per_second": progress.images_per_second,
+            "data_wait": progress.data_wait,
+        }
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Add evaluation metrics to the waiting row."""
+        self._row |= values
+
+    def write(self) -> None:
+        """Write the waiting row, if there is one; UserError where the loss is not finite."""
+        if not self._row:
+            return
+        step = self._row["step"]
+        numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
+        if not math.isfinite(numbers["loss"]):
+            raise UserError(
+                f"the loss is {numbers['loss']} at step {step}; lower config.optim.learning_rate and start in a new "
+                "--workdir (the checkpoints before it are kept)"
+            )
+        rate = float(self.learning_rate(step - 1))
+        if jax.process_index() == 0:
+            self.folder.append_row({**self._row, "learning_rate": rate, **numbers})
+        self._row, self.summary = {}, f"loss {numbers['loss']:.4g}"
+
+
+def say(text: str) -> None:
+    """Print a line for people, on stderr, so that stdout carries results only."""
+    tqdm.write(text, file=sys.stderr)
