@@ -3,17 +3,17 @@
 python -m mlmoe_jax.main --config=configs/mlvpt_digits.py --workdir=runs/digits
 """
 
-from mlmoe_jax.config import default_config
+from mlmoe_jax.config import default_config, parse_arg
+from mlmoe_jax.presets import use_dataset, use_ml_vpt
 
 
 def get_config(arg=""):
+    options = parse_arg(arg, preset="code")
     config = default_config()
-    config.model.prompts.kind = "group"
+    use_dataset(config, "digits", "", 64)
+    use_ml_vpt(config, preset=options.preset)
     config.model.prompts.num_groups = 3
-    config.model.head.kind = "group_experts"
-    config.loss.terms = {"logits": 0.0, "co": 1.0, "dc": 1.0, "co_gate": 1.0, "dc_gate": 1.0}
-    config.optim.decay_rules = ((r"gate/bias$", 0.0),)
     config.optim.learning_rate = 5e-3
-    config.train.epochs = 6
+    config.train.epochs = 8
     config.ema.decay = 0.99
     return config

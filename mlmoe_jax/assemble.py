@@ -97,7 +97,9 @@ def preprocess_for(config: ConfigDict) -> Preprocess:
     return Preprocess(config.data.image_size, entry.mean, entry.std)
 
 
-def describe_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace, preprocess: Preprocess, parts: Parts):
+def describe_run(
+    folder: RunFolder, config: ConfigDict, label_space: LabelSpace, preprocess: Preprocess, frozen: Params
+) -> None:
     """Write what makes a run folder self-contained; frozen weights too where no published file has them."""
     folder.write_text(LABELS, "".join(f"{name}\n" for name in label_space.names))
     buffer = io.BytesIO()
@@ -105,20 +107,19 @@ def describe_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace,
     folder.write_bytes(LABEL_SPACE, buffer.getvalue())
     folder.write_json(PREPROCESS, asdict(preprocess))
     folder.write_json(THRESHOLDS, dict.fromkeys(label_space.names, config.eval.threshold))
-    print_of_frozen = fingerprint(parts.frozen)
     folder.write_json(
         BACKBONE,
         {
             "name": config.model.backbone.name,
             "weights": config.model.backbone.weights,
-            "frozen_parameters": sum(value.size for value in parts.frozen.values()),
-            "fingerprint": print_of_frozen,
+            "frozen_parameters": sum(value.size for value in frozen.values()),
+            "fingerprint": fingerprint(frozen),
         },
     )
     include = config.checkpoint.include_frozen
-    published = config.model.backbone.weights == "auto" and all(path.startswith("backbone/") for path in parts.frozen)
-    if parts.frozen and (include == "always" or (include == "auto" and not published)):
-        folder.write_bytes(FROZEN, save(jax.device_get(parts.frozen)))
+    published = config.model.backbone.weights == "auto" and all(path.startswith("backbone/") for path in frozen)
+    if frozen and (include == "always" or (include == "auto" and not published)):
+        folder.write_bytes(FROZEN, save(jax.device_get(frozen)))
     folder.write_text(CONFIG, configuration.to_json(config))
 
 
@@ -143,7 +144,7 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
     mesh = start_jax(config)
     parts = _with_frozen(folder, config, label_space)
     values = place({**parts.trainable, **parts.stats}, mesh)
-    with checkpoint.open_manager(folder) as manager:
+    with checkpoint.open_manager(folder, writing=False) as manager:
         restored = checkpoint.restore_newest(manager, selected=values)
     if restored is None:
         raise UserError(f"{folder} holds no finished checkpoint yet; let its training go on")

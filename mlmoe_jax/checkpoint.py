@@ -31,9 +31,13 @@ class Restored:
     state: Any = None
 
 
-def open_manager(folder: RunFolder, *, keep: int = 2) -> ocp.CheckpointManager:
-    """Open the checkpoints of a run folder, of which the newest `keep` stay."""
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> ocp.CheckpointManager:
+    """Open the checkpoints of a run folder, of which the newest `keep` stay.
+
+    writing: make the folder and remove what a killed run left half written; where a training may be at work in the
+    folder at this moment, that would remove the checkpoint that it is writing.
+    """
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
     return ocp.CheckpointManager(
         (folder / CHECKPOINTS).resolve() if folder.is_local else folder / CHECKPOINTS, options=options
     )
@@ -58,8 +62,9 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
 def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any = None) -> Restored | None:
     """Restore the newest good checkpoint into trees like `selected` and `state` (shapes and shardings are theirs).
 
-    A damaged checkpoint is reported and passed over. Returns None where there is no checkpoint at all; raises UserError
-    where there are some and all are damaged.
+    A damaged checkpoint is reported and passed over; where training goes on (`state` is given) from an older one it is
+    deleted, since Orbax saves no step that is not beyond all that are there. Returns None where there is no checkpoint
+    at all; raises UserError where there are some and all are damaged.
     """
     steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
@@ -77,8 +82,11 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
             if changed:
                 raise ValueError(f"{len(changed)} arrays differ from what was saved, the first is {changed[0]}")
         except (ValueError, OSError, KeyError, TypeError) as error:
-            say(f"checkpoint {step} is damaged and passed over: {str(error).splitlines()[0]}")
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            say(f"checkpoint {step} is damaged and passed over: {reason.partition(' [tensorstore_spec')[0]}")
             continue
+        for damaged in steps[: steps.index(step)] if state is not None else ():
+            manager.delete(damaged)
         return Restored(step, items["selected"], items["notes"], items["state"] if state is not None else None)
     if steps:
         raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, steps))})")

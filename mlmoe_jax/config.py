@@ -15,7 +15,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 
-CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "configs"
+_PACKAGE = Path(__file__).resolve().parent
+# An installed package carries the configs inside; a checkout has them beside the package.
+CONFIG_FOLDER = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), _PACKAGE)
 
 
 def default_config() -> ConfigDict:
@@ -69,7 +71,7 @@ def default_config() -> ConfigDict:
     config.trainable = ((r"^backbone/", False), (r"", True))  # ordered (regex, bool) over parameter paths
 
     config.loss = loss = ConfigDict()
-    loss.kind = "asymmetric"  # asymmetric | bce | focal
+    loss.kind = "asymmetric"  # asymmetric | bce | focal | softmax (one label an image)
     loss.gamma_neg = 2.0  # asymmetric: focusing of negatives; focal: the focusing of both
     loss.gamma_pos = 0.0
     loss.clip = 0.0  # asymmetric: probability margin of negatives
@@ -127,10 +129,15 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
     Raises UserError for a key that is not among them, or a value of another type.
     """
     options = ConfigDict(defaults)
+    seen: set[str] = set()
     for item in filter(None, arg.split(",")):
         key, equals, text = item.partition("=")
         if not equals:
-            raise UserError(f"'{item}' after the config's colon is not key=value; it takes {', '.join(defaults)}")
+            takes = f"it takes {', '.join(defaults)}" if defaults else "this config takes none"
+            raise UserError(f"'{item}' after the config's colon is not key=value; {takes}")
+        if key in seen:
+            raise UserError(f"config argument '{key}' is given twice")
+        seen.add(key)
         set_key(options, key, text, what="config argument")
     return options
 
@@ -143,6 +150,8 @@ def load_config(reference: str, overrides: list[tuple[str, str]]) -> ConfigDict:
     location, _, arg = reference.partition(":")
     path = _find_config(location)
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None:
+        raise UserError(f"config {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -194,8 +203,10 @@ def _read(text: str, present: Any, what: str) -> Any:
         if isinstance(present, bool):
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if isinstance(present, tuple):
-            value = ast.literal_eval(text) if text[:1] in "([" else [part for part in text.split(",") if part]
-            return tuple(value)
+            if text[:1] not in ("(", "["):
+                return tuple(part for part in text.split(",") if part)
+            value = ast.literal_eval(text)
+            return tuple(_tuples(item) for item in value) if isinstance(value, tuple | list) else (value,)
         return type(present)(text)
     except (ValueError, KeyError, SyntaxError) as error:
         raise UserError(f"{what} takes a {type(present).__name__} such as {present!r}, not '{text}'") from error
@@ -224,7 +235,10 @@ def from_json(text: str) -> ConfigDict:
             else:
                 node[key] = _tuples(value) if isinstance(value, list) else value
 
-    merge(config, json.loads(text))
+    try:
+        merge(config, json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"the stored config is damaged: {str(error).partition('. ')[0]}") from error
     return config
 
 
@@ -242,7 +256,7 @@ _CHOICES = {
     "model.head.activation": ("gelu", "relu"),
     "model.head.gate_bias": ("unused", "used"),
     "model.head.combine": ("mean_logit", "mean_probability"),
-    "loss.kind": ("asymmetric", "bce", "focal"),
+    "loss.kind": ("asymmetric", "bce", "focal", "softmax"),
     "loss.reduce": ("mean", "sum"),
     "optim.name": ("adamw", "sgd"),
     "optim.schedule": ("one_cycle", "cosine", "constant"),
@@ -267,6 +281,7 @@ _POSITIVE = (
     "checkpoint.every_epochs",
     "checkpoint.keep",
 )
+_RULES = ("trainable", "optim.rate_rules", "optim.decay_rules")
 _FRACTION = ("ema.decay", "eval.threshold", "augment.cutout", "augment.shift", "augment.brightness", "augment.contrast")
 
 
@@ -280,6 +295,11 @@ def validate(config: ConfigDict) -> None:
     ]
     wrong += [f"{key} is {flat[key]!r} and must be above 0" for key in _POSITIVE if not flat[key] > 0]
     wrong += [f"{key} is {flat[key]!r} and must be within 0 and 1" for key in _FRACTION if not 0 <= flat[key] <= 1]
+    wrong += [
+        f"{key} is {flat[key]!r} and must be (regex, value) pairs"
+        for key in _RULES
+        if not all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in flat[key])
+    ]
     if config.model.head.kind == "group_experts" and config.model.prompts.kind != "group":
         wrong.append("model.head.kind=group_experts reads group prompts: set model.prompts.kind=group")
     produced = {"linear": {"logits"}, "group_experts": {"logits", "co", "dc", "co_gate", "dc_gate"}}
@@ -292,6 +312,8 @@ def validate(config: ConfigDict) -> None:
         )
     if config.eval.select_on == "val" and not config.data.val_split:
         wrong.append("eval.select_on=val needs data.val_split")
+    if config.eval.select_on == "test" and not config.data.test_splits:
+        wrong.append("eval.select_on=test needs data.test_splits")
     if wrong:
         raise UserError("the config has mistakes: " + "; ".join(wrong))
 

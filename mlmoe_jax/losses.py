@@ -93,6 +93,19 @@ def focal_loss(
     return -(labels * positive + (1 - labels) * negative)
 
 
+def softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
+    """−y log softmax(x) over the labels of an image, per element: for images that have exactly one label.
+
+    Args:
+      logits: f[B,K].
+      labels: f[B,K], one-hot.
+
+    Returns:
+      f32[B,K] (f64 for f64 logits); its sum over K is the cross-entropy of an image.
+    """
+    return -jnp.asarray(labels) * jax.nn.log_softmax(_as_float(logits), axis=-1)
+
+
 def reduce(
     per_element: ArrayLike, label_mask: ArrayLike, mask: ArrayLike, *, how: str = "mean", scale: float = 1.0
 ) -> Array:

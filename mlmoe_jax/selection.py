@@ -43,7 +43,7 @@ class Selection:
 
     def notes(self) -> dict:
         """Return everything but the values, as plain JSON."""
-        return {name: value for name, value in vars(self).items() if name != "values"}
+        return {name: value for name, value in vars(self).items() if name != "values"} | {"best": dict(self.best)}
 
     def __str__(self) -> str:
         reason = f"best mAP on {self.split}, {100 * max(self.best.values()):.2f} %" if self.split else "the last"

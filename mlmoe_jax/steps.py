@@ -62,6 +62,8 @@ def make_objective(settings, positive_weight: jax.Array | None = None) -> Object
 
         def per_element(logits, labels):
             return losses.binary_cross_entropy(logits, labels, positive_weight=weight)
+    elif settings.kind == "softmax":
+        per_element = losses.softmax_cross_entropy
     else:
 
         def per_element(logits, labels):
@@ -124,7 +126,7 @@ def make_train_step(
             opt=opt,
             ema=ema_update(moving.ema, {**trainable, **stats}, ema_decay),
         )
-        return after, {"loss": loss, **parts, "gradient_norm": optax.global_norm(gradient)}
+        return after, {"loss": loss, **parts, "gradient_norm": optax.tree.norm(gradient)}
 
     everywhere = NamedSharding(mesh, sharding.REPLICATED)
     compiled: dict[str, Callable] = {}

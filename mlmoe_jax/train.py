@@ -28,7 +28,7 @@ from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.selection import Selection
 from mlmoe_jax.sharding import place, shard_batch
 from mlmoe_jax.state import Params, TrainState, initial_state, parameter_table
-from mlmoe_jax.steps import make_eval_step, make_objective, make_train_step
+from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step
 from mlmoe_jax.writer import MetricLog, Progress, say
 
 # Keys that may differ when a run goes on: they change where and how fast, not what.
@@ -49,6 +49,7 @@ class Job:
     train_split: Split
     watched: Split | None  # the split that is evaluated while training
     label_space: LabelSpace
+    preprocess: Preprocess
     steps_per_epoch: int
     total_steps: int
     learning_rate: Callable
@@ -72,9 +73,11 @@ def train(config: ConfigDict, folder: RunFolder) -> dict[str, dict[str, float]]:
     Raises UserError for what the user can put right, Stopped after SIGTERM or Ctrl-C once the state is saved.
     """
     configuration.validate(config)
+    _require_same_config(config, folder)
+    job, state = set_up(config, folder)
     with folder.writing():
-        _require_same_config(config, folder)
-        job, state = set_up(config, folder)
+        if jax.process_index() == 0:
+            describe_run(folder, config, job.label_space, job.preprocess, state.frozen)
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             state, selection = start(job, state, manager)
             selection = run_steps(job, state, selection, manager)
@@ -82,7 +85,7 @@ def train(config: ConfigDict, folder: RunFolder) -> dict[str, dict[str, float]]:
 
 
 def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
-    """Open the data, build the model and the steps, describe the run in its folder."""
+    """Open the data, build the model, its initial state and the steps; nothing is written yet."""
     # -------------------------------------------------------------------------------------------------- data
     preprocess = preprocess_for(config)
     train_split = open_split(config.data, config.data.train_split)
@@ -96,8 +99,6 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
     mesh = start_jax(config)
     parts = assemble(config, label_space)
     say(parameter_table(parts.trainable, parts.frozen))
-    if jax.process_index() == 0:
-        describe_run(folder, config, label_space, preprocess, parts)
 
     # ------------------------------------------------------------------------------------------------- steps
     optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
@@ -120,6 +121,7 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
         train_split=train_split,
         watched=open_split(config.data, watched) if watched else None,
         label_space=label_space,
+        preprocess=preprocess,
         steps_per_epoch=per_epoch,
         total_steps=total_steps,
         learning_rate=jax.jit(learning_rate),

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 
 import jax
 from tqdm import tqdm
@@ -24,7 +25,6 @@ class Progress:
         self.note = ""
         self.started = self.last_line = time.perf_counter()
         self.waited = 0.0
-        self._asked = 0.0
         terminal = sys.stderr.isatty()
         self.bar = tqdm(total=total, initial=first, desc=what, unit="step", leave=False, disable=not terminal)
         self.lines = not terminal
@@ -79,7 +79,7 @@ class Progress:
 
     def _line(self, now: float) -> None:
         rate = (now - self.started) / max(1, self.done - self.first)
-        left = time.strftime("%H:%M:%S", time.gmtime(rate * (self.total - self.done)))
+        left = timedelta(seconds=round(rate * (self.total - self.done)))
         say(f"{self.what} {self.done}/{self.total}, {self.figures()}, {left} left {self.note}".rstrip())
 
 

@@ -213,3 +213,14 @@ def test_descending_on_gate_entropy_sharpens_the_gate():
     x = jax.lax.fori_loop(0, 200, lambda _, x: x - slope(x), x)
     assert losses.gate_entropy(jax.nn.softmax(x)) == pytest.approx(0.00549, rel=0.02)
     assert jax.nn.softmax(x).max() == pytest.approx(0.99944, abs=2e-5)
+
+
+def test_softmax_cross_entropy_is_that_of_an_image():
+    logits = jnp.array([[2.0, -1.0, 0.5], [300.0, -300.0, 0.0]])
+    labels = jnp.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    ours = losses.softmax_cross_entropy(logits, labels)
+    assert ours.shape == (2, 3)
+    expected = [-math.log(math.exp(0.5) / (math.exp(2) + math.exp(-1) + math.exp(0.5))), 600.0]
+    np.testing.assert_allclose(ours.sum(axis=1), expected, rtol=1e-6)
+    gradient = jax.grad(lambda x: losses.softmax_cross_entropy(x, labels).sum())(logits)
+    np.testing.assert_allclose(gradient, jax.nn.softmax(logits) - labels, atol=1e-6)

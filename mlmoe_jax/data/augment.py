@@ -52,12 +52,12 @@ def contrast(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
 def cutout(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
     """Cover one square of each f32[B,H,W,3], of side `fraction`·H, with one random colour.
 
-    The centre is uniform over the image and the square is clipped at the borders; both edges are covered, which makes
+    The centre is uniform over the pixels and the square is clipped at the borders; both edges are covered, which makes
     an unclipped square one pixel larger than its nominal side, as in the authors' code of ML-VPT.
     """
     batch, height, width, _ = image.shape
     at, colour = jax.random.split(key)
-    centre = jax.random.uniform(at, (batch, 2)) * jnp.array([height, width])
+    centre = jax.random.randint(at, (batch, 2), 0, jnp.array([height, width]))
     half = fraction * height / 2
     rows = jnp.abs(jnp.arange(height) - centre[:, :1]) <= half
     columns = jnp.abs(jnp.arange(width) - centre[:, 1:]) <= half

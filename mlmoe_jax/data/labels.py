@@ -94,8 +94,9 @@ def _groups(counts, positives, data_name: str, prompts, seed: int) -> tuple[np.n
     for side, group in (("co", co_group), ("dc", dc_group)):
         if group.shape != (num_labels,) or group.min() < 0 or group.max() >= num_groups:
             raise UserError(
-                f"the {side} groups from {prompts.groups} are {group.size} numbers up to {group.max()}, but the data "
-                f"has {num_labels} labels and model.prompts.num_groups is {num_groups}"
+                f"the {side} groups from {prompts.groups} are {group.size} numbers from {min(group, default=0)} to "
+                f"{max(group, default=0)}, but the data has {num_labels} labels and model.prompts.num_groups is "
+                f"{num_groups}"
             )
     return co_group, dc_group
 
@@ -114,8 +115,8 @@ def _published(data_name: str, num_groups: int) -> dict[str, list[int]]:
 def _from_file(path: str) -> dict[str, list[int]]:
     try:
         pair = json.loads(Path(path).read_text())
-        return {"co": list(pair["co"]), "dc": list(pair["dc"])}
-    except FileNotFoundError as error:
+        return {side: [int(group) for group in pair[side]] for side in ("co", "dc")}
+    except OSError as error:
         raise UserError(
             f"model.prompts.groups is '{path}', which is neither computed, published nor a file that exists"
         ) from error

@@ -1,7 +1,8 @@
 """Batches from a split, on Grain: the data position is a function of the step.
 
 Shuffling and repeating happen on the global data set, before a process takes its part: the global batch of a step is
-the same for any number of processes, and training resumes at any step by slicing.
+the same, in the same order, for any number of processes, and training resumes at any step by slicing. (The order
+matters: augmentation draws its numbers by the place in the global batch.)
 """
 
 import math
@@ -18,13 +19,17 @@ Batch = dict[str, np.ndarray]
 
 
 class _Examples:
-    """row -> one example of a batch, without its batch axis; rows beyond the split are padding."""
+    """rows -> a batch of their examples; rows beyond the split are padding."""
 
     def __init__(self, split: Split, image_size: int, difficult: str):
         self.split, self.image_size = split, image_size
         self.labels, self.label_mask = targets(split.labels, difficult)
 
-    def __call__(self, row: int) -> Batch:
+    def __call__(self, rows: np.ndarray) -> Batch:
+        examples = [self._read(int(row)) for row in rows]
+        return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+
+    def _read(self, row: int) -> Batch:
         if row >= len(self.split):
             nothing = np.zeros(len(self.split.classes), np.float32)
             image = np.zeros((self.image_size, self.image_size, 3), np.uint8)
@@ -71,10 +76,10 @@ def build_loader(
         rows = grain.MapDataset.range(len(split)).seed(seed).shuffle().repeat()
     else:
         rows = grain.MapDataset.range(batch_size * math.ceil(len(split) / batch_size))
-    batches = (
-        rows[index::count]
-        .map(_Examples(split, data.image_size, data.difficult))
-        .batch(batch_size // count, drop_remainder=True)[first_step:]
+    size = batch_size // count
+    examples = _Examples(split, data.image_size, data.difficult)
+    batches = rows.batch(batch_size, drop_remainder=True)[first_step:].map(
+        lambda whole: examples(whole[index * size : (index + 1) * size])
     )
     options = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=2 * data.threads)
     return iter(batches.to_iter_dataset(options))

@@ -32,6 +32,19 @@ def bicubic_weights(source: int, target: int, *, scale: float | None = None) -> 
     return weights
 
 
+def sine_positions(side: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
+    """Return f32[1,side·side,width]: sines and cosines of the column, then of the row, at width/4 frequencies each.
+
+    The fixed table of MoCo v3 and of Beyer et al., "Better plain ViT baselines" (2022). `width` is a multiple of 4.
+    """
+    if width % 4:
+        raise ValueError(f"a sine position table needs a width that is a multiple of 4, not {width}")
+    frequency = temperature ** -np.linspace(0, 1, width // 4)
+    row, column = (axis.reshape(-1, 1) * frequency for axis in np.mgrid[:side, :side])
+    table = np.concatenate([np.sin(column), np.cos(column), np.sin(row), np.cos(row)], axis=1)
+    return table[None].astype(np.float32)
+
+
 def resample_positions(table: jax.Array, grid: tuple[int, int], *, offset: float = 0.0) -> jax.Array:
     """Resample a square position table f32[1,S·S,D] to `grid` = (rows, columns), giving f32[1,rows·columns,D].
 

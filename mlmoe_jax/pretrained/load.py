@@ -1,6 +1,8 @@
 """Weights from a file into a module, by a rule table that must account for every tensor."""
 
 import re
+import zipfile
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,17 @@ from mlmoe_jax.pretrained.rules.mlvpt import ML_VPT_DINOV2
 from mlmoe_jax.pretrained.rules.vit import HUGGING_FACE_DINOV2, OWN, TIMM
 
 SOURCES = (OWN, ML_VPT_DINOV2, TIMM, HUGGING_FACE_DINOV2)
+# What numpy and safetensors raise on damaged files, and on types that numpy does not have.
+_UNREADABLE = (
+    SafetensorError,
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    TypeError,
+    AttributeError,
+    OSError,
+    EOFError,
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +55,8 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
             return load_file(path)
     except FileNotFoundError as error:
         raise UserError(f"there is no weights file {path}") from error
-    except (SafetensorError, ValueError, OSError, EOFError) as error:
-        raise UserError(f"cannot read weights from {path}: {error}") from error
+    except _UNREADABLE as error:
+        raise UserError(f"cannot read weights from {path}: {str(error).partition('. ')[0]}") from error
     raise UserError(f"weights are read from .safetensors and .npz files, not from {path.name}")
 
 
@@ -108,7 +121,11 @@ def _apply_rules(tensors: dict[str, np.ndarray], source: Source) -> tuple[dict[s
     for name, tensor in tensors.items():
         for rule in source.rules:
             if match := re.fullmatch(rule.pattern, name):
-                parts[match.expand(rule.target)].append((rule, rule.transform(tensor)))
+                try:
+                    parts[match.expand(rule.target)].append((rule, rule.transform(tensor)))
+                except (ValueError, IndexError) as error:
+                    text = f"tensor {name} of shape {tensor.shape} is not of the {source.name} layout"
+                    raise UserError(text) from error
                 break
         else:
             unused.append(name)
@@ -116,6 +133,10 @@ def _apply_rules(tensors: dict[str, np.ndarray], source: Source) -> tuple[dict[s
     for target, pieces in parts.items():
         pieces.sort(key=lambda piece: piece[0].part or 0)
         rule, tensor = pieces[0]
-        joined[target] = tensor if rule.part is None else np.concatenate([t for _, t in pieces], axis=rule.axis)
+        try:
+            joined[target] = tensor if rule.part is None else np.concatenate([t for _, t in pieces], axis=rule.axis)
+        except ValueError as error:
+            shapes = ", ".join(str(t.shape) for _, t in pieces)
+            raise UserError(f"the tensors that make {target} have shapes that do not fit together: {shapes}") from error
         may_reshape |= {target} if rule.reshape else set()
     return joined, may_reshape, unused

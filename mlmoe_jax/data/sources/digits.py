@@ -175,7 +175,7 @@ def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[
 def render_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
     """Render one digit anywhere on a canvas, u8[64,64,3]."""
     canvas = paint_canvas(random)
-    size = random.uniform(14, 32)
+    size = random.uniform(16, 56)
     centre = random.uniform(size / 2, CANVAS - size / 2, size=2)
     paint_digit(random, canvas, scans[digit][random.randint(len(scans[digit]))], centre, size)
     return _finish(canvas)

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, Features, Prompts
-from mlmoe_jax.models.positions import resample_positions
+from mlmoe_jax.models.positions import resample_positions, sine_positions
 from mlmoe_jax.models.transformer import Block, layer_norm
 
 
@@ -41,10 +41,11 @@ class ViT(nnx.Module):
     def __init__(self, shape: ViTShape, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
         self.shape = shape
         normal = nnx.initializers.truncated_normal(0.02)
-        tokens = (shape.native // shape.patch) ** 2
         self.patch_embed = nnx.Linear(3 * shape.patch**2, shape.width, dtype=dtype, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, shape.width)))
-        self.pos_embed = nnx.Param(normal(rngs.params(), (1, 1 + tokens, shape.width)))
+        side = shape.native // shape.patch
+        # Trained from scratch, a table that starts as sines and cosines learns several times faster than a random one.
+        self.pos_embed = nnx.Param(jnp.pad(sine_positions(side, shape.width), ((0, 0), (1, 0), (0, 0))))
         if shape.mask_token:
             self.mask_token = nnx.Param(jnp.zeros((1, shape.width)))
         hidden = int(shape.width * shape.mlp_ratio)

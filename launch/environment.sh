@@ -1,0 +1,38 @@
+# Makes the project's own Python environment, or reuses one that matches; sourced by the other scripts.
+#
+#   use_environment            what requirements.txt lists
+#   use_environment dev        that, and the tools of the extra "dev" in pyproject.toml
+#
+# MLMOE_VENV names another place than .venv; PYTHON another interpreter than the first suitable one on the path.
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11 python; do
+    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "error: no Python 3.11 or newer on the path; install one, or name it with PYTHON=/path/to/python3" >&2
+  exit 2
+}
+
+use_environment() {
+  local extra="${1:-}" venv="${MLMOE_VENV:-.venv}" python wanted stamp
+  python="$(find_python)" || exit 2
+  wanted="$("$python" --version; cat requirements.txt; [ -z "$extra" ] || cat pyproject.toml)"
+  stamp="$venv/made-from${extra:+-$extra}.txt"
+  if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
+    echo "setting up $venv (once; needs the network) ..." >&2
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r requirements.txt
+    if [ -n "$extra" ]; then
+      "$venv/bin/python" - "$extra" <<'PY' | xargs -d '\n' "$venv/bin/python" -m pip install --quiet --disable-pip-version-check
+import sys, tomllib
+print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))
+PY
+    fi
+    printf '%s\n' "$wanted" > "$stamp"
+  fi
+  python_in_environment="$venv/bin/python"
+}

@@ -1,0 +1,84 @@
+"""The launch scripts, with a stand-in for Python that writes down what it is asked to do."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RECORDER = """#!/usr/bin/env bash
+case "$1" in --version) echo "Python 3.11.99"; exit ;; -c) exit "${OLD:-0}" ;; esac
+echo "$@" >> "$RECORD"
+case "$2" in venv) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;; esac
+if [ "$1" = "-" ]; then echo some-tool; fi
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    python = tmp_path / "python3"
+    python.write_text(RECORDER)
+    python.chmod(0o755)
+    record = tmp_path / "record"
+
+    def run(script, *arguments, **variables):
+        record.write_text("")
+        environment = dict(
+            os.environ, PYTHON=str(python), MLMOE_VENV=str(tmp_path / "venv"), RECORD=str(record), **variables
+        )
+        done = subprocess.run(
+            ["bash", REPOSITORY / script, *arguments], env=environment, capture_output=True, text=True, cwd=tmp_path
+        )
+        return done, record.read_text().splitlines()
+
+    return run
+
+
+def test_local_sets_up_once_and_starts_the_main_job(launch, tmp_path):
+    done, calls = launch("launch/local.sh")
+    assert done.returncode == 0, done.stderr
+    assert calls[0] == f"-m venv {tmp_path / 'venv'}"
+    assert calls[1].startswith("-m pip install")
+    assert calls[1].endswith("-r requirements.txt")
+    assert calls[2:] == ["-m mlmoe_jax.main --config=configs/mlvpt_digits.py --workdir=runs/digits"]
+    done, calls = launch("launch/local.sh", "--config.train.epochs=2", "--workdir=elsewhere")
+    assert calls == ["-m mlmoe_jax.main --config.train.epochs=2 --workdir=elsewhere --config=configs/mlvpt_digits.py"]
+
+
+def test_another_requirements_file_is_installed_again(launch, tmp_path):
+    launch("launch/local.sh")
+    stamp = tmp_path / "venv" / "made-from.txt"
+    assert (REPOSITORY / "requirements.txt").read_text() in stamp.read_text()
+    stamp.write_text("another")
+    _, calls = launch("launch/local.sh")
+    assert any("pip install" in call for call in calls)
+    assert not any("-m venv" in call for call in calls)
+
+
+def test_test_script_installs_its_tools_and_passes_its_flags_on(launch):
+    done, calls = launch("launch/test.sh", "--all")
+    assert done.returncode == 0, done.stderr
+    assert any(call.startswith("-m pip install") and call.endswith("some-tool") for call in calls)
+    assert [call for call in calls if "-m pytest" in call] == [
+        "-m pytest -n 2 --dist loadfile tests/models",
+        "-m pytest -n 2 --dist loadfile --all",
+    ]
+
+
+def test_ci_is_the_test_script(launch):
+    done, calls = launch(".ci/run")
+    assert done.returncode == 0, done.stderr
+    assert calls[-1] == "-m pytest -n 2 --dist loadfile"
+
+
+def test_an_old_python_is_refused(launch, tmp_path):
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("python", "python3", "python3.11", "python3.12", "python3.13"):
+        (old / name).write_text("#!/bin/sh\nexit 1\n")
+        (old / name).chmod(0o755)
+    done, calls = launch("launch/local.sh", OLD="1", PATH=f"{old}:{os.environ['PATH']}")
+    assert done.returncode == 2
+    assert "no Python 3.11 or newer" in done.stderr
+    assert calls == []

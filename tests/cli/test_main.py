@@ -1,0 +1,354 @@
+"""The commands as a user gives them, on a cut-down digits and a tiny random backbone."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SMALL = (
+    "--config.train.epochs=2",
+    "--config.train.batch_size=50",
+    "--config.train.log_every=1",
+    "--config.eval.batch_size=50",
+    "--config.checkpoint.every_epochs=0.5",
+    "--config.seed=3",
+)
+
+# The embedded data set with few scenes and a one-block backbone: everything else is the real program.
+RUNNER = """
+import sys
+import mlmoe_jax.data.sources.digits as digits
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.models.backbones.vit import ViTShape
+import dataclasses
+digits.SCENES = {"train": 200, "val": 60, "test": 70, "test_shift": 70}
+entry = catalog.CATALOG["vit_digits"]
+tiny = ViTShape(width=16, depth=2, heads=2, patch=16, native=64)
+catalog.CATALOG["vit_digits"] = dataclasses.replace(entry, shape=tiny, file="tiny.safetensors")
+from mlmoe_jax.main import main
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Return a function that starts the program in a folder of its own, with its backbone in the weights cache."""
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "runner.py").write_text(RUNNER)
+    make_weights = (
+        "import runner, jax, numpy as np\n"
+        "from flax import nnx\nfrom safetensors.numpy import save_file\n"
+        "from mlmoe_jax.models.backbones.vit import ViT\nfrom mlmoe_jax.state import ModelDef\n"
+        "params = ModelDef.split(ViT(runner.tiny, rngs=nnx.Rngs(9)))[1]\n"
+        "save_file({path: np.asarray(value) for path, value in params.items()}, 'tiny.safetensors')\n"
+    )
+    environment = dict(
+        os.environ, PYTHONPATH=f"{REPOSITORY}:{folder}", JAX_PLATFORMS="cpu", MLMOE_CACHE=str(folder), COLUMNS="200"
+    )
+    subprocess.run([sys.executable, "-c", make_weights], cwd=folder, env=environment, check=True)
+
+    def start(*arguments, wait=True):
+        command = [sys.executable, "runner.py", *map(str, arguments)]
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        if not wait:
+            return process
+        out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    start.place = {"cwd": folder, "env": environment}
+    return start
+
+
+@pytest.fixture(scope="module")
+def trained(program, tmp_path_factory):
+    """Return a finished run folder, and what its training printed."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    done = program("--config=mlvpt_digits", f"--workdir={folder}", "--json", *SMALL)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def table_of(path: Path) -> list[dict]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def same_training(first: list[dict], second: list[dict]) -> None:
+    """Assert that two runs took the same steps, bit for bit; only timings may differ."""
+    timing = {"images_per_second", "data_wait"}
+    strip = [[{k: v for k, v in row.items() if k not in timing} for row in rows] for rows in (first, second)]
+    assert strip[0] == strip[1]
+
+
+def refused(done, *parts: str) -> str:
+    """Assert exit code 2 and one sentence on stderr that says `parts`."""
+    assert done.returncode == 2, done.stderr
+    sentences = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(sentences) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in sentences[0]
+    return sentences[0]
+
+
+# ------------------------------------------------------------------------------------------------- train and eval
+def test_training_leaves_a_complete_run_folder(trained):
+    folder, done = trained
+    results = json.loads(done.stdout)
+    assert set(results) == {"val", "test", "test_shift"}
+    assert 0 < results["test"]["mAP"] < 1
+    for name in ("config.json", "labels.txt", "label_space.npz", "preprocess.json", "thresholds.json", "backbone.json"):
+        assert (folder / name).is_file(), name
+    assert not (folder / "frozen.safetensors").exists(), "the catalogue has these weights"
+    assert json.loads((folder / "results.json").read_text()) == results
+    scores = np.load(folder / "scores.npz")
+    assert scores["scores"].shape == (60 + 70 + 70, 10)
+    assert sorted(set(scores["split"])) == ["test", "test_shift", "val"]
+    assert "parameters trainable" in done.stderr
+
+
+def test_each_step_has_one_row_with_its_evaluation(trained):
+    folder, _ = trained
+    rows = rows_of(folder)
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    for row in rows:
+        assert {"loss", "loss/co", "loss/dc_gate", "gradient_norm", "learning_rate", "epoch"} <= set(row)
+        evaluated = row["step"] in (4, 8)
+        assert ("val/raw/mAP" in row) == ("val/ema/mAP_envelope" in row) == evaluated
+
+
+def test_eval_reproduces_training_to_the_last_digit(program, trained):
+    folder, done = trained
+    again = program("--mode=eval", f"--workdir={folder}", "--json")
+    assert again.returncode == 0, again.stderr
+    trained_results, results = json.loads(done.stdout), json.loads(again.stdout)
+    assert set(results) == {"test", "test_shift"}
+    assert results == {name: trained_results[name] for name in results}
+    other = program(
+        "--mode=eval", f"--workdir={folder}", "--config.data.test_splits=val", "--config.eval.batch_size=20"
+    )
+    assert other.returncode == 0, other.stderr
+    assert f"{100 * trained_results['val']['mAP']:.2f}" in other.stdout
+
+
+def test_the_same_command_again_only_evaluates(program, trained):
+    folder, done = trained
+    before = rows_of(folder)
+    again = program("--config=mlvpt_digits", f"--workdir={folder}", "--json", *SMALL)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == json.loads(done.stdout)
+    assert rows_of(folder) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stopped_run_goes_on_as_if_undisturbed(program, trained, tmp_path, number):
+    folder, done = trained
+    command = ("--config=mlvpt_digits", f"--workdir={tmp_path / 'b'}", "--json", *SMALL)
+    process = program(*command, wait=False)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (tmp_path / "b" / "metrics.jsonl").exists() and len(rows_of(tmp_path / "b")) >= 3:
+            process.send_signal(number)
+            break
+        time.sleep(0.01)
+    process.communicate(timeout=120)
+    # on a fast machine the run may be through before the signal arrives
+    assert process.returncode in (0, 130 if number == signal.SIGTERM else -signal.SIGKILL)
+    again = program(*command)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == json.loads(done.stdout)
+    same_training(rows_of(tmp_path / "b"), rows_of(folder))
+
+
+def test_a_damaged_checkpoint_is_passed_over(program, trained, tmp_path):
+    folder, done = trained
+    copy = tmp_path / "c"
+    shutil.copytree(folder, copy)
+    newest = max((path for path in (copy / "checkpoints").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+    largest = max((p for p in newest.rglob("*") if p.is_file() and "state" in str(p)), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    largest.write_bytes(content)
+    again = program("--config=mlvpt_digits", f"--workdir={copy}", "--json", *SMALL)
+    assert again.returncode == 0, again.stderr
+    assert f"checkpoint {newest.name} is damaged and passed over" in again.stderr
+    assert json.loads(again.stdout) == json.loads(done.stdout)
+    same_training(rows_of(copy), rows_of(folder))
+
+
+def test_another_config_does_not_go_on_in_the_same_folder(program, trained):
+    folder, _ = trained
+    done = program("--config=mlvpt_digits", f"--workdir={folder}", *SMALL, "--config.loss.gamma_neg=3")
+    refused(done, "another config", "loss.gamma_neg was 2.0 and is 3.0")
+
+
+def test_random_backbone_travels_with_the_run(program, tmp_path):
+    folder = tmp_path / "random"
+    small = (*SMALL, "--config.train.epochs=1", "--config.data.test_splits=test")
+    small = tuple(item for item in small if item != "--config.train.epochs=2")
+    done = program(
+        "--config=linear_probe", f"--workdir={folder}", "--json", "--config.model.backbone.weights=none", *small
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "frozen.safetensors").exists()
+    again = program("--mode=eval", f"--workdir={folder}", "--json")
+    assert json.loads(again.stdout)["test"] == json.loads(done.stdout)["test"]
+
+
+def test_changed_frozen_weights_are_noticed(program, trained, tmp_path):
+    folder, _ = trained
+    copy = tmp_path / "changed"
+    shutil.copytree(folder, copy)
+    described = json.loads((copy / "backbone.json").read_text())
+    described["fingerprint"] = "0" * 64
+    (copy / "backbone.json").write_text(json.dumps(described))
+    refused(program("--mode=eval", f"--workdir={copy}"), "frozen weights", "not those")
+
+
+# --------------------------------------------------------------------------------------------------------- predict
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    random = np.random.RandomState(0)
+    for name in ("b.png", "a.jpg", "c.png"):
+        Image.fromarray(random.randint(0, 255, (40, 60, 3), np.uint8)).save(folder / name)
+    return folder
+
+
+def test_predict_writes_a_row_a_picture(program, trained, photos, tmp_path):
+    done = program("--mode=predict", f"--workdir={trained[0]}", f"--images={photos}", f"--output={tmp_path / 'p.csv'}")
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 pictures labelled" in done.stdout
+    rows = table_of(tmp_path / "p.csv")
+    assert [Path(row["image"]).name for row in rows] == ["a.jpg", "b.png", "c.png"]
+    for row in rows:
+        above = [str(k) for k in range(10) if float(row[str(k)]) >= 0.5]
+        assert [name for name in row["labels"].split(";") if name] == above
+    lines = tmp_path / "p.jsonl"
+    done = program("--mode=predict", f"--workdir={trained[0]}", "--images", photos / "c.png", f"--output={lines}")
+    assert done.returncode == 0, done.stderr
+    only = json.loads(lines.read_text())
+    assert only["scores"]["4"] == pytest.approx(float(rows[2]["4"]), abs=1e-5)
+
+
+def test_predict_gives_the_scores_of_eval(program, trained, tmp_path):
+    """A picture as a file, with the run folder alone, scores as it did as part of the data set."""
+    folder, _ = trained
+    (tmp_path / "scenes").mkdir()
+    write = (
+        "import runner, sys\nfrom PIL import Image\n"
+        "for row, image in enumerate(runner.digits.open_scenes('test').images[:5]):\n"
+        "    Image.fromarray(image).save(f'{sys.argv[1]}/{row}.png')\n"
+    )
+    subprocess.run([sys.executable, "-c", write, tmp_path / "scenes"], **program.place, check=True)
+    output = tmp_path / "p.jsonl"
+    done = program("--mode=predict", f"--workdir={folder}", f"--images={tmp_path / 'scenes'}", f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    ours = np.array([[*json.loads(line)["scores"].values()] for line in output.read_text().splitlines()])
+    stored = np.load(folder / "scores.npz")
+    expected = stored["scores"][stored["split"] == "test"][:5]
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+def test_the_same_from_python(program, trained, photos):
+    code = (
+        "import runner, sys, numpy as np\nfrom PIL import Image\nfrom mlmoe_jax.predict import Predictor\n"
+        "predictor, folder = Predictor.from_run(sys.argv[1]), sys.argv[2]\n"
+        "path = f'{folder}/a.jpg'\n"
+        "pixels = np.asarray(Image.open(path).convert('RGB'))\n"
+        "results = predictor([path, open(path, 'rb').read(), pixels, b'nothing'], batch_size=3)\n"
+        "assert [bool(r.error) for r in results] == [False, False, False, True], results\n"
+        "assert results[0].scores == results[1].scores == results[2].scores\n"
+        "assert list(results[0].scores) == [str(k) for k in range(10)]\n"
+        "assert predictor([]) == []\n"
+    )
+    subprocess.run([sys.executable, "-c", code, trained[0], photos], **program.place, check=True)
+
+
+def test_a_bad_picture_is_reported_and_the_rest_is_labelled(program, trained, photos, tmp_path):
+    for photo in photos.iterdir():
+        shutil.copy(photo, tmp_path)
+    (tmp_path / "bad.jpg").write_text("this is no picture")
+    done = program(
+        "--mode=predict", f"--workdir={trained[0]}", f"--images={tmp_path}", f"--output={tmp_path / 'p.csv'}"
+    )
+    refused(done, "bad.jpg", "image")
+    rows = {Path(row["image"]).name: row for row in table_of(tmp_path / "p.csv")}
+    assert len(rows) == 4
+    assert rows["bad.jpg"]["error"]
+    assert not rows["a.jpg"]["error"]
+    assert "3 of 4 pictures labelled" in done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--mode=eval", "--workdir={tmp}"], ["not the run folder", "config.json"]),
+        (["--mode=eval", "--workdir={tmp}/nothing"], ["no run folder"]),
+        (["--mode=predict", "--workdir={tmp}", "--images={tmp}"], ["not the run folder"]),
+        (["--mode=predict", "--workdir={run}"], ["--images"]),
+        (["--mode=predict", "--workdir={run}", "--images={tmp}"], ["holds no pictures"]),
+        (["--mode=predict", "--workdir={run}", "--images={tmp}/x.jpg"], ["no picture or folder"]),
+        (["--mode=predict", "--workdir={run}", "--images={tmp}", "--output=x.txt"], [".csv or .jsonl"]),
+        (["--mode=eval", "--workdir={run}", "--config.loss.eps=1"], ["data, eval and mesh"]),
+        (["--mode=eval", "--workdir={run}", "--config=mlvpt_digits"], ["leave --config out"]),
+        (["--mode=trian"], ["trian", "--help"]),
+        (["--workdir={tmp}"], ["needs --config"]),
+        (["--config=mlvpt_digits"], ["needs --workdir"]),
+        (["--config=mlvpt_digit", "--workdir={tmp}"], ["did you mean 'mlvpt_digits'"]),
+        (["--config=mlvpt_digits", "--config=linear_probe", "--workdir={tmp}"], ["2 times"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.optim.learing_rate=1"], ["learning_rate"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=many"], ["train.epochs", "int"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs"], ["no value"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=0"], ["train.epochs", "above 0"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.mesh.data=3"], ["mesh", "device"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.data.image_size=60"], ["patch size"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.model.backbone.name=vit_huge"], ["vit_digits"]),
+        (["--config=mlvpt_dinov2:dataset=voc2012,root={tmp}", "--workdir={tmp}/new"], ["VOC"]),
+        (["--config=mlvpt_dinov2:datset=voc2012", "--workdir={tmp}/new"], ["did you mean 'dataset'"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}/file/run"], ["cannot make the run folder"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_mistakes_get_one_sentence(main, trained, tmp_path, arguments, parts):
+    (tmp_path / "file").write_text("")
+    filled = [argument.format(tmp=tmp_path, run=trained[0]) for argument in arguments]
+    refused(main(*filled), *parts)
+
+
+@pytest.fixture
+def main(capsys):
+    """Return a function that runs a command in this process, for what ends before anything is computed."""
+    from mlmoe_jax.main import main
+
+    def run(*arguments):
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    return run
+
+
+def test_help_names_every_flag(program):
+    done = program("--help")
+    assert done.returncode == 0
+    for flag in ("--mode", "--config", "--workdir", "--images", "--output", "--json"):
+        assert flag in done.stdout

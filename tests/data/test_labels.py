@@ -1,0 +1,182 @@
+import io
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mlmoe_jax.data.labels import PUBLISHED_FOR, PUBLISHED_GROUPS, LabelSpace, label_space_of, synthetic_label_space
+from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.grouping import group_labels
+
+
+def prompts(kind="group", groups="computed", num_groups=2, tau_co=2.0, tau_dc=3.0):
+    return SimpleNamespace(kind=kind, groups=groups, num_groups=num_groups, tau_co=tau_co, tau_dc=tau_dc)
+
+
+class NoImages:
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, row):
+        raise AssertionError("a label space comes from labels only")
+
+
+def make_split(labels) -> Split:
+    labels = np.asarray(labels, np.int8)
+    names = tuple(f"label {k}" for k in range(labels.shape[1]))
+    return Split("train", names, labels, [str(row) for row in range(len(labels))], NoImages(len(labels)))
+
+
+SMALL = make_split(
+    [
+        [POSITIVE, POSITIVE, 0, 0],
+        [POSITIVE, POSITIVE, UNKNOWN, 0],
+        [POSITIVE, 0, 0, DIFFICULT],
+        [0, 0, POSITIVE, UNKNOWN],
+        [0, 0, 0, 0],
+    ]
+)
+
+
+def assert_equal(one: LabelSpace, other: LabelSpace):
+    assert (one.names, one.images) == (other.names, other.images)
+    fields = ("counts", "positives", "co_group", "dc_group")
+    for name in fields:
+        ours, theirs = getattr(one, name), getattr(other, name)
+        assert ours.dtype == theirs.dtype, name
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+def test_a_label_space_counts_positive_labels():
+    space = label_space_of(SMALL, "digits", prompts(kind="none"), seed=0)
+    assert space.names == SMALL.classes
+    assert space.images == 5
+    assert space.positives.tolist() == [3, 2, 1, 0]
+    assert space.counts.tolist() == [[0, 2, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    np.testing.assert_allclose(space.frequency, [0.6, 0.4, 0.2, 0])
+
+
+def test_save_and_load(tmp_path):
+    counts = np.arange(9).reshape(3, 3)
+    groups = np.array([0, 1, 1], np.int32), np.array([1, 0, 2], np.int32)
+    space = LabelSpace(("grün", "a b", "c"), counts, np.array([5, 0, 7]), 11, *groups)
+    space.save(tmp_path / "label_space.npz")
+    assert_equal(LabelSpace.load(tmp_path / "label_space.npz"), space)
+    buffer = io.BytesIO()
+    space.save(buffer)
+    loaded = LabelSpace.load(io.BytesIO(buffer.getvalue()))
+    assert_equal(loaded, space)
+    assert type(loaded.names[0]) is str
+    assert type(loaded.images) is int
+
+
+def test_a_synthetic_label_space_spreads_its_labels():
+    space = synthetic_label_space(7, 3)
+    assert len(set(space.names)) == 7
+    assert space.co_group.tolist() == space.dc_group.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert space.counts.shape == (7, 7)
+    assert space.frequency.tolist() == [0] * 7, "no training image, and no division by 0"
+
+
+# ---------------------------------------------------------------------------------------------------------- groups
+def random_split(labels: int = 12) -> Split:
+    draw = np.random.default_rng(0)
+    return make_split(draw.random((300, labels)) < draw.random(labels))
+
+
+def test_computed_groups_are_those_of_each_side():
+    split = random_split()
+    space = label_space_of(split, "digits", prompts(num_groups=3, tau_co=1.5, tau_dc=4.0), seed=7)
+    for side, tau in (("co", 1.5), ("dc", 4.0)):
+        expected = group_labels(space.counts, space.positives, num_groups=3, tau=tau, side=side, seed=7)
+        group = getattr(space, f"{side}_group")
+        np.testing.assert_array_equal(group, expected)
+        assert group.dtype == np.int32
+        assert set(group) == {0, 1, 2}
+    assert np.any(space.co_group != space.dc_group)
+
+
+def test_without_prompts_there_are_no_groups():
+    space = label_space_of(random_split(), "digits", prompts(kind="none", groups="nowhere.json"), seed=0)
+    assert space.co_group.tolist() == space.dc_group.tolist() == [0] * 12
+
+
+@pytest.mark.parametrize(("data", "table", "labels"), [("coco2014", "coco", 80), ("voc2012", "voc2007", 20)])
+def test_published_groups(data, table, labels):
+    published = json.loads(PUBLISHED_GROUPS.read_text())[table]["3"]
+    space = label_space_of(random_split(labels), data, prompts(groups="published", num_groups=3), seed=0)
+    assert space.co_group.tolist() == published["co"]
+    assert space.dc_group.tolist() == published["dc"]
+    assert space.co_group.dtype == np.int32
+
+
+def test_published_groups_are_whole():
+    tables = json.loads(PUBLISHED_GROUPS.read_text())
+    labels = {"coco": 80, "voc2007": 20, "nuswide": 81, "vg256": 256}
+    assert set(PUBLISHED_FOR.values()) <= set(tables)
+    for name, table in tables.items():
+        for count, pair in table.items():
+            for side in ("co", "dc"):
+                assert len(pair[side]) == labels[name]
+                assert set(pair[side]) <= set(range(int(count))), (name, count, side)
+
+
+def test_groups_from_a_file(tmp_path):
+    file = tmp_path / "groups.json"
+    file.write_text('{"co": [0, 1, 1, 0], "dc": [1, 1, 0, 0]}')
+    space = label_space_of(SMALL, "digits", prompts(groups=str(file)), seed=0)
+    assert space.co_group.tolist() == [0, 1, 1, 0]
+    assert space.dc_group.tolist() == [1, 1, 0, 0]
+    assert space.dc_group.dtype == np.int32
+
+
+# -------------------------------------------------------------------------------------------------------- mistakes
+def test_groups_that_are_not_published_are_refused(refusal):
+    sentence = refusal(label_space_of, SMALL, "digits", prompts(groups="published"), seed=0)
+    assert sentence == (
+        "label groups of digits are not published at all, not for 2; set model.prompts.groups=computed to derive "
+        "them from the training labels"
+    )
+    sentence = refusal(label_space_of, SMALL, "voc2007", prompts(groups="published", num_groups=99), seed=0)
+    assert sentence.startswith("label groups of voc2007 are published for 1, 2, 3, ")
+    assert "groups, not for 99; set model.prompts.groups=computed" in sentence
+
+
+def test_a_file_of_groups_that_is_not_there_is_refused(refusal, tmp_path):
+    for groups in ("publisht", str(tmp_path)):
+        sentence = refusal(label_space_of, SMALL, "digits", prompts(groups=groups), seed=0)
+        assert sentence == (
+            f"model.prompts.groups is '{groups}', which is neither computed, published nor a file that exists"
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[0, 1]", '{"co": [0, 1, 1, 0]}', '{"co": 1, "dc": 2}', '{"co": ["x"], "dc": []}']
+)
+def test_a_file_that_holds_no_groups_is_refused(refusal, tmp_path, text):
+    file = tmp_path / "groups.json"
+    file.write_text(text)
+    sentence = refusal(label_space_of, SMALL, "digits", prompts(groups=str(file)), seed=0)
+    assert sentence == f'{file} should hold {{"co": [a group number a label], "dc": [...]}}'
+
+
+@pytest.mark.parametrize(
+    ("co", "dc", "says"),
+    [
+        ([0, 1, 1], [0, 1, 1, 0], "co groups from FILE are 3 numbers from 0 to 1"),
+        ([0, 1, 1, 0], [0, 1, 2, 0], "dc groups from FILE are 4 numbers from 0 to 2"),
+        ([0, -1, 1, 0], [0, 1, 1, 0], "co groups from FILE are 4 numbers from -1 to 1"),
+        ([], [0, 1, 1, 0], "co groups from FILE are 0 numbers from 0 to 0"),
+    ],
+)
+def test_groups_that_do_not_fit_the_labels_are_refused(refusal, tmp_path, co, dc, says):
+    file = tmp_path / "groups.json"
+    file.write_text(json.dumps({"co": co, "dc": dc}))
+    sentence = refusal(label_space_of, SMALL, "digits", prompts(groups=str(file)), seed=0)
+    assert sentence == (
+        f"the {says.replace('FILE', str(file))}, but the data has 4 labels and model.prompts.num_groups is 2"
+    )

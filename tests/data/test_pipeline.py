@@ -1,0 +1,190 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mlmoe_jax.data.batch import targets
+from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.pipeline import build_loader, steps_per_epoch
+from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
+
+SIDE, CLASSES = 4, ("a", "b", "c")
+
+
+class Pictures:
+    """Picture `row` is of colour `row` all over, and not square."""
+
+    def __init__(self, count: int, broken: int = -1):
+        self.count, self.broken = count, broken
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        if row == self.broken:
+            raise BadImage(f"cannot read picture {row} as an image: it is empty")
+        return np.full((SIDE, 6, 3), row, np.uint8)
+
+
+def make_split(count: int, broken: int = -1) -> Split:
+    labels = np.random.default_rng(0).integers(-1, 3, (count, len(CLASSES))).astype(np.int8)
+    return Split("made", CLASSES, labels, [f"image {row}" for row in range(count)], Pictures(count, broken))
+
+
+def settings(threads: int = 2, difficult: str = "negative"):
+    return SimpleNamespace(image_size=SIDE, difficult=difficult, threads=threads)
+
+
+def take(count: int, split: Split, *, data=None, **options) -> list[dict[str, np.ndarray]]:
+    loader = build_loader(data or settings(), split, **options)
+    return [next(loader) for _ in range(count)]
+
+
+def training_rows(count: int, split: Split, **options) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in take(count, split, training=True, **options)]
+
+
+# -------------------------------------------------------------------------------------------------------- batches
+def test_a_batch_is_what_the_steps_expect():
+    split = make_split(11)
+    (batch,) = take(1, split, batch_size=8, training=True)
+    assert {name: (value.dtype, value.shape) for name, value in batch.items()} == {
+        "image": (np.uint8, (8, SIDE, SIDE, 3)),
+        "label": (np.float32, (8, 3)),
+        "label_mask": (np.float32, (8, 3)),
+        "mask": (np.float32, (8,)),
+        "id": (np.int32, (8,)),
+    }
+    label, label_mask = targets(split.labels, "negative")
+    for place, row in enumerate(batch["id"]):
+        assert np.all(batch["image"][place] == row)
+        np.testing.assert_array_equal(batch["label"][place], label[row])
+        np.testing.assert_array_equal(batch["label_mask"][place], label_mask[row])
+    assert batch["mask"].tolist() == [1] * 8
+
+
+@pytest.mark.parametrize(
+    ("difficult", "label", "known"),
+    [
+        ("negative", [0, 1, 0, 0], [1, 1, 0, 1]),
+        ("ignore", [0, 1, 0, 0], [1, 1, 0, 0]),
+        ("positive", [0, 1, 0, 1], [1, 1, 0, 1]),
+    ],
+)
+def test_what_the_label_codes_become(difficult, label, known):
+    codes = np.array([[NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT]], np.int8)
+    got = targets(codes, difficult)
+    assert [part.tolist() for part in got] == [[label], [known]]
+    assert [part.dtype for part in got] == [np.float32, np.float32]
+    split = Split("made", ("a", "b", "c", "d"), codes, ["x"], Pictures(1))
+    (batch,) = take(1, split, data=settings(difficult=difficult), batch_size=1, training=False)
+    np.testing.assert_array_equal(batch["label"], [label])
+    np.testing.assert_array_equal(batch["label_mask"], [known])
+
+
+def test_difficult_labels_count_as_something_known():
+    with pytest.raises(ValueError, match="negative, ignore or positive, not 'maybe'"):
+        targets(np.zeros((1, 1), np.int8), "maybe")
+
+
+# ------------------------------------------------------------------------------------------------------- training
+def test_epochs_are_permutations_that_differ():
+    rows = np.concatenate(training_rows(12, make_split(24), batch_size=8, seed=3)).reshape(4, 24)
+    for epoch in rows:
+        assert sorted(epoch) == list(range(24))
+    assert len({tuple(epoch) for epoch in rows}) == 4
+
+
+def test_an_epoch_runs_on_into_the_next():
+    rows = np.concatenate(training_rows(11, make_split(22), batch_size=8))
+    assert all(sorted(rows[at : at + 22]) == list(range(22)) for at in (0, 22, 44))
+
+
+def test_the_order_is_the_seeds():
+    split = make_split(30)
+    assert training_rows(3, split, batch_size=8, seed=1) == training_rows(3, split, batch_size=8, seed=1)
+    assert training_rows(3, split, batch_size=8, seed=1) != training_rows(3, split, batch_size=8, seed=2)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_the_global_batch_depends_on_no_process_or_thread(processes, threads):
+    split = make_split(21)
+    alone = training_rows(6, split, batch_size=8, data=settings(1))
+    parts = [
+        training_rows(6, split, batch_size=8, data=settings(threads), process=(index, processes))
+        for index in range(processes)
+    ]
+    for step, whole in enumerate(alone):
+        shares = [part[step] for part in parts]
+        assert {len(share) for share in shares} == {8 // processes}
+        assert [row for share in shares for row in share] == whole, "in the same order, which augmentation goes by"
+
+
+@pytest.mark.parametrize("process", [(0, 1), (1, 2)])
+def test_training_resumes_at_any_step(process):
+    split = make_split(19)
+    undisturbed = training_rows(9, split, batch_size=4, seed=5, process=process)
+    for first in (1, 4, 7):
+        resumed = training_rows(9 - first, split, batch_size=4, seed=5, first_step=first, process=process)
+        assert resumed == undisturbed[first:]
+
+
+def test_a_split_smaller_than_a_batch_is_repeated_within_it():
+    (rows,) = training_rows(1, make_split(3), batch_size=8)
+    assert sorted(rows[:3]) == sorted(rows[3:6]) == [0, 1, 2]
+
+
+def test_steps_per_epoch():
+    assert [steps_per_epoch(images, 8) for images in (0, 7, 8, 15, 16)] == [1, 1, 1, 1, 2]
+
+
+# ----------------------------------------------------------------------------------------------------- evaluation
+@pytest.mark.parametrize("images", [1, 11, 12, 13])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_evaluation_shows_every_image_exactly_once(processes, images):
+    split = make_split(images)
+    loaders = [
+        list(build_loader(settings(), split, batch_size=6, training=False, process=(index, processes)))
+        for index in range(processes)
+    ]
+    assert {len(batches) for batches in loaders} == {-(-images // 6)}, "every process has as many batches"
+    together = [
+        np.concatenate([b[name] for batches in loaders for b in batches]) for name in ("id", "mask", "label_mask")
+    ]
+    row, mask, label_mask = together
+    assert sorted(row[mask == 1]) == list(range(images))
+    padding = mask == 0
+    assert padding.sum() == -images % 6
+    assert set(row[padding]) <= {-1}
+    assert not label_mask[padding].any()
+    for batch in (batch for batches in loaders for batch in batches):
+        assert len(batch["id"]) == 6 // processes
+        for place in np.flatnonzero(batch["mask"]):
+            assert np.all(batch["image"][place] == batch["id"][place])
+
+
+def test_evaluation_goes_by_row():
+    (first, second) = take(2, make_split(7), batch_size=4, training=False)
+    assert first["id"].tolist() == [0, 1, 2, 3]
+    assert second["id"].tolist() == [4, 5, 6, -1]
+
+
+# -------------------------------------------------------------------------------------------------------- mistakes
+@pytest.mark.parametrize("training", [True, False])
+def test_a_bad_image_says_its_own_sentence(refusal, training):
+    loader = build_loader(settings(), make_split(5, broken=3), batch_size=5, training=training)
+    assert refusal(next, loader, error=BadImage) == "cannot read picture 3 as an image: it is empty"
+
+
+def test_a_batch_must_split_over_the_processes():
+    with pytest.raises(ValueError, match="a global batch of 8 does not split over 3 processes"):
+        build_loader(settings(), make_split(9), batch_size=8, training=True, process=(0, 3))
+
+
+def test_a_split_that_does_not_fit_together_is_refused():
+    with pytest.raises(ValueError, match=r"split s: 3 ids, 2 images, 3 classes and labels of shape \(3, 3\)"):
+        Split("s", CLASSES, np.zeros((3, 3), np.int8), ["x", "y", "z"], Pictures(2))
+    with pytest.raises(ValueError, match="do not fit together"):
+        Split("s", CLASSES, np.zeros((2, 2), np.int8), ["x", "y"], Pictures(2))
+    assert len(make_split(4)) == 4

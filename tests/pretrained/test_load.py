@@ -1,0 +1,330 @@
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.pretrained.load import load_weights, read_tensors
+from mlmoe_jax.pretrained.rules.base import Rule, Source
+from mlmoe_jax.state import ModelDef
+
+D, PATCH, DEPTH = 8, 2, 2
+SHAPE = ViTShape(width=D, depth=DEPTH, heads=2, patch=PATCH, native=4, layer_scale=0.5, mask_token=True)
+
+
+def make_vit(seed: int, shape: ViTShape = SHAPE) -> ViT:
+    """Return a ViT with random values in every parameter."""
+    vit, draw = nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
+    values = jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), nnx.state(vit))
+    nnx.update(vit, values)
+    return vit
+
+
+def params_of(module: nnx.Module) -> dict[str, np.ndarray]:
+    return {path: np.asarray(value) for path, value in ModelDef.split(module)[1].items()}
+
+
+@pytest.fixture(scope="module")
+def source():
+    """The parameters that the files hold."""
+    return params_of(make_vit(1))
+
+
+@pytest.fixture
+def vit():
+    """The module to be filled, with other values."""
+    return make_vit(2)
+
+
+def convolution(kernel: np.ndarray) -> np.ndarray:
+    """The patch projection as PyTorch's convolution weight [D,3,p,p]."""
+    return np.ascontiguousarray(kernel.reshape(PATCH, PATCH, 3, D).transpose(3, 2, 0, 1))
+
+
+def weight(kernel: np.ndarray) -> np.ndarray:
+    """A matrix [in,out] as PyTorch's linear weight [out,in]."""
+    return np.ascontiguousarray(kernel.T)
+
+
+def timm_layout(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    tensors = {
+        "cls_token": p["cls_token"],
+        "mask_token": p["mask_token"],
+        "pos_embed": p["pos_embed"],
+        "patch_embed.proj.weight": convolution(p["patch_embed/kernel"]),
+        "patch_embed.proj.bias": p["patch_embed/bias"],
+        "norm.weight": p["norm/scale"],
+        "norm.bias": p["norm/bias"],
+    }
+    for i in range(DEPTH):
+        ours, theirs = f"blocks/{i}", f"blocks.{i}"
+        tensors |= {
+            f"{theirs}.norm1.weight": p[f"{ours}/norm1/scale"],
+            f"{theirs}.norm1.bias": p[f"{ours}/norm1/bias"],
+            f"{theirs}.attn.qkv.weight": weight(p[f"{ours}/attn/qkv/kernel"]),
+            f"{theirs}.attn.qkv.bias": p[f"{ours}/attn/qkv/bias"],
+            f"{theirs}.attn.proj.weight": weight(p[f"{ours}/attn/proj/kernel"]),
+            f"{theirs}.attn.proj.bias": p[f"{ours}/attn/proj/bias"],
+            f"{theirs}.ls1.gamma": p[f"{ours}/ls1/gamma"],
+            f"{theirs}.norm2.weight": p[f"{ours}/norm2/scale"],
+            f"{theirs}.norm2.bias": p[f"{ours}/norm2/bias"],
+            f"{theirs}.mlp.fc1.weight": weight(p[f"{ours}/mlp/fc1/kernel"]),
+            f"{theirs}.mlp.fc1.bias": p[f"{ours}/mlp/fc1/bias"],
+            f"{theirs}.mlp.fc2.weight": weight(p[f"{ours}/mlp/fc2/kernel"]),
+            f"{theirs}.mlp.fc2.bias": p[f"{ours}/mlp/fc2/bias"],
+            f"{theirs}.ls2.gamma": p[f"{ours}/ls2/gamma"],
+        }
+    return tensors
+
+
+def hugging_face_layout(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    tensors = {
+        "embeddings.cls_token": p["cls_token"],
+        "embeddings.mask_token": p["mask_token"],
+        "embeddings.position_embeddings": p["pos_embed"],
+        "embeddings.patch_embeddings.projection.weight": convolution(p["patch_embed/kernel"]),
+        "embeddings.patch_embeddings.projection.bias": p["patch_embed/bias"],
+        "layernorm.weight": p["norm/scale"],
+        "layernorm.bias": p["norm/bias"],
+    }
+    for i in range(DEPTH):
+        ours, theirs = f"blocks/{i}", f"encoder.layer.{i}"
+        kernels = np.split(p[f"{ours}/attn/qkv/kernel"], 3, axis=1)
+        biases = np.split(p[f"{ours}/attn/qkv/bias"], 3)
+        # in the alphabetical order of a file, which is not that of the fused projection
+        for part, name in ((1, "key"), (0, "query"), (2, "value")):
+            tensors[f"{theirs}.attention.attention.{name}.weight"] = weight(kernels[part])
+            tensors[f"{theirs}.attention.attention.{name}.bias"] = biases[part]
+        tensors |= {
+            f"{theirs}.attention.output.dense.weight": weight(p[f"{ours}/attn/proj/kernel"]),
+            f"{theirs}.attention.output.dense.bias": p[f"{ours}/attn/proj/bias"],
+            f"{theirs}.layer_scale1.lambda1": p[f"{ours}/ls1/gamma"],
+            f"{theirs}.layer_scale2.lambda1": p[f"{ours}/ls2/gamma"],
+            f"{theirs}.mlp.fc1.weight": weight(p[f"{ours}/mlp/fc1/kernel"]),
+            f"{theirs}.mlp.fc1.bias": p[f"{ours}/mlp/fc1/bias"],
+            f"{theirs}.mlp.fc2.weight": weight(p[f"{ours}/mlp/fc2/kernel"]),
+            f"{theirs}.mlp.fc2.bias": p[f"{ours}/mlp/fc2/bias"],
+            f"{theirs}.norm1.weight": p[f"{ours}/norm1/scale"],
+            f"{theirs}.norm1.bias": p[f"{ours}/norm1/bias"],
+            f"{theirs}.norm2.weight": p[f"{ours}/norm2/scale"],
+            f"{theirs}.norm2.bias": p[f"{ours}/norm2/bias"],
+        }
+    return tensors
+
+
+LAYOUTS = {"own": dict, "timm": timm_layout, "hugging_face_dinov2": hugging_face_layout}
+
+
+def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **tensors)
+    else:
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+    return path
+
+
+# --------------------------------------------------------------------------------------------------------- loading
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_fills_every_parameter(vit, source, tmp_path, layout, suffix):
+    report = load_weights(vit, write(tmp_path / f"weights{suffix}", LAYOUTS[layout](source)))
+    loaded = params_of(vit)
+    assert set(loaded) == set(source)
+    for path, value in source.items():
+        np.testing.assert_array_equal(loaded[path], value, err_msg=path)
+    assert report.source == layout
+    assert report.loaded == tuple(sorted(source))
+    assert report.reshaped == report.unused == ()
+
+
+def test_a_filled_module_computes_what_the_source_does(vit, source, tmp_path):
+    image = jax.random.normal(jax.random.key(0), (2, 4, 4, 3))
+    outputs = jax.jit(lambda image: make_vit(1)(image, read=("cls", "patches")))(image)
+    load_weights(vit, write(tmp_path / "weights.safetensors", hugging_face_layout(source)))
+    ours = jax.jit(lambda image: vit(image, read=("cls", "patches")))(image)
+    np.testing.assert_allclose(ours.cls, outputs.cls, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ours.patches, outputs.patches, rtol=1e-5, atol=1e-5)
+    other = jax.jit(lambda image: make_vit(2)(image))(image)
+    assert np.abs(other.cls - outputs.cls).max() > 0.1
+
+
+def test_half_precision_is_cast_to_the_parameters_type(vit, source, tmp_path):
+    tensors = {path: value.astype(np.float16) for path, value in source.items()}
+    load_weights(vit, write(tmp_path / "weights.safetensors", tensors))
+    for path, value in params_of(vit).items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, tensors[path].astype(np.float32), err_msg=path)
+
+
+def test_what_a_layout_lets_go_is_reported(vit, source, tmp_path):
+    tensors = timm_layout(source) | {"head.weight": np.ones((5, D), np.float32), "fc_norm.bias": np.ones(D, np.float32)}
+    report = load_weights(vit, write(tmp_path / "weights.npz", tensors))
+    assert set(report.unused) == {"head.weight", "fc_norm.bias"}
+
+
+def test_a_layout_can_be_given_and_may_reshape(tmp_path):
+    linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    rules = (Rule("w", "kernel", reshape=True), Rule("b", "bias"))
+    path = write(tmp_path / "w.npz", {"w": np.arange(6, dtype=np.float32), "b": np.arange(3, dtype=np.float32)})
+    report = load_weights(linear, path, source=Source("toy", "w", rules))
+    assert report.reshaped == ("kernel",)
+    assert np.asarray(linear.kernel[...]).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert np.asarray(linear.bias[...]).tolist() == [0, 1, 2]
+
+
+# -------------------------------------------------------------------------------------------------------- mistakes
+def refused(refusal, vit, tmp_path, tensors, name="weights.npz") -> str:
+    """Return what loading says, after a check that the module is as it was."""
+    before = params_of(vit)
+    path = write(tmp_path / name, tensors)
+    sentence = refusal(load_weights, vit, path)
+    after = params_of(vit)
+    assert all(np.array_equal(after[path], before[path]) for path in before)
+    return sentence.removeprefix(f"{path} (timm layout) does not fit the model: ")
+
+
+def test_a_missing_tensor_is_named(refusal, vit, source, tmp_path):
+    tensors = timm_layout(source)
+    del tensors["blocks.1.mlp.fc1.bias"], tensors["norm.weight"]
+    assert refused(refusal, vit, tmp_path, tensors) == "no tensor for blocks/1/mlp/fc1/bias; no tensor for norm/scale"
+
+
+def test_an_unknown_tensor_is_named(refusal, vit, source, tmp_path):
+    tensors = timm_layout(source) | {"blocks.0.gate": np.ones(3), "blocks.7.norm1.bias": np.ones(D)}
+    assert refused(refusal, vit, tmp_path, tensors) == (
+        "blocks/7/norm1/bias is not a parameter of this model; tensor blocks.0.gate is unknown"
+    )
+
+
+def test_a_tensor_of_another_shape_is_named(refusal, vit, source, tmp_path):
+    tensors = timm_layout(source)
+    tensors["pos_embed"] = tensors["pos_embed"][:, :4]
+    tensors["blocks.0.attn.proj.weight"] = np.ones((D, D + 1), np.float32)
+    tensors["cls_token"] = tensors["cls_token"].reshape(D)  # as many elements, but no rule lets it be reshaped
+    assert refused(refusal, vit, tmp_path, tensors) == (
+        "blocks/0/attn/proj/kernel has shape (9, 8) instead of (8, 8); "
+        "cls_token has shape (8,) instead of (1, 1, 8); pos_embed has shape (1, 4, 8) instead of (1, 5, 8)"
+    )
+
+
+def test_a_tensor_that_no_layout_has_is_named(refusal, vit, source, tmp_path):
+    tensors = timm_layout(source) | {"patch_embed.proj.weight": np.ones((D, 12), np.float32)}
+    assert refused(refusal, vit, tmp_path, tensors) == (
+        "tensor patch_embed.proj.weight of shape (8, 12) is not of the timm layout"
+    )
+    tensors = hugging_face_layout(source)
+    tensors["encoder.layer.0.attention.attention.key.weight"] = np.ones((D, D + 2), np.float32)
+    assert refused(refusal, vit, tmp_path, tensors) == (
+        "the tensors that make blocks/0/attn/qkv/kernel have shapes that do not fit together: (8, 8), (10, 8), (8, 8)"
+    )
+
+
+def test_a_part_that_is_missing_is_noticed(refusal, vit, source, tmp_path):
+    tensors = hugging_face_layout(source)
+    del tensors["encoder.layer.1.attention.attention.query.bias"]
+    assert "blocks/1/attn/qkv/bias has shape (16,) instead of (24,)" in refused(refusal, vit, tmp_path, tensors)
+
+
+def test_many_mistakes_are_counted(refusal, vit, source, tmp_path):
+    tensors = {name: value for name, value in timm_layout(source).items() if "blocks.1" not in name}
+    sentence = refused(refusal, vit, tmp_path, tensors)
+    assert sentence.count("no tensor for blocks/1/") == 6
+    assert sentence.endswith("; and 8 more")
+
+
+def test_an_unknown_layout_is_refused(refusal, vit, tmp_path):
+    tensors = {"layer3.bias": np.ones(1), "layer1.weight": np.ones(1), "x": np.ones(1), "y": np.ones(1)}
+    path = tmp_path / "weights.npz"
+    assert refused(refusal, vit, tmp_path, tensors) == (
+        f"{path} has a layout that is not known here; its tensors begin with layer1.weight, layer3.bias, x"
+    )
+    assert refused(refusal, vit, tmp_path, {}).endswith("its tensors begin with nothing")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_files_that_cannot_be_read_are_one_sentence(refusal, source, tmp_path, suffix):
+    path = tmp_path / f"weights{suffix}"
+    assert refusal(read_tensors, path) == f"there is no weights file {path}"
+    write(path, timm_layout(source))
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"\x80 no weights at all"):
+        path.write_bytes(damaged)
+        assert refusal(read_tensors, path).startswith(f"cannot read weights from {path}: ")
+    path.unlink()
+    path.mkdir()
+    assert refusal(read_tensors, path).startswith(f"cannot read weights from {path}: ")
+
+
+def test_flipped_bits_in_an_npz_are_noticed(refusal, source, tmp_path):
+    path = write(tmp_path / "weights.npz", timm_layout(source))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert refusal(read_tensors, path).startswith(f"cannot read weights from {path}: ")
+
+
+@pytest.mark.parametrize("name", ["weights.pth", "weights", "weights.safetensors.part"])
+def test_other_suffixes_are_refused(refusal, tmp_path, name):
+    (tmp_path / name).write_bytes(b"PK")
+    sentence = refusal(read_tensors, tmp_path / name)
+    assert sentence == f"weights are read from .safetensors and .npz files, not from {name}"
+
+
+# --------------------------------------------------------------------------------------------------------- catalog
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """The package's folder of files and the cache, and a backbone named tiny in the catalogue."""
+    monkeypatch.setattr(catalog, "__file__", str(tmp_path / "package" / "catalog.py"))
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+    entry = catalog.CATALOG["vit_digits"]
+    entry = dataclasses.replace(entry, shape=SHAPE, file="deep/tiny.safetensors", address="https://example.org/tiny")
+    monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
+    folders = tmp_path / "package" / "files" / "deep", tmp_path / "cache" / "deep"
+    for folder in folders:
+        folder.mkdir(parents=True)
+    return tuple(folder / "tiny.safetensors" for folder in folders)
+
+
+def test_weights_are_looked_for_in_the_package_and_then_in_the_cache(refusal, places, vit, source):
+    in_package, in_cache = places
+    assert refusal(catalog.find_weights, "tiny") == (
+        f"the weights of tiny are not here: put the file from https://example.org/tiny at {in_cache}, name another "
+        "copy with --config.model.backbone.weights=FILE, or start on random weights with "
+        "--config.model.backbone.weights=none"
+    )
+    write(in_cache, source)
+    assert catalog.find_weights("tiny") == in_cache
+    load_weights(vit, "tiny")
+    np.testing.assert_array_equal(params_of(vit)["cls_token"], source["cls_token"])
+    write(in_package, source)
+    assert catalog.find_weights("tiny") == in_package
+
+
+def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert catalog.cache_folder() == tmp_path / "own"
+    monkeypatch.setenv("MLMOE_CACHE", "")
+    assert catalog.cache_folder() == tmp_path / "xdg" / "mlmoe_jax"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    assert catalog.cache_folder() == tmp_path / "home" / ".cache" / "mlmoe_jax"
+
+
+def test_an_unknown_backbone_gets_the_list(refusal):
+    known = ", ".join(catalog.CATALOG)
+    assert refusal(catalog.entry, "resnet") == f"there is no backbone 'resnet'; model.backbone.name is one of {known}"
+    assert catalog.entry("dinov2_vitb14").shape == ViTShape(
+        768, 12, 12, 14, 518, layer_scale=1e-5, mask_token=True, position_offset=0.1
+    )
+    for name, entry in catalog.CATALOG.items():
+        assert entry.image_size % entry.shape.patch == 0, name
+        assert entry.shape.native % entry.shape.patch == 0, name
+        assert entry.file.endswith((".safetensors", ".npz")), name
+        assert len(entry.mean) == len(entry.std) == 3, name

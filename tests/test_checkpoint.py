@@ -1,0 +1,242 @@
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from mlmoe_jax import checkpoint
+from mlmoe_jax.checkpoint import open_manager, restore_newest, save
+from mlmoe_jax.config import default_config
+from mlmoe_jax.optim import make_optimizer
+from mlmoe_jax.runfolder import CHECKPOINTS, RunFolder
+from mlmoe_jax.sharding import make_mesh, place
+from mlmoe_jax.state import TrainState, initial_state
+
+# Orbax leaves coroutines unfinished where a file cannot be read.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path)
+
+
+def make_state(step: int, *, size: int = 6) -> TrainState:
+    """Return a state with a real optimizer's, every value of which depends on `step`."""
+    draw = np.random.default_rng(step)
+    params = {"head/kernel": jnp.zeros((size, 3)), "head/bias": jnp.zeros(3)}
+    optimizer = make_optimizer(default_config().optim, 100, params)
+    state = initial_state(params, {}, {"norm/mean": jnp.zeros(3)}, optimizer.init(params))
+
+    def fill(value):
+        drawn = draw.normal(size=value.shape) if value.dtype == jnp.float32 else np.full(value.shape, step)
+        return jnp.asarray(drawn, value.dtype)
+
+    return jax.tree.map(fill, state).replace(step=jnp.int32(step))
+
+
+def save_steps(folder, *steps, keep=5):
+    with open_manager(folder, keep=keep) as manager:
+        for step in steps:
+            state = make_state(step)
+            save(manager, step, state, state.ema, {"best": {"ema": 0.5}, "step": step})
+            manager.wait_until_finished()
+
+
+def identical(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype, path
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), path
+
+
+def damage(folder, step: int, item: str = "state"):
+    """Turn over one bit in the middle of every file with array data of a checkpoint."""
+    files = [file for file in (Path(folder.path) / CHECKPOINTS / str(step) / item).rglob("d/*") if file.is_file()]
+    assert files
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(bytes(content))
+
+
+# ----------------------------------------------------------------------------------------------------- round trip
+def test_what_is_saved_comes_back_bit_for_bit(folder):
+    mesh = make_mesh(default_config().mesh)
+    state, notes = make_state(7), {"best": {"raw": 0.1 + 0.2}, "kind": "ema", "finished": False}
+    state.trainable["head/bias"] = jnp.array([jnp.nan, -0.0, 1e-42])  # not a number, a signed zero, a subnormal
+    selected = {"head/kernel": state.ema["head/kernel"] * 3}
+    with open_manager(folder) as manager:
+        save(manager, 7, state, selected, notes)
+    like = place(jax.tree.map(jnp.zeros_like, state), mesh)
+    with open_manager(folder) as manager:
+        restored = restore_newest(manager, selected=place(selected, mesh), state=like)
+    assert restored.step == 7
+    assert restored.notes == notes
+    identical(restored.state, state)
+    identical(restored.selected, selected)
+    for value, wanted in zip(jax.tree.leaves(restored.state), jax.tree.leaves(like), strict=True):
+        assert value.sharding == wanted.sharding
+    assert int(restored.state.opt[1].count) == 7, "the optimizer's own step counter"
+
+
+def test_the_selected_values_can_be_restored_alone(folder):
+    save_steps(folder, 3)
+    damage(folder, 3, "state")
+    with open_manager(folder, writing=False) as manager:
+        restored = restore_newest(manager, selected=make_state(0).ema)
+    assert restored.state is None
+    identical(restored.selected, make_state(3).ema)
+
+
+def test_an_empty_folder_has_nothing_to_restore(folder):
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected={"x": jnp.zeros(1)}) is None
+
+
+def test_the_newest_is_restored_and_the_newest_are_kept(folder):
+    save_steps(folder, 2, 9, 10, keep=2)
+    with open_manager(folder, keep=2) as manager:
+        assert sorted(manager.all_steps()) == [9, 10]
+        restored = restore_newest(manager, selected=make_state(0).ema, state=make_state(0))
+        assert restored.notes["step"] == 10
+        identical(restored.state, make_state(10))
+
+
+def test_a_step_that_is_there_is_left_as_it_is(folder):
+    save_steps(folder, 4)
+    with open_manager(folder) as manager:
+        save(manager, 4, make_state(5), make_state(5).ema, {"step": 5})
+    with open_manager(folder) as manager:
+        identical(restore_newest(manager, selected=make_state(0).ema).selected, make_state(4).ema)
+
+
+@pytest.mark.parametrize("digests", [True, False])
+def test_saving_before_a_donating_step_stores_the_values_of_that_step(folder, monkeypatch, digests):
+    """The steps that follow write into the memory that they are given.
+
+    Without digests nothing but Orbax itself reads the values before the step does.
+    """
+    if not digests:
+        monkeypatch.setattr(checkpoint, "_digests", lambda tree: {})
+    train = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    state = train({"a": jnp.zeros((512, 1024)), "b": jnp.zeros((1024, 512))})
+    with open_manager(folder, keep=10) as manager:
+        for step in range(1, 13):
+            if step % 4 == 1:
+                save(manager, step, state, {"x": jnp.zeros(2)}, {})
+            before, state = state, train(state)
+            if step % 4 == 3:  # the writing may still hold the memory of the step that was saved
+                assert before["a"].is_deleted(), "a step takes the memory of its input over"
+    with open_manager(folder) as manager:
+        for step in (1, 5, 9):
+            like = ocp.args.StandardRestore(jax.tree.map(jnp.zeros_like, state))
+            stored = manager.restore(step, args=ocp.args.Composite(state=like))["state"]
+            assert all(np.all(np.asarray(value) == step) for value in stored.values()), step
+
+
+# ---------------------------------------------------------------------------------------------------------- damage
+def test_a_damaged_checkpoint_is_passed_over_with_a_message(folder, capsys):
+    save_steps(folder, 1, 2)
+    damage(folder, 2)
+    with open_manager(folder) as manager:
+        restored = restore_newest(manager, selected=make_state(0).ema, state=make_state(0))
+    identical(restored.state, make_state(1))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("checkpoint 2 is damaged and passed over: ")
+    assert "tensorstore_spec" not in said[0]
+
+
+@pytest.mark.parametrize("item", ["selected", "state"])
+def test_flipped_bits_that_orbax_does_not_notice_are_noticed(folder, capsys, item):
+    noise = np.random.default_rng(0).bytes(4 * 4096)  # does not compress, so that it lies in a file as it is
+    values = {"w": jnp.asarray(np.frombuffer(noise, np.float32)), "b": jnp.ones(2)}
+    with open_manager(folder) as manager:
+        for step in (1, 2):
+            save(manager, step, values, values, {})
+            manager.wait_until_finished()
+    flipped = 0
+    for file in (Path(folder.path) / CHECKPOINTS / "2" / item).rglob("d/*"):
+        content = file.read_bytes()
+        at = content.find(noise[8000:8016])
+        if at >= 0:
+            file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            flipped += 1
+    assert flipped
+    args = ocp.args.Composite(**{item: ocp.args.StandardRestore(values)})
+    with open_manager(folder) as manager:
+        stored = np.asarray(manager.restore(2, args=args)[item]["w"]).tobytes()
+        assert sum(a != b for a, b in zip(stored, noise, strict=True)) == 1, "this is what Orbax alone gives back"
+        restored = restore_newest(manager, selected=values, state=values)
+    assert restored.step == 1
+    identical(restored.state, values)
+    assert f"1 arrays differ from what was saved, the first is {item}: ['w']" in capsys.readouterr().err
+
+
+def test_training_goes_on_saving_where_a_damaged_checkpoint_was(folder):
+    save_steps(folder, 10, 20)
+    damage(folder, 20)
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 10
+        for step in (15, 20):
+            save(manager, step, make_state(step), make_state(step).ema, {"step": step})
+            manager.wait_until_finished()
+        assert 20 in manager.all_steps()
+    with open_manager(folder) as manager:
+        identical(restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).state, make_state(20))
+
+
+def test_evaluation_deletes_no_damaged_checkpoint(folder):
+    save_steps(folder, 10, 20)
+    damage(folder, 20, "selected")
+    with open_manager(folder, writing=False) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema).step == 10
+        assert sorted(manager.all_steps()) == [10, 20]
+
+
+def test_nothing_but_damaged_checkpoints_is_an_error(folder, refusal, capsys):
+    save_steps(folder, 1, 2)
+    damage(folder, 1)
+    damage(folder, 2)
+    with open_manager(folder) as manager:
+        sentence = refusal(restore_newest, manager, selected=make_state(0).ema, state=make_state(0))
+        assert sentence == f"every checkpoint in {manager.directory} is damaged (2, 1)"
+        assert sorted(manager.all_steps()) == [1, 2]
+
+
+def test_files_that_are_gone_count_as_damage(folder):
+    save_steps(folder, 1, 2, 3)
+    (Path(folder.path) / CHECKPOINTS / "3" / "digests" / "metadata").unlink()
+    for file in (Path(folder.path) / CHECKPOINTS / "2" / "state").rglob("manifest.ocdbt"):
+        file.unlink()
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 1
+
+
+def test_a_model_of_another_shape_is_not_restored(folder, refusal):
+    save_steps(folder, 1)
+    with open_manager(folder) as manager:
+        other = make_state(0, size=5)
+        assert "is damaged" in refusal(restore_newest, manager, selected=other.ema, state=other)
+
+
+# ----------------------------------------------------------------------------------------------- half-written ones
+def test_a_half_written_checkpoint_is_ignored_and_removed_by_the_next_run(folder):
+    save_steps(folder, 1)
+    half = Path(folder.path) / CHECKPOINTS / "2.orbax-checkpoint-tmp"
+    (half / "state").mkdir(parents=True)
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 1
+    assert not half.exists()
+
+
+def test_evaluation_leaves_a_checkpoint_that_is_being_written_alone(folder):
+    save_steps(folder, 1)
+    half = Path(folder.path) / CHECKPOINTS / "2.orbax-checkpoint-tmp"
+    (half / "state").mkdir(parents=True)
+    with open_manager(folder, writing=False) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema).step == 1
+    assert half.exists()

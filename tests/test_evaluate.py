@@ -1,0 +1,328 @@
+import csv
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from mlmoe_jax import assemble as assembly
+from mlmoe_jax import checkpoint, evaluate
+from mlmoe_jax.assemble import assemble, describe_run, open_run, preprocess_for, start_jax
+from mlmoe_jax.config import default_config, flatten
+from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.evaluate import (
+    Scored,
+    evaluate_run,
+    format_results,
+    measure,
+    probabilities,
+    score_split,
+    score_with,
+    write_results,
+)
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.sharding import make_mesh
+from mlmoe_jax.state import fingerprint
+from mlmoe_jax.steps import make_eval_step
+
+CLASSES = ("a", "b", "c")
+
+
+def make_split(rows: int, name: str = "val", seed: int = 0) -> Split:
+    """Return a split whose picture `row` is of colour `row` all over."""
+    labels = np.random.default_rng(seed).integers(-1, 3, (rows, len(CLASSES))).astype(np.int8)
+    images = np.broadcast_to(np.arange(rows, dtype=np.uint8)[:, None, None, None], (rows, 8, 8, 3))
+    return Split(name, CLASSES, labels, [f"{name}/{row}" for row in range(rows)], images)
+
+
+# ---------------------------------------------------------------------------------------------------------- scores
+def test_probabilities_keep_the_order_of_any_logits():
+    logits = np.array([-1e4, -200.0, -30.0, -1.0, 0.0, 1.0, 30.0, 1e4], np.float32)
+    scores = probabilities(logits)
+    assert scores.dtype == np.float64
+    assert np.all(np.isfinite(scores))
+    np.testing.assert_allclose(scores[3:6], [1 / (1 + np.e), 0.5, np.e / (1 + np.e)], rtol=1e-12)
+    assert np.all(np.diff(scores[:7]) > 0)
+    close = np.array([[12.0, np.nextafter(np.float32(12), np.float32(13))]], np.float32)
+    assert np.diff(probabilities(close))[0, 0] > 0, "a float32 probability would make them equal"
+    assert scores[-1] == 1.0
+
+
+@pytest.mark.parametrize("rows", [1, 4, 11])
+def test_every_image_is_scored_once_and_by_row(rows):
+    seen = []
+
+    def eval_step(values, frozen, batch):
+        assert (values, frozen) == ("values", "frozen")
+        assert batch["image"].shape == (4, 8, 8, 3)
+        seen.extend(np.asarray(batch["id"])[np.asarray(batch["mask"]) > 0])
+        colour = batch["image"][:, 0, 0, 0].astype(jnp.float32)
+        order = jnp.array([2, 0, 3, 1])  # the logits may come in any order with their rows
+        logits = jnp.stack([colour, -colour, 0 * colour + 2], axis=1)
+        return {"logits": logits[order], "id": batch["id"][order], "mask": batch["mask"][order]}
+
+    split, mesh = make_split(rows), make_mesh(default_config().mesh)
+    data = SimpleNamespace(image_size=8, difficult="negative", threads=1)
+    scored = score_split(eval_step, "values", "frozen", split, data, 4, mesh)
+    assert seen == list(range(rows))
+    assert scored.split is split
+    row = np.arange(rows, dtype=np.float64)
+    np.testing.assert_allclose(scored.scores, 1 / (1 + np.exp(-np.stack([row, -row, 0 * row + 2], axis=1))), rtol=1e-12)
+
+
+def test_measure_applies_masks_cuts_and_the_training_frequency():
+    codes = np.array([[POSITIVE, 0], [DIFFICULT, POSITIVE], [0, UNKNOWN], [POSITIVE, 0]], np.int8)
+    split = Split("val", ("a", "b"), codes, list("wxyz"), np.zeros((4, 2, 2, 3), np.uint8))
+    scores = np.array([[0.9, 0.2], [0.8, 0.6], [0.7, 0.9], [0.3, 0.1]])
+    zeros = np.zeros(2, np.int32)
+    space = LabelSpace(("a", "b"), np.zeros((2, 2), np.int64), np.array([5, 5]), 10, zeros, zeros)
+    negative = measure(Scored(split, scores), space, difficult="negative", threshold=0.5)
+    np.testing.assert_allclose(negative["mAP"], ((1 + 2 / 4) / 2 + 1) / 2)
+    ignored = measure(Scored(split, scores), space, difficult="ignore", threshold=0.5)
+    np.testing.assert_allclose(ignored["mAP"], ((1 + 2 / 3) / 2 + 1) / 2)
+    positive = measure(Scored(split, scores), space, difficult="positive", threshold=0.5)
+    np.testing.assert_allclose(positive["mAP"], ((1 + 1 + 3 / 4) / 3 + 1) / 2)
+    # a: three of four predicted at 0.5, one of them right; b: one of three, right
+    assert negative["OP@0.5"] == 2 / 4
+    other = measure(Scored(split, scores), space, difficult="negative", threshold=0.85)
+    assert other["OP@0.85"] == 1 / 1
+    # half of the training images show each label, so that half of these are predicted; b's unknown one does not count
+    assert negative["CP@prior_matched_transductive"] == (1 / 2 + 1 / 1) / 2
+
+
+def test_results_are_written(tmp_path):
+    folder = RunFolder(tmp_path)
+    scored = {}
+    for seed, (name, rows) in enumerate({"val": 5, "test": 7}.items()):
+        split = make_split(rows, name, seed)
+        scored[name] = Scored(split, np.random.default_rng(seed).random((rows, 3)))
+    results = {"val": {"mAP": 0.25, "OP@0.5": float("nan")}, "test": {"mAP": 0.5, "OP@0.5": 1.0}}
+    write_results(folder, results, scored, difficult="ignore", prefix="eval/")
+    assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == [
+        "per_class.csv",
+        "results.json",
+        "scores.npz",
+    ]
+    assert folder.read_json("eval/results.json")["test"] == results["test"]
+
+    with np.load(tmp_path / "eval" / "scores.npz", allow_pickle=False) as stored:
+        assert stored["ids"].tolist() == [f"val/{row}" for row in range(5)] + [f"test/{row}" for row in range(7)]
+        assert stored["split"].tolist() == ["val"] * 5 + ["test"] * 7
+        np.testing.assert_array_equal(stored["scores"], np.concatenate([item.scores for item in scored.values()]))
+        labels = np.concatenate([item.split.labels for item in scored.values()])
+        np.testing.assert_array_equal(stored["labels"], labels)
+        assert set(np.unique(labels)) == {-1, 0, 1, 2}, "the codes, so that every way to count can be had"
+
+    with open(tmp_path / "eval" / "per_class.csv", newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["split", "label", "positives", "AP", "AP_envelope"]
+    assert [(row[0], row[1]) for row in rows] == [(name, label) for name in scored for label in CLASSES]
+    for split, label, positives, plain, envelope in rows:
+        codes, scores = scored[split].split.labels, scored[split].scores
+        k = CLASSES.index(label)
+        known = (codes[:, k] == 0) | (codes[:, k] == 1)
+        expected = average_precision(scores[known, k], codes[known, k])
+        assert int(positives) == (codes[:, k] == 1).sum()
+        np.testing.assert_allclose([float(plain), float(envelope)], expected)
+
+    write_results(folder, results, scored, difficult="negative")
+    assert (tmp_path / "per_class.csv").read_text() != (tmp_path / "eval" / "per_class.csv").read_text()
+
+
+def average_precision(scores, labels) -> tuple[float, float]:
+    """Return AP without and with the envelope, by the definition: mean precision at the ranks of the positives."""
+    if not labels.any():
+        return float("nan"), float("nan")
+    ranked = labels[np.argsort(-scores)]
+    precision = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    return precision[ranked == 1].mean(), best[ranked == 1].mean()
+
+
+def test_results_are_shown_in_percent():
+    text = format_results({"test": {"mAP": 0.12346, "CF1_mean@0.5": 1.0}, "shift": {"mAP": 0.5, "CF1_mean@0.5": 0.0}})
+    assert [line.split() for line in text.splitlines()] == [
+        ["metric,", "%", "test", "shift"],
+        ["mAP", "12.35", "50.00"],
+        ["CF1_mean@0.5", "100.00", "0.00"],
+    ]
+    assert len({len(line) for line in text.splitlines()}) == 1
+
+
+# ------------------------------------------------------------------------------------------ runs and their folders
+SPACE = synthetic_label_space(3, 1)
+
+
+@pytest.fixture
+def config(monkeypatch, tmp_path):
+    """A config for the smallest of backbones, whose published weights are in the cache."""
+    precision = jax.config.jax_default_matmul_precision
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+    entry = catalog.CATALOG["vit_digits"]
+    shape = ViTShape(width=8, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
+    monkeypatch.setitem(catalog.CATALOG, "tiny", replace(entry, shape=shape, file="tiny.safetensors"))
+    monkeypatch.setattr(evaluate, "open_split", lambda data, name: make_split(6, name))
+    config = default_config()
+    config.model.backbone.name, config.data.image_size, config.eval.batch_size = "tiny", 8, 4
+    config.model.matmul_precision = "highest"
+    publish(tmp_path, seed=5)
+    yield config
+    jax.config.update("jax_default_matmul_precision", precision)
+
+
+def publish(tmp_path, seed: int):
+    """Put random weights for the backbone tiny into the cache."""
+    vit, draw = nnx.eval_shape(lambda: ViT(catalog.entry("tiny").shape, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
+    names = {"/".join(map(str, path)): value.shape for path, value in nnx.to_flat_state(nnx.state(vit))}
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    tensors = {name: draw.normal(size=shape).astype(np.float32) for name, shape in names.items()}
+    save_file(tensors, tmp_path / "cache" / "tiny.safetensors")
+
+
+def train_nothing(folder: RunFolder, config):
+    """Write a run folder as training does, with random values for what is trained; return the parts and the values."""
+    space = LabelSpace(CLASSES, SPACE.counts, np.array([2, 3, 4]), 10, SPACE.co_group, SPACE.dc_group)
+    parts = assemble(config, space)
+    with folder.writing():
+        describe_run(folder, config, space, preprocess_for(config), parts.frozen)
+        values = {path: value + 0.5 for path, value in parts.trainable.items()}
+        with checkpoint.open_manager(folder) as manager:
+            checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw"})
+    return parts, values
+
+
+def test_a_run_folder_is_evaluated(config, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    parts, values = train_nothing(folder, config)
+    results = evaluate_run(
+        folder, [("data.test_splits", "val,test"), ("eval.threshold", "0.25"), ("eval.batch_size", "2")]
+    )
+    assert set(results) == {"val", "test"}
+    assert folder.read_json("eval/results.json").keys() == results.keys()
+
+    run = open_run(folder)
+    assert (run.step, run.notes["kind"], run.label_space.names) == (20, "raw", CLASSES)
+    assert run.preprocess == preprocess_for(config)
+    assert flatten(run.config) == flatten(config)
+    assert run.values.keys() == values.keys()
+    for path, value in {**values, **parts.frozen}.items():
+        np.testing.assert_array_equal({**run.values, **run.frozen}[path], value, err_msg=path)
+
+    step = make_eval_step(parts.definition, preprocess_for(config), run.mesh)
+    expected = score_split(step, values, parts.frozen, make_split(6), config.data, 4, run.mesh)
+    np.testing.assert_allclose(score_with(run, step, "val").scores, expected.scores, rtol=1e-5)
+    again = measure(expected, run.label_space, difficult="negative", threshold=0.25)
+    assert results["val"] == pytest.approx(again, nan_ok=True)
+    assert "OP@0.25" in results["val"]
+
+
+def test_another_data_set_is_refused(config, tmp_path, refusal, monkeypatch):
+    folder = RunFolder(tmp_path / "run")
+    train_nothing(folder, config)
+    other = Split("test", ("x", "y", "z"), np.zeros((1, 3), np.int8), ["x"], np.zeros((1, 8, 8, 3), np.uint8))
+    monkeypatch.setattr(evaluate, "open_split", lambda data, name: other)
+    sentence = refusal(evaluate_run, folder, [])
+    assert sentence == "digits has the labels x, y, z, …, but the run was trained on a, b, c, …"
+
+
+def test_a_run_folder_says_what_it_holds(config, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    parts, _ = train_nothing(folder, config)
+    assert folder.read_text("labels.txt") == "a\nb\nc\n"
+    assert folder.read_json("thresholds.json") == {"a": 0.5, "b": 0.5, "c": 0.5}
+    assert folder.read_json("preprocess.json") == {"image_size": 8, "mean": [0.5] * 3, "std": [0.25] * 3}
+    assert folder.read_json("backbone.json") == {
+        "name": "tiny",
+        "weights": "auto",
+        "frozen_parameters": sum(value.size for value in parts.frozen.values()),
+        "fingerprint": fingerprint(parts.frozen),
+    }
+
+
+@pytest.mark.parametrize(
+    ("include", "weights", "stored"),
+    [("auto", "auto", False), ("auto", "none", True), ("always", "auto", True), ("never", "none", False)],
+)
+def test_frozen_weights_are_stored_where_no_published_file_has_them(
+    config, tmp_path, refusal, include, weights, stored
+):
+    config.checkpoint.include_frozen, config.model.backbone.weights = include, weights
+    folder = RunFolder(tmp_path / "run")
+    parts, _ = train_nothing(folder, config)
+    assert (folder / "frozen.safetensors").exists() == stored
+    publish(tmp_path, seed=6)
+    if stored or weights == "none":  # random weights come from the seed
+        run = open_run(folder)
+        for path, value in parts.frozen.items():
+            np.testing.assert_array_equal(run.frozen[path], value, err_msg=path)
+    else:
+        sentence = refusal(open_run, folder)
+        assert sentence.startswith(f"the frozen weights of tiny (auto) are not those that {folder} was trained with; ")
+
+
+def test_what_cannot_be_opened_is_refused(config, tmp_path, refusal):
+    folder = RunFolder(tmp_path / "run")
+    assert refusal(open_run, folder).startswith("there is no run folder ")
+    train_nothing(folder, config)
+    sentence = refusal(open_run, folder, [("model.dtype", "bfloat16")])
+    assert sentence == "--config.model.dtype cannot differ from the trained run's; data, eval and mesh keys can"
+    assert refusal(open_run, folder, [("eval.threshold", "2")]).startswith(
+        "the config has mistakes: eval.threshold is 2"
+    )
+    shutil.rmtree(folder / "checkpoints" / "30")
+    assert refusal(open_run, folder) == f"{folder} holds no finished checkpoint yet; let its training go on"
+    shutil.rmtree(folder / "checkpoints")
+    assert refusal(open_run, folder) == f"{folder} is not the run folder of a training: it has no checkpoints"
+
+
+def test_assemble_loads_the_backbone_and_draws_the_rest_from_the_seed(config, tmp_path, refusal):
+    published = load_file(tmp_path / "cache" / "tiny.safetensors")
+    parts = assemble(config, SPACE)
+    assert {path.removeprefix("backbone/") for path in parts.frozen} == set(published)
+    for path, value in parts.frozen.items():
+        np.testing.assert_array_equal(value, published[path.removeprefix("backbone/")], err_msg=path)
+    assert set(parts.trainable) == {"head/classifier/kernel", "head/classifier/bias"}
+    assert parts.stats == {}
+    again, bare = assemble(config, SPACE), assemble(config, SPACE, load_backbone=False)
+    config.seed = 1
+    other = assemble(config, SPACE)
+    kernels = [np.asarray(p.trainable["head/classifier/kernel"]) for p in (parts, again, bare, other)]
+    assert np.array_equal(kernels[0], kernels[1])
+    assert np.array_equal(kernels[0], kernels[2])
+    assert not np.array_equal(kernels[0], kernels[3])
+    assert fingerprint(bare.frozen) != fingerprint(parts.frozen)
+
+    config.model.backbone.weights = str(tmp_path / "own.safetensors")
+    save_file({name: 2 * value for name, value in published.items()}, tmp_path / "own.safetensors")
+    doubled = assemble(config, SPACE).frozen["backbone/cls_token"]
+    np.testing.assert_array_equal(doubled, 2 * published["cls_token"])
+    config.trainable = ((r"", False),)
+    sentence = refusal(assemble, config, SPACE)
+    assert sentence == "config.trainable freezes every parameter; leave at least the head trainable"
+
+
+def test_images_must_fit_the_patches(config, refusal):
+    config.data.image_size = 12
+    assert preprocess_for(config).image_size == 12
+    config.data.image_size = 10
+    assert refusal(preprocess_for, config) == "data.image_size is 10, no multiple of tiny's patch size 4"
+
+
+def test_start_jax_sets_the_precision_and_checks_the_batches(config, refusal, monkeypatch):
+    mesh = start_jax(config)
+    assert mesh.size == len(jax.devices())
+    assert jax.config.jax_default_matmul_precision == "highest"
+    monkeypatch.setattr(assembly, "make_mesh", lambda sizes: SimpleNamespace(size=3))
+    config.train.batch_size, config.eval.batch_size = 9, 6
+    assert start_jax(config).size == 3
+    for key, size in (("eval", 7), ("train", 10)):
+        config[key].batch_size = size
+        assert refusal(start_jax, config) == f"{key}.batch_size is {size}, which does not split over 3 devices"

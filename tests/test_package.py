@@ -1,0 +1,90 @@
+"""What is installed, what is imported, and that the two agree."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+# a distribution -> the module that it installs, where the names differ
+MODULES = {
+    "orbax-checkpoint": "orbax",
+    "scikit-learn": "sklearn",
+    "pillow": "PIL",
+    "tensorflow-datasets": "tensorflow_datasets",
+}
+# required, but not imported yet
+NOT_YET = {"tensorflow-datasets": "data sets by their TFDS name, a source that is still to come"}
+
+
+def imported() -> set[str]:
+    """The top-level modules that some file of the package imports, also inside functions."""
+    found = set()
+    for file in (ROOT / "mlmoe_jax").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+def required() -> dict[str, str]:
+    """Distribution -> module, of requirements.txt."""
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    names = [re.match(r"[\w.-]+", line).group().lower() for line in lines if line and not line.startswith("#")]
+    return {name: MODULES.get(name, name.replace("-", "_")) for name in names}
+
+
+def test_every_folder_with_python_files_is_installed():
+    settings = PROJECT["tool"]["setuptools"]
+    moved = settings["package-dir"]
+    folders = {file.parent for file in (ROOT / "mlmoe_jax").rglob("*.py")}
+    expected = {".".join(folder.relative_to(ROOT).parts) for folder in folders} | set(moved)
+    assert sorted(settings["packages"]) == sorted(expected)
+    assert len(settings["packages"]) == len(set(settings["packages"]))
+    for name, folder in moved.items():
+        assert list((ROOT / folder).glob("*.py")), name
+
+
+def test_data_files_are_installed():
+    package_data = PROJECT["tool"]["setuptools"]["package-data"]
+    installed = {
+        file
+        for package, patterns in package_data.items()
+        for pattern in patterns
+        for file in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    kinds = {".py", ".pyc"}
+    data = {file for file in (ROOT / "mlmoe_jax").rglob("*") if file.is_file() and file.suffix not in kinds}
+    assert data
+    assert data <= installed
+
+
+def test_the_command_exists():
+    module, function = PROJECT["project"]["scripts"]["mlmoe"].split(":")
+    assert callable(getattr(__import__(module, fromlist=[function]), function))
+
+
+def test_neither_torch_nor_tensorflow_is_imported():
+    code = (
+        "import sys, mlmoe_jax.main, mlmoe_jax.train, mlmoe_jax.predict\n"
+        "print(*sorted({'torch', 'tensorflow', 'tensorflow_datasets', 'jax', 'orbax'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["jax", "orbax"]
+
+
+def test_every_requirement_is_used():
+    unused = {name for name, module in required().items() if module not in imported()}
+    assert unused == set(NOT_YET)
+
+
+def test_everything_that_is_imported_is_required():
+    foreign = imported() - set(sys.stdlib_module_names) - {"mlmoe_jax"}
+    assert foreign <= set(required().values())
+    assert "torch" not in foreign

@@ -1,0 +1,176 @@
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlmoe_jax.runfolder import METRICS, RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.writing():
+        yield folder
+
+
+# --------------------------------------------------------------------------------------------------------- opening
+def test_writing_makes_the_folder(tmp_path):
+    folder = RunFolder(str(tmp_path / "a" / "b"))
+    with folder.writing():
+        assert (tmp_path / "a" / "b").is_dir()
+    assert str(folder) == str(tmp_path / "a" / "b")
+    assert str(folder / "x") == str(tmp_path / "a" / "b" / "x")
+    assert folder.is_local
+    assert not RunFolder("gs://bucket/run").is_local
+
+
+def test_a_second_writer_is_refused(folder, refusal):
+    def write(path):
+        with RunFolder(path).writing():
+            pass
+
+    assert refusal(write, folder.path) == f"another process is writing to {folder}; wait for it or name another folder"
+
+
+def test_the_lock_holds_between_processes_and_ends_with_its_holder(folder, tmp_path):
+    code = (
+        "import sys\n"
+        "from mlmoe_jax.errors import UserError\n"
+        "from mlmoe_jax.runfolder import RunFolder\n"
+        "try:\n"
+        "    with RunFolder(sys.argv[1]).writing(): print('written')\n"
+        "except UserError: print('refused')\n"
+    )
+
+    def other(path) -> str:
+        return subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True).stdout
+
+    assert other(str(folder)) == "refused\n"
+    free = RunFolder(tmp_path / "free")
+    with pytest.raises(RuntimeError, match="stop"), free.writing():
+        raise RuntimeError("stop")
+    assert other(str(free)) == "written\n"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, refusal):
+    (tmp_path / "file").write_text("")
+
+    def write(path):
+        with RunFolder(path).writing():
+            pass
+
+    assert (
+        refusal(write, tmp_path / "file" / "run") == f"cannot make the run folder {tmp_path}/file/run: Not a directory"
+    )
+    assert refusal(write, tmp_path / "file") == f"cannot make the run folder {tmp_path}/file: File exists"
+
+
+def test_require_names_what_is_missing(folder, tmp_path, refusal):
+    sentence = refusal(RunFolder(tmp_path / "none").require, "config.json")
+    assert sentence == f"there is no run folder {tmp_path}/none; give the --workdir of a finished or stopped training"
+    folder.write_text("config.json", "{}")
+    folder.require("config.json")
+    sentence = refusal(folder.require, "config.json", "checkpoints", "labels.txt")
+    assert sentence == f"{folder} is not the run folder of a training: it has no checkpoints"
+
+
+# ----------------------------------------------------------------------------------------------------- whole files
+def test_files_are_written_and_replaced(folder):
+    folder.write_text("labels.txt", "a\n")
+    folder.write_text("labels.txt", "grün\n")
+    assert folder.read_text("labels.txt") == "grün\n"
+    folder.write_bytes("deep/er/x.bin", b"\x00\xff")
+    assert (folder / "deep/er/x.bin").read_bytes() == b"\x00\xff"
+    folder.write_json("x.json", {"a": [1, 2.5, None]})
+    assert folder.read_json("x.json") == {"a": [1, 2.5, None]}
+    folder.write_npz("x.npz", ids=np.array(["a", "b"]), scores=np.eye(2))
+    with np.load(folder / "x.npz", allow_pickle=False) as stored:
+        assert stored["ids"].tolist() == ["a", "b"]
+        np.testing.assert_array_equal(stored["scores"], np.eye(2))
+    folder.write_csv("x.csv", ["name", "AP"], [["a, b", 0.5], ['"c"', float("nan")]])
+    with open(folder / "x.csv", newline="") as file:
+        assert list(csv.reader(file)) == [["name", "AP"], ["a, b", "0.5"], ['"c"', "nan"]]
+    assert not list(Path(folder.path).rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("crash_in", ["write", "replace"])
+def test_a_crash_leaves_the_old_content(folder, monkeypatch, crash_in):
+    folder.write_json("results.json", {"old": 1})
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    if crash_in == "write":
+        monkeypatch.setattr(os, "fsync", crash)  # some of the new content is in a file by now
+    else:
+        monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        folder.write_json("results.json", {"new": 2})
+    assert folder.read_json("results.json") == {"old": 1}
+    monkeypatch.undo()
+    folder.write_json("results.json", {"new": 2})
+    assert folder.read_json("results.json") == {"new": 2}
+
+
+@pytest.mark.parametrize("content", [b'{"mAP": 0.', b"", b"\xff\xfe\x00"])
+def test_damaged_json_is_one_sentence(folder, refusal, content):
+    folder.write_bytes("results.json", content)
+    assert refusal(folder.read_json, "results.json").startswith(f"{folder}/results.json is damaged: ")
+
+
+# ----------------------------------------------------------------------------------------------------- metric rows
+def test_rows_are_appended(folder):
+    assert folder.rows() == []
+    rows = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": float("inf"), "val/mAP": 0.25}]
+    for row in rows:
+        folder.append_row(row)
+    assert folder.rows() == rows
+    assert [json.loads(line) for line in folder.read_text(METRICS).splitlines()] == rows
+
+
+def test_a_half_written_last_row_is_left_out(folder):
+    folder.append_row({"step": 1})
+    folder.append_row({"step": 2})
+    with open(folder / METRICS, "a") as file:
+        file.write('{"step": 3, "lo')
+    assert folder.rows() == [{"step": 1}, {"step": 2}]
+    folder.drop_rows_after(2)
+    folder.append_row({"step": 3})
+    assert folder.rows() == [{"step": 1}, {"step": 2}, {"step": 3}]
+
+
+def test_rows_beyond_a_step_are_dropped(folder):
+    folder.drop_rows_after(0)
+    assert folder.rows() == []
+    for step in (1, 2, 3, 4):
+        folder.append_row({"step": step})
+    folder.drop_rows_after(2)
+    assert folder.rows() == [{"step": 1}, {"step": 2}]
+    folder.drop_rows_after(0)
+    assert folder.rows() == []
+
+
+# --------------------------------------------------------------------------------------------------- object stores
+def test_an_object_store_is_neither_locked_nor_renamed_in(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "run")
+    folder.is_local = False
+
+    def not_there(*_):
+        raise AssertionError("object stores have none of this")
+
+    for module, name in (("os", "replace"), ("os", "fsync"), ("fcntl", "flock")):
+        monkeypatch.setattr(f"{module}.{name}", not_there)
+    with folder.writing(), folder.writing():
+        folder.write_json("deep/x.json", {"a": 1})
+        folder.append_row({"step": 1})
+        folder.append_row({"step": 2})
+        folder.drop_rows_after(1)
+        folder.append_row({"step": 3})
+    assert folder.read_json("deep/x.json") == {"a": 1}
+    assert folder.rows() == [{"step": 1}, {"step": 3}]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["deep", "metrics.jsonl"]

@@ -1,0 +1,232 @@
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.build import Classifier
+from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.prompts import DeepPrompts, prompt_groups
+from mlmoe_jax.sharding import make_mesh
+from mlmoe_jax.state import ModelDef, TrainState, fingerprint, initial_state, parameter_table, split_trainable
+from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step
+
+CO, DC = [0, 1, 0], [1, 1, 0]
+
+
+def ml_vpt() -> Classifier:
+    rngs = nnx.Rngs(0)
+    return Classifier(
+        ViT(ViTShape(width=16, depth=2, heads=2, patch=8, native=16, layer_scale=0.1), rngs=rngs),
+        DeepPrompts(2, 16, 8, group_of=prompt_groups(2, 2, 2), mask="all_prompts", rngs=rngs),
+        GroupExpertsHead(16, CO, DC, groups=2, per_group=2, hidden=3, rngs=rngs),
+        final_norm=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    """The model with random values from numpy, which is much faster than compiling its initializers."""
+    model, draw = nnx.eval_shape(ml_vpt), np.random.default_rng(0)
+    values = jax.tree.map(lambda x: jnp.asarray(0.2 * draw.normal(size=x.shape), x.dtype), nnx.state(model))
+    nnx.update(model, values)
+    return model
+
+
+@pytest.fixture(scope="module")
+def parts(model):
+    return ModelDef.split(model)
+
+
+# ------------------------------------------------------------------------------------------------- split and merge
+def test_split_and_merge_give_the_same_model_back(model, parts):
+    definition, params, stats = parts
+    assert stats == {}
+    assert params["backbone/blocks/1/attn/qkv/kernel"].shape == (16, 48)
+    assert params["prompts/deep"].shape == (2, 1, 8, 16)
+    assert {path.split("/")[0] for path in params} == {"backbone", "prompts", "head"}
+    assert all(isinstance(value, jax.Array) for value in params.values())
+
+    trainable, frozen = split_trainable(params, default_config().trainable)
+    image = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
+    merged = jax.jit(lambda *values: definition.merge(*values)(image).logits)(trainable, frozen, stats)
+    np.testing.assert_allclose(merged, jax.jit(lambda image: model(image).logits)(image), rtol=1e-5, atol=1e-6)
+    again = ModelDef.split(definition.merge(trainable, frozen, stats))[1]
+    assert set(again) == set(params)
+    for path, value in params.items():
+        np.testing.assert_array_equal(again[path], value, err_msg=path)
+
+
+def test_merge_gives_each_path_its_own_values(parts):
+    definition, params, _ = parts
+    numbered = {path: np.full(value.shape, number, np.float32) for number, (path, value) in enumerate(params.items())}
+    again = ModelDef.split(definition.merge(numbered))[1]
+    assert set(again) == set(numbered)
+    for path, value in numbered.items():
+        np.testing.assert_array_equal(again[path], value, err_msg=path)
+
+
+def test_merge_makes_a_module_of_its_own(parts):
+    definition, params, _ = parts
+    one, other = definition.merge(params), definition.merge(params)
+    one.prompts.deep[...] = jnp.zeros_like(one.prompts.deep[...])
+    assert jnp.any(other.prompts.deep[...] != 0)
+    assert jnp.any(params["prompts/deep"] != 0)
+
+
+def test_a_missing_path_is_noticed(parts):
+    definition, params, _ = parts
+    with pytest.raises(KeyError, match="prompts/deep"):
+        definition.merge({path: value for path, value in params.items() if path != "prompts/deep"})
+
+
+def test_a_module_that_holds_anything_else_is_refused():
+    with pytest.raises(ValueError, match=r"parameters and batch statistics only, not \['rngs/.*count'"):
+        ModelDef.split(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+
+
+# ------------------------------------------------------------------------------------------------------ trainable
+def test_rules_split_parameters(parts):
+    _, params, _ = parts
+    trainable, frozen = split_trainable(params, default_config().trainable)
+    assert {path.split("/")[0] for path in trainable} == {"prompts", "head"}
+    assert {path.split("/")[0] for path in frozen} == {"backbone"}
+    assert set(trainable) | set(frozen) == set(params)
+    assert all({**trainable, **frozen}[path] is value for path, value in params.items())
+    trainable, frozen = split_trainable(params, ((r"/norm\d?/", True), (r"", False)))
+    assert set(trainable) == {path for path in params if "norm" in path}
+    assert len(trainable) == 2 * (2 * 2) + 2
+
+
+def test_a_parameter_without_a_rule_is_named(refusal):
+    params = {"backbone/a": jnp.ones(1), "head/b": jnp.ones(1)}
+    assert "no rule matches head/b" in refusal(split_trainable, params, ((r"^backbone/", False),))
+
+
+def test_parameter_table_sums_up(parts):
+    _, params, _ = parts
+    trainable, frozen = split_trainable(params, ((r"blocks/1/", True), (r"^backbone/", False), (r"", True)))
+    head, *rows, last = parameter_table(trainable, frozen).splitlines()
+    assert head.split() == ["module", "parameters", "trainable"]
+    split = [row.replace(",", "").split() for row in rows]
+    counts = {name: (int(total), int(learned)) for name, total, learned in split}
+    block = 16 * 48 + 48 + 16 * 16 + 16 + 16 * 64 + 64 + 64 * 16 + 16 + 6 * 16
+    assert counts["backbone/blocks"] == (2 * block, block)
+    assert counts["backbone"] == (16 + 5 * 16, 0), "the class token and the position table"
+    assert counts["prompts"] == (2 * 8 * 16, 2 * 8 * 16)
+    assert counts["head/co"] == counts["head/dc"] == (2 * 3 * 16 + 2 * 3 + 3 * 16 + 3,) * 2
+    total, learned = (sum(column) for column in zip(*counts.values(), strict=True))
+    assert total == sum(value.size for value in params.values())
+    assert learned == sum(value.size for value in trainable.values())
+    assert last == f"{learned:,} of {total:,} parameters trainable ({100 * learned / total:.2f} %)"
+
+
+# ---------------------------------------------------------------------------------------------------- fingerprint
+def test_a_fingerprint_is_of_names_types_shapes_and_every_bit():
+    params = {"b/x": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones((), np.float32)}
+    known = fingerprint(params)
+    assert fingerprint(dict(reversed(params.items()))) == known, "the order does not matter"
+    assert fingerprint(jax.tree.map(jnp.asarray, params)) == known, "nor where the arrays are"
+    assert fingerprint({**params, "b/x": np.asfortranarray(params["b/x"])}) == known, "nor how they lie there"
+    one_bit = params["b/x"].copy()
+    one_bit.view(np.uint32)[1, 2] ^= 1
+    changes = [
+        {**params, "b/x": one_bit},
+        {**params, "b/x": params["b/x"].reshape(3, 2)},
+        {**params, "b/x": params["b/x"].astype(ml_dtypes.bfloat16)},
+        {**params, "a": np.ones((1,), np.float32)},
+        {"b/y": params["b/x"], "a": params["a"]},
+        {"a": params["a"]},
+        {**params, "c": np.zeros(0, np.float32)},
+    ]
+    assert len({known, *(fingerprint(changed) for changed in changes)}) == 1 + len(changes)
+
+
+def test_a_fingerprint_stays_the_same_from_version_to_version():
+    """Run folders hold it: a change here would refuse the frozen weights of every older run."""
+    params = {"w": np.array([[1.0, -2.0]], np.float32)}
+    assert fingerprint(params) == "25a73524decac58a3a1417739317f4f1054f27a73379fdecbcbe68e227fc7aa9"
+
+
+# --------------------------------------------------------------------------------------------------------- states
+def test_the_first_state_owns_what_a_step_will_donate():
+    trainable, frozen, stats = {"w": jnp.ones(3)}, {"f": jnp.ones(2)}, {"s": jnp.zeros(1)}
+    state = initial_state(trainable, frozen, stats, {"mu": trainable["w"]})
+    assert int(state.step) == 0
+    assert state.raw() == {**state.trainable, **state.stats}
+    assert set(state.ema) == {"w", "s"}
+    np.testing.assert_array_equal(state.ema["w"], trainable["w"])
+    assert state.frozen["f"] is frozen["f"]
+    moving = [*jax.tree.leaves(state.replace(frozen={})), *trainable.values(), *stats.values()]
+    assert len({value.unsafe_buffer_pointer() for value in moving}) == len(moving)
+    jax.block_until_ready(jax.jit(lambda s: s, donate_argnums=0)(state.replace(frozen={})))
+
+
+def test_a_state_is_a_tree():
+    state = initial_state({"w": jnp.ones(3)}, {}, {}, ())
+    doubled = jax.tree.map(lambda x: 2 * x, state)
+    assert isinstance(doubled, TrainState)
+    assert doubled.trainable["w"].tolist() == [2, 2, 2]
+    assert state.replace(step=jnp.int32(4)).step == 4
+
+
+class Normalised(nnx.Module):
+    """A linear layer on batch-normalised mean colours."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.norm = nnx.BatchNorm(3, momentum=0.5, rngs=rngs)
+        self.linear = nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, image, *, labels=None, rngs=None):
+        values = self.norm(image.mean((1, 2)), use_running_average=rngs is None)
+        logits = self.linear(values)
+        return Prediction(logits, {"logits": logits})
+
+
+def test_statistics_are_updated_by_the_forward_pass_and_by_no_optimizer():
+    mesh = make_mesh({"data": -1, "fsdp": 1, "expert": 1})
+    definition, params, stats = ModelDef.split(Normalised(nnx.Rngs(0)))
+    assert set(stats) == {"norm/mean", "norm/var"}
+    assert set(params) == {"norm/scale", "norm/bias", "linear/kernel", "linear/bias"}
+    optimizer = optax.adamw(0.1, weight_decay=0.5)
+    preprocess = Preprocess(4, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    config = default_config()
+    step = make_train_step(
+        definition,
+        make_objective(config.loss),
+        optimizer,
+        preprocess,
+        config.augment,
+        ema_decay=0.75,
+        seed=0,
+        mesh=mesh,
+    )
+    state = initial_state(params, {}, stats, optimizer.init(params))
+    colour = np.random.default_rng(0).integers(0, 256, (8, 1, 1, 3))
+    image = np.broadcast_to(colour, (8, 4, 4, 3)).astype(np.uint8)
+    label = np.eye(2, dtype=np.float32)[np.arange(8) % 2]
+    batch = {"image": image, "label": label, "label_mask": np.ones((8, 2), np.float32), "mask": np.ones(8, np.float32)}
+    batch["id"] = np.arange(8, dtype=np.int32)
+    after, _ = step(state, batch)
+
+    seen = colour[:, 0, 0] / 255
+    np.testing.assert_allclose(after.stats["norm/mean"], 0.5 * 0 + 0.5 * seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(after.stats["norm/var"], 0.5 * 1 + 0.5 * seen.var(0), rtol=1e-4)
+    assert set(after.stats) == set(stats)
+    assert set(after.opt[0].mu) == set(after.opt[0].nu) == set(params)
+    assert set(after.ema) == {*params, *stats}
+    for path in after.ema:
+        first = {**params, **stats}[path]
+        np.testing.assert_allclose(after.ema[path], 0.75 * first + 0.25 * after.raw()[path], rtol=1e-5, atol=1e-7)
+    evaluate = make_eval_step(definition, preprocess, mesh)
+    logits = evaluate(after.raw(), {}, batch)["logits"]
+    one = {name: value[:1] for name, value in batch.items()}
+    np.testing.assert_allclose(evaluate(after.raw(), {}, one)["logits"], logits[:1], rtol=1e-5)
+    second, _ = step(after, batch)
+    expected = 0.5 * np.asarray(0.5 * seen.mean(0)) + 0.5 * seen.mean(0)
+    np.testing.assert_allclose(second.stats["norm/mean"], expected, rtol=1e-5)

@@ -1,0 +1,225 @@
+import os
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+
+from mlmoe_jax.interrupt import asked_to_stop
+from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.writer import LINE_EVERY, MetricLog, Progress, say
+
+
+class Clock:
+    """A clock that goes on only when it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def wait(self, seconds: float):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+# --------------------------------------------------------------------------------------------------------- figures
+def test_figures_of_speed_and_waiting(clock):
+    progress = Progress("train", 10, 32)
+
+    def slow_batches():
+        for _ in range(3):
+            clock.wait(1.0)
+            yield "batch"
+
+    for batch in progress.waiting(slow_batches()):
+        assert batch == "batch"
+        clock.wait(3.0)
+        progress.advance()
+    assert progress.images_per_second == 3 * 32 / 12
+    assert progress.data_wait == 3 / 12
+    assert progress.figures() == "8 images/s, 25 % data wait"
+
+
+def test_a_resumed_run_counts_its_own_steps(clock):
+    progress = Progress("train", 100, 10, first=90)
+    clock.wait(4.0)
+    progress.advance()
+    progress.advance()
+    assert progress.done == 92
+    assert progress.images_per_second == 5.0
+
+
+def test_what_happens_in_a_pause_is_left_out(clock):
+    progress = Progress("train", 10, 32)
+    clock.wait(2.0)
+    progress.advance()
+    with progress.paused():
+        clock.wait(100.0)
+    clock.wait(2.0)
+    progress.advance()
+    assert progress.images_per_second == 2 * 32 / 4
+
+
+def test_figures_before_anything_has_happened(clock):
+    assert Progress("train", 10, 32).figures() == "0 images/s, 0 % data wait"
+
+
+# ----------------------------------------------------------------------------------------------------------- lines
+def test_a_line_now_and_then_where_there_is_no_terminal(clock, capsys):
+    progress = Progress("train", 200, 2, first=100)
+    for _ in range(10):
+        clock.wait(LINE_EVERY / 4)
+        progress.advance("loss 0.5")
+    progress.close()
+    lines = capsys.readouterr().err.splitlines()
+    # after more than 15 s, five steps of 3.75 s: 95 and then 90 steps are left
+    assert lines == [
+        "train 105/200, 1 images/s, 0 % data wait, 0:05:56 left loss 0.5",
+        "train 110/200, 1 images/s, 0 % data wait, 0:05:38 left loss 0.5",
+    ]
+
+
+def test_more_than_a_day_is_told_as_such(clock, capsys):
+    progress = Progress("train", 11, 1)
+    clock.wait(9000.0)
+    progress.advance()
+    assert "1 day, 1:00:00 left" in capsys.readouterr().err
+
+
+class Terminal:
+    def __init__(self):
+        self.shown = ""
+
+    def write(self, text):
+        self.shown += text
+
+    def flush(self):
+        pass
+
+    def isatty(self):
+        return True
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = Progress("evaluate val", 4, 1, first=1)
+    progress.advance("loss 0.25")
+    progress.bar.refresh()
+    assert "evaluate val" in terminal.shown
+    assert "2/4" in terminal.shown
+    assert "% data wait loss 0.25" in terminal.shown
+    progress.advance()
+    assert progress.note == "loss 0.25", "the last note stays"
+    progress.close()
+    assert terminal.shown.endswith("\r"), "the bar is removed"
+
+
+def test_people_are_told_on_stderr(capsys):
+    say("hello")
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+# ------------------------------------------------------------------------------------------------------------ rows
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path)
+
+
+PROGRESS = SimpleNamespace(images_per_second=12.5, data_wait=0.25)
+
+
+def test_a_row_a_step(folder):
+    log = MetricLog(folder, lambda step: jnp.float32(step / 8), steps_per_epoch=4)
+    log.write()
+    assert folder.rows() == []
+    log.note(2, {"loss": jnp.float32(0.5), "loss/co": jnp.float32(0.25), "gradient_norm": jnp.float32(2)}, PROGRESS)
+    assert folder.rows() == [], "the numbers are fetched when the next step is under way"
+    log.add({"val/ema/mAP": 0.75})
+    log.write()
+    log.write()
+    row = {
+        "step": 2,
+        "epoch": 0.5,
+        "images_per_second": 12.5,
+        "data_wait": 0.25,
+        "val/ema/mAP": 0.75,
+        "learning_rate": 0.125,  # that of the step itself, the second
+        "loss": 0.5,
+        "loss/co": 0.25,
+        "gradient_norm": 2.0,
+    }
+    assert folder.rows() == [row]
+    assert log.summary == "loss 0.5"
+    log.note(3, {"loss": jnp.float32(0.123456)}, PROGRESS)
+    log.write()
+    assert [row["step"] for row in folder.rows()] == [2, 3]
+    assert "val/ema/mAP" not in folder.rows()[1]
+    assert log.summary == "loss 0.1235"
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_ends_the_run(folder, refusal, loss):
+    log = MetricLog(folder, lambda step: 0.1, steps_per_epoch=4)
+    log.note(8, {"loss": jnp.float32(loss)}, PROGRESS)
+    assert refusal(log.write) == (
+        f"the loss is {loss} at step 8; lower config.optim.learning_rate and start in a new --workdir "
+        "(the checkpoints before it are kept)"
+    )
+    assert folder.rows() == []
+
+
+def test_only_the_first_process_writes_rows(folder, monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    log = MetricLog(folder, lambda step: 0.1, steps_per_epoch=4)
+    log.note(1, {"loss": jnp.float32(1)}, PROGRESS)
+    log.write()
+    assert folder.rows() == []
+    assert log.summary == "loss 1"
+
+
+# -------------------------------------------------------------------------------------------- stopping on request
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_becomes_a_request(number):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with asked_to_stop() as asked:
+        assert not asked.is_set()
+        os.kill(os.getpid(), number)
+        assert asked.wait(5)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    def ask(number):
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)  # the interpreter handles signals between its own instructions
+
+    before = signal.getsignal(signal.SIGINT)
+    with asked_to_stop():
+        ask(signal.SIGTERM)
+        ask(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            ask(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    seen = []
+
+    def work():
+        with asked_to_stop() as asked:
+            seen.append(asked.is_set())
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+    assert signal.getsignal(signal.SIGTERM) == before
