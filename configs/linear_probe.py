@@ -20,4 +20,5 @@ def get_config(arg=""):
     config.train.epochs = 8 if digits else 40
     if digits:
         config.ema.decay = 0.99
+        config.eval.every_epochs = 2
     return config

@@ -16,4 +16,5 @@ def get_config(arg=""):
     config.optim.learning_rate = 5e-3
     config.train.epochs = 8
     config.ema.decay = 0.99
+    config.eval.every_epochs = 2
     return config

@@ -314,6 +314,8 @@ def validate(config: ConfigDict) -> None:
         wrong.append("eval.select_on=val needs data.val_split")
     if config.eval.select_on == "test" and not config.data.test_splits:
         wrong.append("eval.select_on=test needs data.test_splits")
+    if not config.data.val_split and not config.data.test_splits:
+        wrong.append("data.val_split and data.test_splits are both empty, so that there is nothing to evaluate")
     if wrong:
         raise UserError("the config has mistakes: " + "; ".join(wrong))
 

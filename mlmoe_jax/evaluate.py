@@ -95,6 +95,8 @@ def evaluate_run(folder: RunFolder, overrides: list[tuple[str, str]]) -> dict[st
     Raises UserError for a folder that cannot be restored, or data whose classes are not the run's.
     """
     run = open_run(folder, overrides)
+    if not run.config.data.test_splits:
+        raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
     eval_step = make_eval_step(run.definition, run.preprocess, run.mesh)
     scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
     difficult, threshold = run.config.data.difficult, run.config.eval.threshold

@@ -1,3 +1,4 @@
+import gc
 from pathlib import Path
 
 import jax
@@ -16,6 +17,12 @@ from mlmoe_jax.state import TrainState, initial_state
 
 # Orbax leaves coroutines unfinished where a file cannot be read.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_warning_in_later_files():
+    yield
+    gc.collect()
 
 
 @pytest.fixture

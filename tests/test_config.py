@@ -269,6 +269,11 @@ def test_selecting_on_test_needs_a_test_split(refusal):
     assert listed == ["eval.select_on=test needs data.test_splits"]
 
 
+def test_something_must_be_evaluated(refusal):
+    listed = mistakes(refusal, eval__select_on="none", data__val_split="", data__test_splits=())
+    assert listed == ["data.val_split and data.test_splits are both empty, so that there is nothing to evaluate"]
+
+
 # ----------------------------------------------------------------------------------------------------------- JSON
 def test_json_gives_the_same_config_back():
     config = default_config()

@@ -199,7 +199,7 @@ def train_nothing(folder: RunFolder, config):
     return parts, values
 
 
-def test_a_run_folder_is_evaluated(config, tmp_path):
+def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "run")
     parts, values = train_nothing(folder, config)
     results = evaluate_run(
@@ -222,6 +222,8 @@ def test_a_run_folder_is_evaluated(config, tmp_path):
     again = measure(expected, run.label_space, difficult="negative", threshold=0.25)
     assert results["val"] == pytest.approx(again, nan_ok=True)
     assert "OP@0.25" in results["val"]
+    sentence = refusal(evaluate_run, folder, [("data.test_splits", "")])
+    assert sentence.startswith("data.test_splits is empty; name the splits to evaluate")
 
 
 def test_another_data_set_is_refused(config, tmp_path, refusal, monkeypatch):
