@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from mlmoe_jax import checkpoint
@@ -136,10 +138,13 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
             raise UserError(f"--config.{key} cannot differ from the trained run's; data, eval and mesh keys can")
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
-    with (folder / LABEL_SPACE).open("rb") as file:
-        label_space = LabelSpace.load(io.BytesIO(file.read()))
+    try:
+        label_space = LabelSpace.load(io.BytesIO((folder / LABEL_SPACE).read_bytes()))
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{folder / LABEL_SPACE} is damaged: {error}") from error
     stored = folder.read_json(PREPROCESS)
-    preprocess = Preprocess(stored["image_size"], tuple(stored["mean"]), tuple(stored["std"]))
+    image_size = preprocess_for(config).image_size
+    preprocess = Preprocess(image_size, tuple(stored["mean"]), tuple(stored["std"]))
 
     mesh = start_jax(config)
     parts = _with_frozen(folder, config, label_space)
@@ -169,7 +174,11 @@ def _with_frozen(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     from_file = not stored.exists() and described["frozen_parameters"] > 0
     parts = assemble(config, label_space, load_backbone=from_file)
     if stored.exists():
-        parts = Parts(parts.definition, parts.trainable, dict(load(stored.read_bytes())), parts.stats)
+        try:
+            frozen = dict(load(stored.read_bytes()))
+        except SafetensorError as error:
+            raise UserError(f"{stored} is damaged: {error}") from error
+        parts = Parts(parts.definition, parts.trainable, frozen, parts.stats)
     if fingerprint(parts.frozen) != described["fingerprint"]:
         raise UserError(
             f"the frozen weights of {described['name']} ({described['weights']}) are not those that {folder} was "

@@ -71,7 +71,7 @@ def default_config() -> ConfigDict:
     config.trainable = ((r"^backbone/", False), (r"", True))  # ordered (regex, bool) over parameter paths
 
     config.loss = loss = ConfigDict()
-    loss.kind = "asymmetric"  # asymmetric | bce | focal | softmax (one label an image)
+    loss.kind = "asymmetric"  # asymmetric | bce | focal | softmax (one known label an image)
     loss.gamma_neg = 2.0  # asymmetric: focusing of negatives; focal: the focusing of both
     loss.gamma_pos = 0.0
     loss.clip = 0.0  # asymmetric: probability margin of negatives
@@ -106,7 +106,7 @@ def default_config() -> ConfigDict:
     train.save_backbone = False  # write backbone.safetensors (float16) at the end
 
     config.eval = evaluation = ConfigDict()
-    evaluation.batch_size = 250
+    evaluation.batch_size = 256
     evaluation.every_epochs = 1
     evaluation.select_on = "val"  # val | test (as the papers do) | none (the last EMA weights)
     evaluation.threshold = 0.5  # on probabilities, for CP CR CF1 OP OR OF1 and for predict

@@ -7,7 +7,6 @@ says what), 130 = stopped on request after saving.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 
@@ -120,8 +119,9 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
 
 def _print_results(results: dict, as_json: bool) -> None:
     from mlmoe_jax.evaluate import format_results
+    from mlmoe_jax.runfolder import to_json
 
-    print(json.dumps(results, indent=2) if as_json else format_results(results))
+    print(to_json(results, indent=2) if as_json else format_results(results))
 
 
 _RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {

@@ -19,7 +19,7 @@ from mlmoe_jax.data.images import BadImage, read_image
 from mlmoe_jax.data.transforms import resize_square
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluate import probabilities
-from mlmoe_jax.runfolder import THRESHOLDS, RunFolder
+from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
 from mlmoe_jax.sharding import shard_batch
 from mlmoe_jax.steps import make_eval_step
 from mlmoe_jax.writer import Progress, say
@@ -136,6 +136,7 @@ def predict_files(folder: RunFolder, given: Sequence[str], output: str | None, o
         raise UserError(f"--output={target} should end in .csv or .jsonl")
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent} to write {target.name} into")
+    folder.require(CONFIG, CHECKPOINTS)
     paths = find_images(given)
     predictor = Predictor.from_run(folder.path, overrides)
     devices = predictor.run.mesh.size

@@ -11,6 +11,7 @@ import csv
 import fcntl
 import io
 import json
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,19 @@ from mlmoe_jax.errors import UserError
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores.npz", "checkpoints", "frozen.safetensors"
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return strict JSON: a number that is not finite, such as the mAP of a split without positives, becomes null."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: plain(inner) for key, inner in item.items()}
+        if isinstance(item, list | tuple):
+            return [plain(inner) for inner in item]
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 class RunFolder:
@@ -85,7 +99,7 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file whole."""
-        self.write_text(name, json.dumps(value, indent=2) + "\n")
+        self.write_text(name, to_json(value, indent=2) + "\n")
 
     def write_npz(self, name: str, **arrays: np.ndarray) -> None:
         """Replace a compressed npz file whole."""
@@ -114,7 +128,7 @@ class RunFolder:
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:
         """Add one line to metrics.jsonl."""
-        line = json.dumps(row) + "\n"
+        line = to_json(row) + "\n"
         path = self / METRICS
         if self.is_local:
             with open(path, "a") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ from mlmoe_jax.selection import Selection
 from mlmoe_jax.sharding import place, shard_batch
 from mlmoe_jax.state import Params, TrainState, initial_state, parameter_table
 from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step
-from mlmoe_jax.writer import MetricLog, Progress, say
+from mlmoe_jax.writer import MetricLog, Progress, require_finite, say
 
 # Keys that may differ when a run goes on: they change where and how fast, not what.
 FREE_KEYS = ("data.root", "data.threads", "train.log_every", "eval.batch_size", "checkpoint.", "mesh.")
@@ -75,8 +76,9 @@ def train(config: ConfigDict, folder: RunFolder) -> dict[str, dict[str, float]]:
     configuration.validate(config)
     _require_same_config(config, folder)
     job, state = set_up(config, folder)
-    with folder.writing():
-        if jax.process_index() == 0:
+    writer = jax.process_index() == 0
+    with folder.writing() if writer else contextlib.nullcontext():
+        if writer:
             describe_run(folder, config, job.label_space, job.preprocess, state.frozen)
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             state, selection = start(job, state, manager)
@@ -143,7 +145,8 @@ def start(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[
         state = restored.state.replace(frozen=state.frozen)
         selection = Selection(restored.selected, **restored.notes)
         say(f"going on from step {restored.step} of {job.total_steps}")
-    job.folder.drop_rows_after(int(state.step))
+    if jax.process_index() == 0:
+        job.folder.drop_rows_after(int(state.step))
     return state, selection
 
 
@@ -175,6 +178,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
                     log.add(_evaluate(job, state, selection, step))
             if step % save_every == 0 or last or selection.finished or asked.is_set():
                 log.write()
+                require_finite(step, float(metrics["loss"]))
                 checkpoint.save(manager, step, state.replace(frozen={}), selection.values, selection.notes())
             if asked.is_set():
                 raise Stopped(f"stopped at step {step} of {job.total_steps}; the same command goes on from there")

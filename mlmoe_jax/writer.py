@@ -115,15 +115,20 @@ class MetricLog:
             return
         step = self._row["step"]
         numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
-        if not math.isfinite(numbers["loss"]):
-            raise UserError(
-                f"the loss is {numbers['loss']} at step {step}; lower config.optim.learning_rate and start in a new "
-                "--workdir (the checkpoints before it are kept)"
-            )
+        require_finite(step, numbers["loss"])
         rate = float(self.learning_rate(step - 1))
         if jax.process_index() == 0:
             self.folder.append_row({**self._row, "learning_rate": rate, **numbers})
         self._row, self.summary = {}, f"loss {numbers['loss']:.4g}"
+
+
+def require_finite(step: int, loss: float) -> None:
+    """Raise UserError where the loss of a step is not a finite number."""
+    if not math.isfinite(loss):
+        raise UserError(
+            f"the loss is {loss} at step {step}; lower config.optim.learning_rate and start in a new --workdir (the "
+            "checkpoints before it are kept)"
+        )
 
 
 def say(text: str) -> None:

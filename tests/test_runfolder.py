@@ -129,6 +129,7 @@ def test_rows_are_appended(folder):
     rows = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": float("inf"), "val/mAP": 0.25}]
     for row in rows:
         folder.append_row(row)
+    rows[1]["loss"] = None  # JSON knows no infinity
     assert folder.rows() == rows
     assert [json.loads(line) for line in folder.read_text(METRICS).splitlines()] == rows
 
@@ -174,3 +175,10 @@ def test_an_object_store_is_neither_locked_nor_renamed_in(tmp_path, monkeypatch)
     assert folder.read_json("deep/x.json") == {"a": 1}
     assert folder.rows() == [{"step": 1}, {"step": 3}]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["deep", "metrics.jsonl"]
+
+
+def test_json_is_strict_where_a_metric_is_not_a_number(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_json("results.json", {"test": {"mAP": float("nan"), "OF1": 0.5, "row": (1, float("inf"))}})
+    assert folder.read_json("results.json") == {"test": {"mAP": None, "OF1": 0.5, "row": [1, None]}}
+    assert "NaN" not in folder.read_text("results.json")

@@ -21,6 +21,7 @@ SMALL = (
     "--config.train.log_every=1",
     "--config.eval.batch_size=50",
     "--config.checkpoint.every_epochs=0.5",
+    "--config.eval.every_epochs=1",
     "--config.seed=3",
 )
 
@@ -210,6 +211,8 @@ def test_random_backbone_travels_with_the_run(program, tmp_path):
     assert (folder / "frozen.safetensors").exists()
     again = program("--mode=eval", f"--workdir={folder}", "--json")
     assert json.loads(again.stdout)["test"] == json.loads(done.stdout)["test"]
+    (folder / "frozen.safetensors").write_bytes(b"nothing of use")
+    refused(program("--mode=eval", f"--workdir={folder}"), "frozen.safetensors is damaged")
 
 
 def test_changed_frozen_weights_are_noticed(program, trained, tmp_path):
@@ -310,6 +313,8 @@ def test_a_bad_picture_is_reported_and_the_rest_is_labelled(program, trained, ph
         (["--mode=predict", "--workdir={run}", "--images={tmp}", "--output=x.txt"], [".csv or .jsonl"]),
         (["--mode=eval", "--workdir={run}", "--config.loss.eps=1"], ["data, eval and mesh"]),
         (["--mode=eval", "--workdir={run}", "--config=mlvpt_digits"], ["leave --config out"]),
+        (["--mode=eval", "--workdir={run}", "--config.data.image_size=60"], ["patch size"]),
+        (["--mode=eval", "--workdir={damaged}"], ["label_space.npz is damaged"]),
         (["--mode=trian"], ["trian", "--help"]),
         (["--workdir={tmp}"], ["needs --config"]),
         (["--config=mlvpt_digits"], ["needs --workdir"]),
@@ -330,7 +335,11 @@ def test_a_bad_picture_is_reported_and_the_rest_is_labelled(program, trained, ph
 )
 def test_mistakes_get_one_sentence(main, trained, tmp_path, arguments, parts):
     (tmp_path / "file").write_text("")
-    filled = [argument.format(tmp=tmp_path, run=trained[0]) for argument in arguments]
+    damaged = tmp_path.parent / f"{tmp_path.name}-damaged"
+    if any("{damaged}" in argument for argument in arguments):
+        shutil.copytree(trained[0], damaged)
+        (damaged / "label_space.npz").write_bytes(b"PK nothing of use")
+    filled = [argument.format(tmp=tmp_path, run=trained[0], damaged=damaged) for argument in arguments]
     refused(main(*filled), *parts)
 
 

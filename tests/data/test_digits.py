@@ -20,9 +20,9 @@ MEAN_COLOUR = {
     "test_shift": (128.4484, 127.9534, 127.5956),
 }
 SINGLE_MEAN_COLOUR = {  # of the first 200
-    "train": (123.8761, 130.5575, 123.5742),
-    "val": (127.7583, 126.7943, 125.1434),
-    "test": (123.8331, 128.6140, 131.4548),
+    "train": (124.0341, 130.1282, 123.3994),
+    "val": (127.7869, 126.9990, 125.2220),
+    "test": (124.4726, 129.0281, 131.8867),
 }
 EXCLUSIVE_PAIRS = [(a, b) for group in EXCLUSIVE for a in group for b in group if a < b]
 CORRELATED = ("train", "val", "test")
