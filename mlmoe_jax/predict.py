@@ -143,10 +143,10 @@ def predict_files(folder: RunFolder, given: Sequence[str], output: str | None, o
     batch_size = devices * math.ceil(min(32, len(paths)) / devices)
     progress = Progress("predict", len(paths), 1)
     results = []
-    for result in progress.waiting(predictor.stream(paths, batch_size=batch_size)):
+    for result in predictor.stream(paths, batch_size=batch_size):
         results.append(result)
         progress.advance()
-    figures = progress.figures()
+    rate = f"{progress.images_per_second:.3g} images/s"
     progress.close()
 
     partial = target.with_name(f"{target.name}.tmp")
@@ -158,7 +158,7 @@ def predict_files(folder: RunFolder, given: Sequence[str], output: str | None, o
     for result in broken:
         say(f"error: {result.error}")
     labelled = f"{len(results) - len(broken)} of {len(results)} pictures labelled"
-    print(f"{labelled} ({figures}); written to {target}")
+    print(f"{labelled} ({rate}); written to {target}")
     return 2 if broken else 0
 
 
