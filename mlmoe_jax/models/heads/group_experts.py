@@ -105,13 +105,13 @@ class GroupExpertsHead(nnx.Module):
 
     def gates(self, tokens: jax.Array) -> dict[str, jax.Array]:
         """Return the routing weights of each side for prompts f32[B,P,D]: f32[B,K,M]."""
-        logits = self._gate_logits(tokens)
-        return {name: jnp.moveaxis(jax.nn.softmax(logit, axis=1), 1, 2) for name, logit in logits.items()}
+        return _weights(self._gate_logits(tokens))
 
     def __call__(self, features: Features) -> Prediction:
         """Classify `features.prompts` f32[B,P,D] into K labels."""
         tokens = features.prompts.astype(jnp.float32)
-        gates, gate_logits = self.gates(tokens), self._gate_logits(tokens)
+        gate_logits = self._gate_logits(tokens)
+        gates = _weights(gate_logits)
         worked = self._by_side(self.experts(tokens).astype(jnp.float32))
         terms = {}
         for name in self.sides:
@@ -141,3 +141,8 @@ class GroupExpertsHead(nnx.Module):
         yes = jnp.logaddexp(jax.nn.log_sigmoid(co), jax.nn.log_sigmoid(dc))
         no = jnp.logaddexp(jax.nn.log_sigmoid(-co), jax.nn.log_sigmoid(-dc))
         return yes - no
+
+
+def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """A side: f32[B,M,K] -> routing weights f32[B,K,M], which sum to 1 over the experts."""
+    return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
