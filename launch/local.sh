@@ -8,6 +8,9 @@ cd "$(dirname "$0")/.."
 . launch/environment.sh
 use_environment
 
+# Large pages for large arrays: training on a CPU gains about a fifth. What is no glibc takes no notice.
+export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
+
 arguments=("$@")
 case " $* " in *" --config="* | *" --config "*) ;; *) arguments+=(--config=configs/mlvpt_digits.py) ;; esac
 case " $* " in *" --workdir="* | *" --workdir "*) ;; *) arguments+=(--workdir=runs/digits) ;; esac

@@ -26,21 +26,45 @@ def default_config() -> ConfigDict:
     config.seed = 0  # of initial weights, order of the images, augmentation and label grouping
 
     config.data = data = ConfigDict()
-    data.name = "digits"  # digits | digits_single | voc2012 | voc2007 | coco2014
-    data.root = ""  # folder of the data set's own layout; not used by digits
+    data.name = "digits"  # digits | digits_single | voc2012 | voc2007 | coco2014 | nuswide | vg256 | vg500
+    #                       csv | jsonl | folders | coco_json | packed | tfds:NAME, such as tfds:coco/2014
+    data.root = ""  # folder of the data set; not used by digits
+    data.table = "{split}.csv"  # csv, jsonl, coco_json: the file with the labels, below root; {split}: the split's name
+    data.images = ""  # csv, jsonl, coco_json: the folder below root where the table's paths start; may hold {split}
+    data.image_column = "image"  # csv, jsonl: the column, or key, of the image's path
+    data.label_column = "labels"  # csv, jsonl: that of its label names; "" = one column a class, 1, 0 or empty
+    data.separator = ";"  # csv: between label names
+    data.classes = ""  # csv, jsonl, vg500: a text file below root, one class a line; "" = the names in the table
     data.train_split = "train"
     data.val_split = "val"  # "" = none
     data.test_splits = ("test",)  # evaluated at the end
+    data.val_fraction = 0.0  # of the training split, drawn by `seed` and held out as val_split; 0 = it has its own
     data.image_size = 64  # pixels, square
+    data.resize = "square"  # square (whatever the aspect) | crop (short side, then the centre)
+    data.crop_fraction = 0.875  # crop: the side of the centre crop as a fraction of the resized short side
+    data.reduced_decoding = False  # decode a large JPEG at 1/2, 1/4 or 1/8; faster, not what the papers did
+    data.bad_images = "error"  # an image that is missing or unreadable: error (stop) | skip (count and list it)
     data.difficult = "negative"  # what a label marked difficult counts as: negative | ignore | positive
-    data.keep_empty = False  # keep images without any positive label (coco2014, voc)
-    data.threads = 2  # that decode and resize
+    data.keep_empty = False  # keep images without any positive label (own tables and folders always do)
+    data.workers = 0  # processes that decode, resize and augment; 0 = threads of this one
+    data.threads = 2  # in each process
 
-    config.augment = augment = ConfigDict()  # on the device, for training batches only
-    augment.cutout = 0.0  # side of the square hole as a fraction of the image's (ML-VPT: 0.5); 0 = off
-    augment.brightness = 0.0  # factor drawn from 1 ± this
-    augment.contrast = 0.0  # likewise
+    config.augment = augment = ConfigDict()  # for training batches only, in the order of these keys
+    augment.where = "device"  # device (batched, jitted) | host (faster where the device is a CPU)
+    #                           geometry and margin are always the host's
+    augment.geometry = "none"  # none (data.resize) | random_resized_crop | multi_scale_crop (ML-GCN's)
+    augment.crop_scale = (0.08, 1.0)  # random_resized_crop: share of the area
+    augment.crop_ratio = (0.75, 1.3333333333333333)  # random_resized_crop: width / height
+    augment.margin = 0  # multi_scale_crop: pixels by which a square resize before it exceeds image_size (ADD-GCN: 64)
+    augment.flip = False  # left to right, every second image
     augment.shift = 0.0  # largest translation as a fraction of the side, borders repeated
+    augment.contrast = 0.0  # factor drawn from 1 ± this
+    augment.brightness = 0.0  # likewise
+    augment.saturation = 0.0  # likewise
+    augment.cutout = 0.0  # side of the square hole as a fraction of the image's (ML-VPT: 0.5); 0 = off
+    augment.randaugment = "none"  # none | uda (ML-VPT's) | standard
+    augment.randaugment_ops = 2  # standard: ops an image
+    augment.randaugment_magnitude = 9  # standard: of 10
 
     config.model = model = ConfigDict()
     model.dtype = "float32"  # of matrix products: float32 | bfloat16; parameters stay float32
@@ -61,7 +85,8 @@ def default_config() -> ConfigDict:
     prompts.tau_dc = 3.0  # the same, discriminative side
 
     model.head = head = ConfigDict()
-    head.kind = "linear"  # linear (on the class token) | group_experts (ML-VPT)
+    head.kind = "linear"  # linear | group_experts (ML-VPT)
+    head.pool = "cls"  # linear: classifies the cls token | patches (each, then a smooth maximum) | both
     head.expert_hidden = 5  # width of an expert's hidden layer
     head.activation = "gelu"  # of the experts: gelu (code) | relu (paper)
     head.gate_bias = "unused"  # unused (code: allocated and left out) | used (paper)
@@ -80,10 +105,12 @@ def default_config() -> ConfigDict:
     loss.positive_weight = 1.0  # bce: factor on positives; 0 = negatives/positives of each training label
     loss.reduce = "mean"  # mean | sum over images and labels
     loss.scale = 1000.0
-    loss.terms = ConfigDict({"logits": 1.0, "co": 0.0, "dc": 0.0, "co_gate": 0.0, "dc_gate": 0.0})  # weights
+    loss.terms = terms = ConfigDict({"logits": 1.0})  # weights of what the head gives; logits: any head
+    terms.cls = terms.patches = 0.0  # linear
+    terms.co = terms.dc = terms.co_gate = terms.dc_gate = 0.0  # group_experts
 
     config.optim = optim = ConfigDict()
-    optim.name = "adamw"  # adamw | sgd
+    optim.name = "adamw"  # adamw | sgd | muon
     optim.learning_rate = 1e-3
     optim.schedule = "one_cycle"  # one_cycle (torch's, cycling beta1) | cosine | constant
     optim.warmup_steps = 0  # cosine and constant: a linear rise from 0
@@ -94,6 +121,7 @@ def default_config() -> ConfigDict:
     optim.clip_norm = 0.0  # of the trainable gradients together; 0 = off
     optim.rate_rules = ()  # ordered (regex, factor) over parameter paths
     optim.decay_rules = ()  # ordered (regex, factor) over parameter paths
+    optim.muon_rules = ((r"^backbone/.*/kernel$", True), (r"", False))  # muon: which matrices; AdamW moves the rest
 
     config.ema = ema = ConfigDict()
     ema.decay = 0.9997  # a step; 0 = no moving average is reported
@@ -115,6 +143,12 @@ def default_config() -> ConfigDict:
     checkpoint.every_epochs = 1.0
     checkpoint.keep = 2
     checkpoint.include_frozen = "auto"  # auto (unless a published file has them) | always | never
+
+    config.pack = pack = ConfigDict()  # --mode=pack
+    pack.shard_images = 1024  # images a shard
+    pack.short_side = 0  # pixels; larger images are stored smaller, as JPEG; 0 = every file as it is
+    pack.quality = 95  # of those JPEGs
+    pack.processes = 0  # that read and write; 0 = one a core
 
     config.mesh = mesh = ConfigDict()  # devices along each axis; -1 = all that remain
     mesh.data = -1
@@ -247,24 +281,31 @@ def _tuples(value: Any) -> Any:
 
 
 _CHOICES = {
+    "data.resize": ("square", "crop"),
+    "data.bad_images": ("error", "skip"),
+    "augment.where": ("device", "host"),
+    "augment.geometry": ("none", "random_resized_crop", "multi_scale_crop"),
+    "augment.randaugment": ("none", "uda", "standard"),
     "data.difficult": ("negative", "ignore", "positive"),
     "model.dtype": ("float32", "bfloat16"),
     "model.matmul_precision": ("default", "high", "highest"),
     "model.prompts.kind": ("none", "group"),
     "model.prompts.mask": ("none", "all_prompts", "cross_group"),
     "model.head.kind": ("linear", "group_experts"),
+    "model.head.pool": ("cls", "patches", "both"),
     "model.head.activation": ("gelu", "relu"),
     "model.head.gate_bias": ("unused", "used"),
     "model.head.combine": ("mean_logit", "mean_probability"),
     "loss.kind": ("asymmetric", "bce", "focal", "softmax"),
     "loss.reduce": ("mean", "sum"),
-    "optim.name": ("adamw", "sgd"),
+    "optim.name": ("adamw", "sgd", "muon"),
     "optim.schedule": ("one_cycle", "cosine", "constant"),
     "eval.select_on": ("val", "test", "none"),
     "checkpoint.include_frozen": ("auto", "always", "never"),
 }
 _POSITIVE = (
     "data.image_size",
+    "data.crop_fraction",
     "data.threads",
     "model.prompts.num_groups",
     "model.prompts.per_group",
@@ -273,6 +314,8 @@ _POSITIVE = (
     "model.head.expert_hidden",
     "loss.scale",
     "optim.learning_rate",
+    "pack.shard_images",
+    "pack.quality",
     "train.epochs",
     "train.batch_size",
     "train.log_every",
@@ -281,8 +324,18 @@ _POSITIVE = (
     "checkpoint.every_epochs",
     "checkpoint.keep",
 )
-_RULES = ("trainable", "optim.rate_rules", "optim.decay_rules")
-_FRACTION = ("ema.decay", "eval.threshold", "augment.cutout", "augment.shift", "augment.brightness", "augment.contrast")
+_RULES = ("trainable", "optim.rate_rules", "optim.decay_rules", "optim.muon_rules")
+_FRACTION = (
+    "data.val_fraction",
+    "data.crop_fraction",
+    "augment.shift",
+    "augment.contrast",
+    "augment.brightness",
+    "augment.saturation",
+    "augment.cutout",
+    "ema.decay",
+    "eval.threshold",
+)
 
 
 def validate(config: ConfigDict) -> None:
@@ -302,7 +355,8 @@ def validate(config: ConfigDict) -> None:
     ]
     if config.model.head.kind == "group_experts" and config.model.prompts.kind != "group":
         wrong.append("model.head.kind=group_experts reads group prompts: set model.prompts.kind=group")
-    produced = {"linear": {"logits"}, "group_experts": {"logits", "co", "dc", "co_gate", "dc_gate"}}
+    pooled = {"cls", "patches"} if config.model.head.pool == "both" else {config.model.head.pool}
+    produced = {"linear": {"logits", *pooled}, "group_experts": {"logits", "co", "dc", "co_gate", "dc_gate"}}
     terms = {name for name, weight in config.loss.terms.items() if weight}
     if not terms:
         wrong.append("loss.terms has no term with a weight other than 0")
@@ -310,6 +364,12 @@ def validate(config: ConfigDict) -> None:
         wrong.append(
             f"loss.terms names {', '.join(sorted(missing))}, which head {config.model.head.kind} does not give"
         )
+    if config.data.val_fraction and not config.data.val_split:
+        wrong.append("data.val_fraction holds out data.val_split, which is empty")
+    counts = ("data.workers", "pack.short_side", "pack.processes", "augment.margin")
+    wrong += [f"{key} is {flat[key]!r} and must be 0 or more" for key in counts if flat[key] < 0]
+    if config.pack.quality > 100:
+        wrong.append(f"pack.quality is {config.pack.quality} and must be at most 100")
     if config.eval.select_on == "val" and not config.data.val_split:
         wrong.append("eval.select_on=val needs data.val_split")
     if config.eval.select_on == "test" and not config.data.test_splits:

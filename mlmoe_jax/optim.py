@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -89,13 +90,14 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     Args:
       optim: has the attributes
         name: "adamw" (decoupled decay) or "sgd" (momentum = beta1, decay added to the gradient), each step by step
-          equal to torch.optim's,
+          equal to torch.optim's, or "muon" (see `_scale_by_muon`) where `muon_rules` say so and AdamW elsewhere,
         learning_rate: peak rate,
         schedule, warmup_steps: see `make_schedules`,
         weight_decay,
         b1, b2, eps: of AdamW, and b1 the momentum of SGD,
         clip_norm: largest global norm of the gradients, 0 = no clipping,
-        rate_rules, decay_rules: lists of (regex over paths, factor).
+        rate_rules, decay_rules: lists of (regex over paths, factor),
+        muon_rules: list of (regex over paths, bool), for `muon` only.
       total_steps: number of optimizer steps of the whole training.
       paths: of the trained parameters.
 
@@ -110,10 +112,14 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     scale_rate = optax.stateless(lambda updates, _: {p: rate_factor[p] * u for p, u in updates.items()})
     if optim.name == "adamw":
         core = (_scale_by_adam(beta1, optim.b2, optim.eps), add_decay)
+    elif optim.name == "muon":
+        matrices = {path for path in paths if rules.first_match(optim.muon_rules, path, False)}
+        adam = _scale_by_adam(beta1, optim.b2, optim.eps)
+        core = (_divide(matrices, _scale_by_muon(), adam), add_decay)
     elif optim.name == "sgd":
         core = (add_decay, optax.inject_hyperparams(optax.trace, hyperparam_dtype=jnp.float32)(decay=beta1))
     else:
-        raise UserError(f"optim.name is {optim.name!r}; choose adamw or sgd")
+        raise UserError(f"optim.name is {optim.name!r}; choose adamw, sgd or muon")
     return optax.chain(
         optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
         *core,
@@ -147,5 +153,45 @@ def _scale_by_adam(beta1: Schedule, b2: float, eps: float) -> optax.GradientTran
         correct1, correct2 = -jnp.expm1(count * jnp.log(b1)), -jnp.expm1(count * math.log(b2))
         updates = jax.tree.map(lambda m, v: m / correct1 / (jnp.sqrt(v / correct2) + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _scale_by_muon() -> optax.GradientTransformation:
+    """Muon (Jordan et al., 2024): the momentum of a matrix, its singular values pushed to 1 by Newton–Schulz steps.
+
+    Scaled by 0.2·√max(rows, columns), so that an entry moves as far as under AdamW and one rate serves both (Liu et
+    al., "Muon is scalable for LLM training", arXiv:2502.16982, sec. 2.2).
+    """
+    # optax says that no dimension numbers mean matrices, and then fails on them
+    axes = optax.contrib.MuonDimensionNumbers()
+    direction = optax.contrib.scale_by_muon(weight_dimension_numbers=lambda grads: dict.fromkeys(grads, axes))
+
+    def update(grads, state, params=None):
+        for path, grad in grads.items():
+            if grad.ndim != 2:
+                raise UserError(f"optim.muon_rules chose {path}, which has {grad.ndim} axes; Muon is for matrices")
+        updates, state = direction.update(grads, state, params)
+        return {path: 0.2 * math.sqrt(max(u.shape)) * u for path, u in updates.items()}, state
+
+    return optax.GradientTransformation(direction.init, update)
+
+
+def _divide(
+    chosen: set[str], first: optax.GradientTransformation, second: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Apply `first` to the `chosen` paths and `second` to the others."""
+
+    def parts(tree):
+        return {p: v for p, v in tree.items() if p in chosen}, {p: v for p, v in tree.items() if p not in chosen}
+
+    def init(params):
+        return tuple(t.init(part) for t, part in zip((first, second), parts(params), strict=True))
+
+    def update(grads, states, params):
+        done = [
+            t.update(*of) for t, *of in zip((first, second), parts(grads), states, parts(params), strict=True)
+        ]
+        return {path: u for updates, _ in done for path, u in updates.items()}, tuple(state for _, state in done)
 
     return optax.GradientTransformation(init, update)

@@ -16,6 +16,8 @@ _BENCHMARKS = {
     "voc2007": ("trainval", "test", 0.9974590),
     "voc2012": ("train", "val", 0.9974590),
     "coco2014": ("train", "val", 0.9998452),
+    "nuswide": ("train", "test", 0.9998988),
+    "vg256": ("train", "test", 0.9978910),
 }
 
 
@@ -55,6 +57,6 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
     config.model.head.gate_bias = "unused" if code else "used"
     config.model.head.combine = "mean_logit" if code else "mean_probability"
     gate_terms = 1.0 if code else 0.0
-    config.loss.terms = {"logits": 0.0, "co": 1.0, "dc": 1.0, "co_gate": gate_terms, "dc_gate": gate_terms}
+    config.loss.terms.update({"logits": 0.0, "co": 1.0, "dc": 1.0, "co_gate": gate_terms, "dc_gate": gate_terms})
     # An unused bias gets no gradient and, as in the authors' code, no decay either.
     config.optim.decay_rules = ((GATE_BIAS, 0.0),) if code else ()

@@ -201,7 +201,13 @@ def test_every_mistake_is_listed_at_once(refusal):
 @pytest.mark.parametrize(
     ("key", "choices"),
     {
+        "data.resize": "square, crop",
+        "data.bad_images": "error, skip",
         "data.difficult": "negative, ignore, positive",
+        "augment.where": "device, host",
+        "augment.geometry": "none, random_resized_crop, multi_scale_crop",
+        "augment.randaugment": "none, uda, standard",
+        "model.head.pool": "cls, patches, both",
         "model.dtype": "float32, bfloat16",
         "model.matmul_precision": "default, high, highest",
         "model.prompts.kind": "none, group",
@@ -212,7 +218,7 @@ def test_every_mistake_is_listed_at_once(refusal):
         "model.head.combine": ", ".join(COMBINE),
         "loss.kind": "asymmetric, bce, focal, softmax",
         "loss.reduce": "mean, sum",
-        "optim.name": "adamw, sgd",
+        "optim.name": "adamw, sgd, muon",
         "optim.schedule": "one_cycle, cosine, constant",
         "eval.select_on": "val, test, none",
         "checkpoint.include_frozen": "auto, always, never",
@@ -227,6 +233,7 @@ def test_a_value_beyond_the_choices_is_refused(refusal, key, choices):
     "key",
     [
         "data.image_size",
+        "data.crop_fraction",
         "data.threads",
         "model.prompts.num_groups",
         "model.prompts.per_group",
@@ -242,6 +249,8 @@ def test_a_value_beyond_the_choices_is_refused(refusal, key, choices):
         "eval.every_epochs",
         "checkpoint.every_epochs",
         "checkpoint.keep",
+        "pack.shard_images",
+        "pack.quality",
     ],
 )
 def test_sizes_and_rates_are_above_0(refusal, key):
@@ -249,7 +258,27 @@ def test_sizes_and_rates_are_above_0(refusal, key):
     assert mistakes(refusal, **{key.replace(".", "__"): zero}) == [f"{key} is {zero!r} and must be above 0"]
 
 
-FRACTIONS = ("ema.decay", "eval.threshold", "augment.cutout", "augment.shift", "augment.brightness", "augment.contrast")
+FRACTIONS = (
+    "ema.decay",
+    "eval.threshold",
+    "augment.cutout",
+    "augment.shift",
+    "augment.brightness",
+    "augment.contrast",
+    "augment.saturation",
+    "data.val_fraction",
+)
+
+
+def test_limits_of_the_data_keys(refusal):
+    above = mistakes(refusal, data__crop_fraction=1.1)
+    assert above == ["data.crop_fraction is 1.1 and must be within 0 and 1"]
+    assert mistakes(refusal, pack__quality=101) == ["pack.quality is 101 and must be at most 100"]
+    assert mistakes(refusal, data__val_fraction=0.1, data__val_split="", eval__select_on="none") == [
+        "data.val_fraction holds out data.val_split, which is empty"
+    ]
+    for key in ("data.workers", "pack.short_side", "pack.processes", "augment.margin"):
+        assert mistakes(refusal, **{key.replace(".", "__"): -1}) == [f"{key} is -1 and must be 0 or more"]
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])

@@ -199,3 +199,73 @@ def test_ema_close_to_one_keeps_its_precision():
     decay, steps = 0.9998452, 20
     ema = jax.lax.fori_loop(0, steps, lambda _, ema: optim.ema_update(ema, {"a": jnp.ones(())}, decay), {"a": 0.0})
     assert ema["a"] == pytest.approx(1 - decay**steps, rel=5e-6)
+
+
+# --- Muon
+
+MATRICES = [("^tall$|^wide$", True), ("", False)]
+
+
+def muon(**changes):
+    plain = dict(name="muon", schedule="constant", weight_decay=0.0, rate_rules=[], decay_rules=[], muon_rules=MATRICES)
+    return config(**plain | changes)
+
+
+def some(seed, **shapes):
+    random = np.random.default_rng(seed)
+    return {path: jnp.asarray(random.normal(size=shape), jnp.float32) for path, shape in shapes.items()}
+
+
+def push(singular_values):
+    """What five Newton-Schulz steps make of each singular value, by the scalar polynomial."""
+    s = singular_values / np.sqrt((singular_values**2).sum())
+    for _ in range(5):
+        s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+    return s
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7)])
+def test_muon_pushes_the_singular_values_of_the_gradient_to_one(shape):
+    gradient = some(0, tall=shape)
+    optimizer = optim.make_optimizer(muon(), STEPS, gradient)
+    update, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
+    u, s, vt = np.linalg.svd(np.asarray(gradient["tall"], np.float64), full_matrices=False)
+    expected = -PEAK * 0.2 * np.sqrt(7) * (u * push(s)) @ vt
+    np.testing.assert_allclose(update["tall"], expected, atol=2e-5 * np.abs(expected).max())
+    assert np.all(np.abs(push(s) - 1) < 0.4)
+
+
+def test_muon_averages_gradients_with_nesterovs_look_ahead():
+    first, second = some(1, tall=(6, 4)), some(2, tall=(6, 4))
+    optimizer = optim.make_optimizer(muon(), STEPS, first)
+    _, state = optimizer.update(first, optimizer.init(first), first)
+    update, _ = optimizer.update(second, state, first)
+    g1, g2 = (np.asarray(g["tall"], np.float64) for g in (first, second))
+    mean = 0.95 * 0.05 * g1 + 0.05 * g2
+    ahead = 0.95 * mean / (1 - 0.95**3) + 0.05 * g2 / (1 - 0.95**2)
+    u, s, vt = np.linalg.svd(ahead, full_matrices=False)
+    expected = -PEAK * 0.2 * np.sqrt(6) * (u * push(s)) @ vt
+    np.testing.assert_allclose(update["tall"], expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_muon_moves_what_the_rules_choose_and_adamw_the_rest():
+    shapes = dict(tall=(6, 4), wide=(2, 5), vector=(5,), bank=(2, 3, 4))
+    params, gradient = some(3, **shapes), some(4, **shapes)
+    updates = {}
+    for name in ("muon", "adamw"):
+        settings = muon(name=name, weight_decay=0.3, rate_rules=[("wide", 0.1)])
+        optimizer = optim.make_optimizer(settings, STEPS, params)
+        updates[name], _ = optimizer.update(gradient, optimizer.init(params), params)
+    for path in ("vector", "bank"):
+        np.testing.assert_array_equal(updates["muon"][path], updates["adamw"][path])
+    for path, factor in (("tall", 1.0), ("wide", 0.1)):
+        u, s, vt = np.linalg.svd(np.asarray(gradient[path], np.float64), full_matrices=False)
+        step = 0.2 * np.sqrt(max(shapes[path])) * (u * push(s)) @ vt + 0.3 * np.asarray(params[path])
+        np.testing.assert_allclose(updates["muon"][path], -PEAK * factor * step, rtol=1e-3, atol=1e-5)
+
+
+def test_muon_is_for_matrices_only(refusal):
+    params = some(5, **{"head/experts": (2, 3, 4)})
+    optimizer = optim.make_optimizer(muon(muon_rules=[("", True)]), STEPS, params)
+    sentence = refusal(optimizer.update, params, optimizer.init(params), params)
+    assert sentence == "optim.muon_rules chose head/experts, which has 3 axes; Muon is for matrices"

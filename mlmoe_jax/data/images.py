@@ -1,13 +1,16 @@
 """Pictures from files: one decoder for every source, with one named error for whatever is wrong with a file."""
 
+from __future__ import annotations
+
 import functools
 import io
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from etils import epath
 from PIL import Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
@@ -37,8 +40,11 @@ class BadImage(UserError):
     """A file, or a byte string, that cannot be read as a picture."""
 
 
-def read_image(source: str | os.PathLike | bytes) -> np.ndarray:
+def read_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: int = 0) -> np.ndarray:
     """Decode a file, or the bytes of one, to u8[h,w,3]: RGB, upright as its EXIF says.
+
+    name: what errors call it; by default its path or its length. at_least: where above 0, a JPEG may be decoded at
+    1/2, 1/4 or 1/8 of its size, as long as no side falls below this many pixels.
 
     Grey, palette and CMYK become RGB; 16 bits a channel keep their upper 8; the first frame stands for an animation;
     colour profiles are not applied (nor did the authors of the methods here). Transparent pixels are laid over white,
@@ -46,21 +52,28 @@ def read_image(source: str | os.PathLike | bytes) -> np.ndarray:
 
     Raises BadImage for what is missing, empty, cut short, damaged, above MAX_PIXELS or in none of FORMATS.
     """
-    name = f"{len(source):,} bytes" if isinstance(source, bytes) else os.fspath(source)
+    if not isinstance(source, bytes):
+        name, source = name or os.fspath(source), read_file(source)
+    name = name or f"{len(source):,} bytes"
     try:
-        data = source if isinstance(source, bytes) else Path(source).read_bytes()
-        return _decode(data)
-    except OSError as error:
-        raise BadImage(f"cannot read {name} as an image: {error.strerror}") from error
+        return _decode(source, at_least)
     except _Unreadable as error:
         raise BadImage(f"cannot read {name} as an image: {error}") from error
+
+
+def read_file(path: str | os.PathLike) -> bytes:
+    """Return the bytes of a picture's file, local or at an address such as gs://; BadImage where it cannot be read."""
+    try:
+        return (epath.Path(path) if "://" in os.fspath(path) else Path(path)).read_bytes()
+    except OSError as error:
+        raise BadImage(f"cannot read {os.fspath(path)} as an image: {error.strerror or error}") from error
 
 
 class _Unreadable(Exception):
     """Why some bytes are no picture, to follow 'cannot read … as an image:'."""
 
 
-def _decode(data: bytes) -> np.ndarray:
+def _decode(data: bytes, at_least: int) -> np.ndarray:
     if not data:
         raise _Unreadable("it is empty")
     too_large = f"it has more than {MAX_PIXELS:,} pixels; store it smaller"
@@ -68,6 +81,8 @@ def _decode(data: bytes) -> np.ndarray:
         image = Image.open(io.BytesIO(data), formats=_formats())
         if image.width * image.height > MAX_PIXELS:
             raise _Unreadable(too_large)
+        if at_least:
+            image.draft(None, (at_least, at_least))
         image.load()
         return np.array(_rgb(_upright(image)))
     except _Unreadable:
@@ -112,37 +127,117 @@ def _from_deep(grey: np.ndarray) -> Image.Image:
     return Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGB")
 
 
-class ImageFiles:
-    """Pictures read from files when asked for: row -> u8[h,w,3]; picklable."""
-
-    def __init__(self, paths: Iterable[str | os.PathLike]):
-        self.paths = [os.fspath(path) for path in paths]
+class Images:
+    """The pictures of a split, by row; a subclass gives `__len__` and `read`. Picklable, for worker processes."""
 
     def __len__(self) -> int:
-        return len(self.paths)
+        raise NotImplementedError
+
+    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+        """Return picture `row` as u8[h,w,3], RGB, at its own size or perhaps reduced (see `read_image`).
+
+        Raises BadImage where it cannot be read.
+        """
+        raise NotImplementedError
+
+    def encoded(self, row: int) -> bytes:
+        """Return picture `row` as the bytes of an image file: the stored ones if there are, else a PNG's."""
+        buffer = io.BytesIO()
+        Image.fromarray(self.read(row)).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    def take(self, rows: np.ndarray) -> Images:
+        """Return the pictures `rows`, i64[n], in that order."""
+        return _Taken(self, rows)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        return read_image(self.paths[row])
+        return self.read(row)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self.read(row) for row in range(len(self)))
 
 
-def image_files(folder: Path, names: Sequence[str]) -> ImageFiles:
-    """Return the files `names` of `folder`, whose presence is checked by listing the folder once.
+class _Taken(Images):
+    def __init__(self, whole: Images, rows: np.ndarray):
+        self.whole, self.rows = whole, rows
 
-    Raises UserError when the folder or any of the files is missing.
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+        """Return the picture that row stands for."""
+        return self.whole.read(int(self.rows[row]), at_least)
+
+    def encoded(self, row: int) -> bytes:
+        """Return its bytes."""
+        return self.whole.encoded(int(self.rows[row]))
+
+
+class ArrayImages(Images):
+    """Pictures of one size in memory, u8[N,h,w,3]."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+        """Return picture `row` of the array."""
+        return self.array[row]
+
+
+class EncodedImages(Images):
+    """Pictures that are stored as the bytes of image files; a subclass gives `__len__`, `name` and `encoded`."""
+
+    def name(self, row: int) -> str:
+        """Return what errors call picture `row`."""
+        raise NotImplementedError
+
+    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+        """Decode picture `row`."""
+        return read_image(self.encoded(row), name=self.name(row), at_least=at_least)
+
+
+class ImageFiles(EncodedImages):
+    """Pictures in files `names` below `folder`, read when asked for."""
+
+    def __init__(self, folder: str | os.PathLike, names: Sequence[str]):
+        self.folder, self.names = os.fspath(folder), names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, row: int) -> str:
+        """Return the path of picture `row`."""
+        return f"{self.folder}/{self.names[row]}"
+
+    def encoded(self, row: int) -> bytes:
+        """Read its file."""
+        return read_file(self.name(row))
+
+
+def image_files(folder: Path, names: Sequence[str], *, check: bool = True) -> ImageFiles:
+    """Return the files `names`, which may lie in subfolders of `folder`.
+
+    check: look whether all are there, by listing each subfolder once; without it a missing file shows when it is read.
+    Raises UserError when the folder or, with `check`, any of the files is missing.
     """
-    try:
-        present = set(os.listdir(folder))
-    except OSError as error:
-        raise UserError(
-            f"there is no folder {folder} with the {len(names):,} listed images; unpack the images there"
-        ) from error
-    missing = [name for name in names if name not in present]
-    if missing:
-        raise UserError(
-            f"{len(missing):,} of the {len(names):,} listed images are not in {folder}, the first is {missing[0]}; "
-            "unpack the images there"
-        )
-    return ImageFiles(folder / name for name in names)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder} with the {len(names):,} listed images; unpack the images there")
+    if check:
+        present = {parent: _listing(folder / parent) for parent in {os.path.dirname(name) for name in names}}
+        missing = [name for name in names if os.path.basename(name) not in present[os.path.dirname(name)]]
+        if missing:
+            raise UserError(
+                f"{len(missing):,} of the {len(names):,} listed images are not in {folder}, the first is {missing[0]}; "
+                "unpack the images there"
+            )
+    return ImageFiles(folder, names)
+
+
+def _listing(folder: Path) -> set[str]:
+    return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
 def data_folder(root: str | os.PathLike, data_set: str, holds: str) -> Path:

@@ -1,24 +1,15 @@
 """What every source gives: one split of a data set."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from mlmoe_jax.data.images import Images
+
 NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
-
-
-class Images(Protocol):
-    """Random access to decoded pictures; picklable, so that worker processes can hold one."""
-
-    def __len__(self) -> int:
-        """Return the number of pictures, N."""
-        ...
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        """Return picture `row` as u8[h,w,3], RGB, at its own size."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +29,11 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def take(self, rows: np.ndarray, name: str) -> Split:
+        """Return the images i64[n] `rows` of this split, in that order, as a split of its own."""
+        ids = [self.ids[row] for row in rows]
+        return Split(name, self.classes, self.labels[rows], ids, self.images.take(rows))
 
     def __post_init__(self):
         if self.labels.shape != (len(self.ids), len(self.classes)) or len(self.images) != len(self.ids):

@@ -28,7 +28,7 @@ class Classifier(nnx.Module):
 
 
 def _linear(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
-    return LinearHead(shape.width, len(space.names), rngs=rngs)
+    return LinearHead(shape.width, len(space.names), pool=config.model.head.pool, rngs=rngs)
 
 
 def _group_experts(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:

@@ -257,7 +257,7 @@ def test_predict_gives_the_scores_of_eval(program, trained, tmp_path):
     (tmp_path / "scenes").mkdir()
     write = (
         "import runner, sys\nfrom PIL import Image\n"
-        "for row, image in enumerate(runner.digits.open_scenes('test').images[:5]):\n"
+        "for row, image in enumerate(runner.digits.open_scenes('test').images.array[:5]):\n"
         "    Image.fromarray(image).save(f'{sys.argv[1]}/{row}.png')\n"
     )
     subprocess.run([sys.executable, "-c", write, tmp_path / "scenes"], **program.place, check=True)

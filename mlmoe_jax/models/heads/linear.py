@@ -1,22 +1,46 @@
-"""The linear classifier on the class token (linear probing, VPT, full fine-tuning)."""
+"""Linear classifiers on the class token, on the patch tokens, or on both."""
+
+import math
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from mlmoe_jax.models.contracts import CLS, Features, Prediction
+from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Prediction
 from mlmoe_jax.models.initializers import torch_linear
+
+POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES)}
 
 
 class LinearHead(nnx.Module):
-    """logits = V·cls + b, drawn as torch.nn.Linear draws them."""
+    """logits = V·x + b, drawn as torch.nn.Linear draws them.
 
-    read = (CLS,)
+    pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `patches` classifies every patch
+    token and takes the log-mean-exp over them, a smooth maximum: one place that shows a label is enough (Pinheiro and
+    Collobert, CVPR 2015, eq. 6 with r = 1). `both` has a classifier for each and reports the mean of their logits.
+    """
 
-    def __init__(self, width: int, labels: int, *, rngs: nnx.Rngs):
+    def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
+        self.read = POOLS[pool]
         draw = torch_linear(width)
-        self.classifier = nnx.Linear(width, labels, kernel_init=draw, bias_init=draw, rngs=rngs)
+
+        def linear() -> nnx.Linear:
+            return nnx.Linear(width, labels, kernel_init=draw, bias_init=draw, rngs=rngs)
+
+        if CLS in self.read:
+            self.classifier = linear()
+        if PATCHES in self.read:
+            self.patch_classifier = linear()
 
     def __call__(self, features: Features) -> Prediction:
-        """Classify `features.cls` f32[B,D] into K labels."""
-        logits = self.classifier(features.cls.astype(jax.numpy.float32))
-        return Prediction(logits, terms={"logits": logits})
+        """Classify `features.cls` f32[B,D] and `features.patches` f32[B,N,D], as far as they are read, into K labels.
+
+        Gives the terms `cls` and `patches` under these names, f32[B,K] each.
+        """
+        terms = {}
+        if CLS in self.read:
+            terms[CLS] = self.classifier(features.cls.astype(jnp.float32))
+        if PATCHES in self.read:
+            votes = self.patch_classifier(features.patches.astype(jnp.float32))
+            terms[PATCHES] = jax.nn.logsumexp(votes, axis=1) - math.log(votes.shape[1])
+        return Prediction(sum(terms.values()) / len(terms), terms)
