@@ -2,8 +2,8 @@
 
     python -m mlmoe_jax.main --config=configs/linear_probe.py:dataset=digits --workdir=runs/linear_digits
 
-dataset: digits | coco2014 | voc2007 | voc2012, with root=FOLDER for all but digits. backbone: a name of
-mlmoe_jax.pretrained.catalog; by default vit_digits for digits, dinov2_vitb14 for the rest.
+dataset: digits | coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER for all but digits. backbone: a name
+of mlmoe_jax.pretrained.catalog; by default vit_digits for digits, dinov2_vitb14 for the rest.
 """
 
 from mlmoe_jax.config import default_config, parse_arg

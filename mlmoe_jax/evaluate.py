@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -13,15 +13,15 @@ from mlmoe_jax import metrics, thresholds
 from mlmoe_jax.assemble import Run, open_run
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.labels import LabelSpace
-from mlmoe_jax.data.pipeline import build_loader
+from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runfolder import PER_CLASS, RESULTS, SCORES, RunFolder
-from mlmoe_jax.sharding import shard_batch
+from mlmoe_jax.runfolder import PER_CLASS, RESULTS, SCORES, SKIPPED, RunFolder
+from mlmoe_jax.sharding import on_device
 from mlmoe_jax.state import Params
 from mlmoe_jax.steps import make_eval_step
-from mlmoe_jax.writer import Progress
+from mlmoe_jax.writer import Progress, say
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,16 @@ class Scored:
 
     split: Split
     scores: np.ndarray
+
+    @property
+    def read(self) -> np.ndarray:
+        """Which images could be read and therefore have scores, bool[N]."""
+        return ~np.isnan(self.scores).any(axis=1)
+
+    @property
+    def skipped(self) -> SkippedImages:
+        """Those that could not."""
+        return SkippedImages(self.split, np.flatnonzero(~self.read).tolist())
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
@@ -41,13 +51,13 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 def score_split(
     eval_step: Callable, values: Params, frozen: Params, split: Split, data, batch_size: int, mesh: Mesh
 ) -> Scored:
-    """Score every image of a split exactly once, on any number of processes."""
+    """Score every image of a split exactly once, on any number of processes; one that cannot be read scores NaN."""
     process = (jax.process_index(), jax.process_count())
-    loader = build_loader(data, split, batch_size=batch_size, training=False, process=process)
+    loader = build_loader(data, split, batch_size=batch_size, process=process)
     progress = Progress(f"evaluate {split.name}", -(-len(split) // batch_size), batch_size)
     outputs = []
-    for batch in progress.waiting(loader):
-        outputs.append(eval_step(values, frozen, shard_batch(batch, mesh)))
+    for batch in on_device(progress.waiting(loader), mesh):
+        outputs.append(eval_step(values, frozen, batch))
         if len(outputs) > 1:
             outputs[-2] = jax.device_get(outputs[-2])  # one step behind, so that the device is never idle
         progress.advance()
@@ -61,10 +71,17 @@ def score_split(
 
 
 def measure(scored: Scored, label_space: LabelSpace, *, difficult: str, threshold: float) -> dict[str, float]:
-    """Return every metric of a scored split; names say the definition, values are fractions."""
-    label, mask = targets(scored.split.labels, difficult)
-    cuts = thresholds.reported(scored.scores, label_space.frequency, threshold=threshold)
-    return metrics.evaluate_scores(scored.scores, label, mask, cuts)
+    """Return every metric over the images of a split that have scores; names say the definition, values are fractions.
+
+    Raises UserError where no image has.
+    """
+    read = scored.read
+    if not read.any():
+        raise UserError(f"none of the {len(read):,} images of {scored.split.name} can be read")
+    scores = scored.scores[read]
+    label, mask = targets(scored.split.labels[read], difficult)
+    cuts = thresholds.reported(scores, label_space.frequency, threshold=threshold)
+    return metrics.evaluate_scores(scores, label, mask, cuts)
 
 
 def write_results(
@@ -81,12 +98,20 @@ def write_results(
     folder.write_npz(f"{prefix}{SCORES}", **joined)
     rows = []
     for name, item in scored.items():
-        label, mask = targets(item.split.labels, difficult)
-        plain = metrics.average_precision(item.scores, label, mask=mask)
-        envelope = metrics.average_precision(item.scores, label, mask=mask, interpolation="envelope")
+        scores = item.scores[item.read]
+        label, mask = targets(item.split.labels[item.read], difficult)
+        plain = metrics.average_precision(scores, label, mask=mask)
+        envelope = metrics.average_precision(scores, label, mask=mask, interpolation="envelope")
         for k, cls in enumerate(item.split.classes):
             rows.append([name, cls, int((label * mask)[:, k].sum()), plain[k], envelope[k]])
     folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", "positives", "AP", "AP_envelope"], rows)
+
+
+def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix: str = "") -> None:
+    """Write skipped_images.csv under `prefix` in the run folder, if any image was skipped, and say so."""
+    if rows := [row for of_split in skipped for row in of_split.table()]:
+        folder.write_csv(f"{prefix}{SKIPPED}", ["split", "image", "why"], rows)
+        say(f"{len(rows):,} images could not be read and were skipped; {folder / f'{prefix}{SKIPPED}'} lists them")
 
 
 def evaluate_run(folder: RunFolder, overrides: list[tuple[str, str]]) -> dict[str, dict[str, float]]:
@@ -105,17 +130,13 @@ def evaluate_run(folder: RunFolder, overrides: list[tuple[str, str]]) -> dict[st
     }
     if jax.process_index() == 0:
         write_results(folder, results, scored, difficult=difficult, prefix="eval/")
+        list_skipped(folder, (item.skipped for item in scored.values()), prefix="eval/")
     return results
 
 
 def score_with(run: Run, eval_step: Callable, name: str) -> Scored:
     """Score one split of the run's data set with the run's selected values."""
-    split = open_split(run.config.data, name)
-    if split.classes != run.label_space.names:
-        raise UserError(
-            f"{run.config.data.name} has the labels {', '.join(split.classes[:4])}, …, but the run was trained on "
-            f"{', '.join(run.label_space.names[:4])}, …"
-        )
+    split = open_split(run.config.data, name, classes=run.label_space.names, seed=run.config.seed)
     return score_split(eval_step, run.values, run.frozen, split, run.config.data, run.config.eval.batch_size, run.mesh)
 
 

@@ -1,7 +1,7 @@
 """The command line: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`.
 
-Results go to stdout, everything else to stderr. Exit code 0 = done, 2 = something the user can put right (one sentence
-says what), 130 = stopped on request after saving.
+Results go to stdout, everything else to stderr. Exit code 0 = done, 1 = the check-up of a data set found problems, 2 =
+something the user can put right (one sentence says what), 130 = stopped on request after saving.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from mlmoe_jax.errors import UserError
 
-MODES = ("train", "eval", "predict")
+MODES = ("train", "eval", "predict", "data", "pack")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mlmoe_jax.main",
-        description="Multi-label image classification: train, evaluate, predict.",
+        description="Multi-label image classification: train, evaluate, predict; check and pack data sets.",
         epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE; mlmoe_jax/config.py explains each.",
         allow_abbrev=False,
     )
@@ -31,7 +31,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
     parser.add_argument("--workdir", action="append", default=[], help="run folder")
     parser.add_argument("--images", nargs="+", default=[], help="predict: image files or folders")
-    parser.add_argument("--output", help="predict: a .csv or .jsonl file (default: predictions.csv in the run folder)")
+    parser.add_argument(
+        "--output", help="predict: a .csv or .jsonl file (default: predictions.csv in the run folder); pack: a folder"
+    )
+    parser.add_argument("--sample", type=int, default=0, help="data: look at so many images a split (default: all)")
     parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
     return parser
 
@@ -117,6 +120,22 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     return predict_files(folder, flags.images, flags.output, overrides)
 
 
+def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config = _load_config(flags, overrides)
+    from mlmoe_jax.data.check import print_checkup
+
+    return print_checkup(config, flags.json, flags.sample)
+
+
+def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config = _load_config(flags, overrides)
+    if not flags.output:
+        raise UserError("--mode=pack needs --output=FOLDER, a folder or an address such as gs://bucket/folder")
+    from mlmoe_jax.data.pack import pack
+
+    return pack(config, flags.output)
+
+
 def _print_results(results: dict, as_json: bool) -> None:
     from mlmoe_jax.evaluate import format_results
     from mlmoe_jax.runfolder import to_json
@@ -128,6 +147,8 @@ _RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "train": _train,
     "eval": _eval,
     "predict": _predict,
+    "data": _data,
+    "pack": _pack,
 }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from mlmoe_jax.assemble import Run, open_run
 from mlmoe_jax.data.images import BadImage, read_image
-from mlmoe_jax.data.transforms import resize_square
+from mlmoe_jax.data.transforms import make_host_transform
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluate import probabilities
 from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
@@ -50,6 +50,7 @@ class Predictor:
     def __init__(self, run: Run, thresholds: dict[str, float]):
         self.run, self.names = run, run.label_space.names
         self.thresholds = np.array([thresholds[name] for name in self.names])
+        self._transform = make_host_transform(run.config.data, None, training=False)
         self._step = make_eval_step(run.definition, run.preprocess, run.mesh)
 
     @classmethod
@@ -78,7 +79,7 @@ class Predictor:
     def _read(self, image: str | Path | bytes | np.ndarray) -> np.ndarray | BadImage:
         try:
             pixels = image if isinstance(image, np.ndarray) else read_image(image)
-            return resize_square(pixels, self.run.preprocess.image_size)
+            return self._transform(pixels, None)
         except BadImage as error:
             return error
 

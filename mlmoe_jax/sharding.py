@@ -1,6 +1,7 @@
 """The device mesh, where each array lives on it, and host batches as global arrays."""
 
 import math
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -55,3 +56,15 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
     """Make global arrays of this process's part of a batch, its leading axis over the whole mesh."""
     sharding = NamedSharding(mesh, BATCH)
     return {name: jax.make_array_from_process_local_data(sharding, part) for name, part in batch.items()}
+
+
+def on_device(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[dict[str, jax.Array]]:
+    """Yield batches as `shard_batch` makes them, the next one under way to the device while one is worked on."""
+    present = None
+    for batch in batches:
+        following = shard_batch(batch, mesh)
+        if present is not None:
+            yield present
+        present = following
+    if present is not None:
+        yield present

@@ -17,23 +17,33 @@ from safetensors.numpy import save as safetensors_bytes
 from mlmoe_jax import checkpoint
 from mlmoe_jax import config as configuration
 from mlmoe_jax.assemble import assemble, describe_run, preprocess_for, start_jax
+from mlmoe_jax.data.check import require_sound
 from mlmoe_jax.data.labels import LabelSpace, label_space_of
-from mlmoe_jax.data.pipeline import build_loader, steps_per_epoch
-from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
+from mlmoe_jax.data.sources import open_split, original_name
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluate import Scored, measure, score_split, write_results
+from mlmoe_jax.evaluate import Scored, list_skipped, measure, score_split, write_results
 from mlmoe_jax.interrupt import asked_to_stop
 from mlmoe_jax.optim import make_optimizer, make_schedules
 from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.selection import Selection
-from mlmoe_jax.sharding import place, shard_batch
+from mlmoe_jax.sharding import on_device, place
 from mlmoe_jax.state import Params, TrainState, initial_state, parameter_table
 from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step
 from mlmoe_jax.writer import MetricLog, Progress, require_finite, say
 
 # Keys that may differ when a run goes on: they change where and how fast, not what.
-FREE_KEYS = ("data.root", "data.threads", "train.log_every", "eval.batch_size", "checkpoint.", "mesh.")
+FREE_KEYS = (
+    "data.root",
+    "data.threads",
+    "data.workers",
+    "pack.",
+    "train.log_every",
+    "eval.batch_size",
+    "checkpoint.",
+    "mesh.",
+)
 
 
 class Stopped(Exception):
@@ -48,7 +58,9 @@ class Job:
     folder: RunFolder
     mesh: Mesh
     train_split: Split
-    watched: Split | None  # the split that is evaluated while training
+    held_out: dict[str, Split]  # the splits that are evaluated, by name
+    watched: str  # the one of them that is evaluated while training; "" = none
+    skipped: SkippedImages  # of the training split
     label_space: LabelSpace
     preprocess: Preprocess
     steps_per_epoch: int
@@ -90,9 +102,15 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
     """Open the data, build the model, its initial state and the steps; nothing is written yet."""
     # -------------------------------------------------------------------------------------------------- data
     preprocess = preprocess_for(config)
-    train_split = open_split(config.data, config.data.train_split)
-    label_space = label_space_of(train_split, config.data.name, config.model.prompts, config.seed)
+    train_split = open_split(config.data, config.data.train_split, seed=config.seed)
+    label_space = label_space_of(train_split, original_name(config.data), config.model.prompts, config.seed)
     watched = config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
+    held_out = {
+        name: open_split(config.data, name, classes=train_split.classes, seed=config.seed)
+        for name in dict.fromkeys(filter(None, (watched, *config.data.test_splits)))
+    }
+    for warning in require_sound(train_split, list(held_out.values())):
+        say(f"warning: {warning}")
     per_epoch = steps_per_epoch(len(train_split), config.train.batch_size)
     total_steps = config.train.epochs * per_epoch
     say(f"{config.data.name}: {len(train_split):,} training images, {len(label_space.names)} labels")
@@ -121,7 +139,9 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
         folder=folder,
         mesh=mesh,
         train_split=train_split,
-        watched=open_split(config.data, watched) if watched else None,
+        held_out=held_out,
+        watched=watched,
+        skipped=SkippedImages(train_split),
         label_space=label_space,
         preprocess=preprocess,
         steps_per_epoch=per_epoch,
@@ -161,12 +181,12 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     save_every = max(1, round(config.checkpoint.every_epochs * job.steps_per_epoch))
     log = MetricLog(job.folder, job.learning_rate, job.steps_per_epoch)
     progress = Progress("train", job.total_steps, config.train.batch_size, first=first)
-    batches = progress.waiting(_training_batches(job, first))
+    batches = on_device(progress.waiting(_training_batches(job, first)), job.mesh)
     with asked_to_stop() as asked:
         for step in range(first + 1, job.total_steps + 1):
             if selection.finished:
                 break
-            state, metrics = job.train_step(state, shard_batch(next(batches), job.mesh))
+            state, metrics = job.train_step(state, next(batches))
             log.write()
             last = step == job.total_steps
             evaluating = step % evaluate_every == 0 or last
@@ -190,13 +210,11 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
 def finish(job: Job, selection: Selection, frozen: Params) -> dict[str, dict[str, float]]:
     """Evaluate the selected values on every split that is held out, and write all results."""
     say(f"evaluating the {selection}")
-    splits = [job.watched] if job.watched is not None else []
-    splits += [open_split(job.config.data, name) for name in job.config.data.test_splits]
-    splits = {split.name: split for split in splits}
-    scored = {name: job.score(selection.values, frozen, split) for name, split in splits.items()}
+    scored = {name: job.score(selection.values, frozen, split) for name, split in job.held_out.items()}
     results = {name: job.measure(item) for name, item in scored.items()}
     if jax.process_index() == 0:
         write_results(job.folder, results, scored, difficult=job.config.data.difficult)
+        list_skipped(job.folder, [job.skipped, *(item.skipped for item in scored.values())])
         if job.config.train.save_backbone:
             job.folder.write_bytes("backbone.safetensors", _backbone_file({**selection.values, **frozen}))
     return results
@@ -207,33 +225,34 @@ def _evaluate(job: Job, state: TrainState, selection: Selection, step: int) -> d
     """Measure raw and averaged weights on the watched split, and let `selection` choose."""
     kinds = {"raw": state.raw()} | ({"ema": state.ema} if job.config.ema.decay else {})
     row, candidates = {}, {}
-    for kind, values in kinds.items() if job.watched is not None else ():
-        measured = job.measure(job.score(values, state.frozen, job.watched))
-        row |= {f"{job.watched.name}/{kind}/{name}": value for name, value in measured.items()}
+    for kind, values in kinds.items() if job.watched else ():
+        measured = job.measure(job.score(values, state.frozen, job.held_out[job.watched]))
+        row |= {f"{job.watched}/{kind}/{name}": value for name, value in measured.items()}
         candidates[kind] = measured["mAP"], values
     if job.config.eval.select_on == "none":
         kind = list(kinds)[-1]
         selection.keep(step, kind, "", _copy(kinds[kind]))
     else:
-        selection.consider(step, job.watched.name, {k: (mean_ap, _copy(v)) for k, (mean_ap, v) in candidates.items()})
+        selection.consider(step, job.watched, {k: (mean_ap, _copy(v)) for k, (mean_ap, v) in candidates.items()})
         patience = job.config.train.patience
         selection.finished = bool(patience) and selection.rounds_without_gain > patience
     if candidates:
         shown = ", ".join(f"{kind} {100 * mean_ap:.2f}" for kind, (mean_ap, _) in candidates.items())
-        say(f"step {step}, epoch {step / job.steps_per_epoch:g}: {job.watched.name} mAP {shown} %")
+        say(f"step {step}, epoch {step / job.steps_per_epoch:g}: {job.watched} mAP {shown} %")
     return row
 
 
 def _training_batches(job: Job, first_step: int) -> Iterator[dict[str, np.ndarray]]:
-    return build_loader(
+    loader = build_loader(
         job.config.data,
         job.train_split,
         batch_size=job.config.train.batch_size,
-        training=True,
+        augment=job.config.augment,
         seed=job.config.seed,
         first_step=first_step,
         process=(jax.process_index(), jax.process_count()),
     )
+    return job.skipped.watch(loader)
 
 
 def _copy(values: Params) -> Params:

@@ -14,6 +14,8 @@ from mlmoe_jax import assemble as assembly
 from mlmoe_jax import checkpoint, evaluate
 from mlmoe_jax.assemble import assemble, describe_run, open_run, preprocess_for, start_jax
 from mlmoe_jax.config import default_config, flatten
+from mlmoe_jax.data import sources
+from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.evaluate import (
@@ -40,7 +42,7 @@ def make_split(rows: int, name: str = "val", seed: int = 0) -> Split:
     """Return a split whose picture `row` is of colour `row` all over."""
     labels = np.random.default_rng(seed).integers(-1, 3, (rows, len(CLASSES))).astype(np.int8)
     images = np.broadcast_to(np.arange(rows, dtype=np.uint8)[:, None, None, None], (rows, 8, 8, 3))
-    return Split(name, CLASSES, labels, [f"{name}/{row}" for row in range(rows)], images)
+    return Split(name, CLASSES, labels, [f"{name}/{row}" for row in range(rows)], ArrayImages(images))
 
 
 # ---------------------------------------------------------------------------------------------------------- scores
@@ -70,7 +72,8 @@ def test_every_image_is_scored_once_and_by_row(rows):
         return {"logits": logits[order], "id": batch["id"][order], "mask": batch["mask"][order]}
 
     split, mesh = make_split(rows), make_mesh(default_config().mesh)
-    data = SimpleNamespace(image_size=8, difficult="negative", threads=1)
+    data = default_config().data
+    data.image_size = 8
     scored = score_split(eval_step, "values", "frozen", split, data, 4, mesh)
     assert seen == list(range(rows))
     assert scored.split is split
@@ -169,7 +172,7 @@ def config(monkeypatch, tmp_path):
     entry = catalog.CATALOG["vit_digits"]
     shape = ViTShape(width=8, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
     monkeypatch.setitem(catalog.CATALOG, "tiny", replace(entry, shape=shape, file="tiny.safetensors"))
-    monkeypatch.setattr(evaluate, "open_split", lambda data, name: make_split(6, name))
+    monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: make_split(6, name))
     config = default_config()
     config.model.backbone.name, config.data.image_size, config.eval.batch_size = "tiny", 8, 4
     config.model.matmul_precision = "highest"
@@ -229,10 +232,42 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
 def test_another_data_set_is_refused(config, tmp_path, refusal, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     train_nothing(folder, config)
-    other = Split("test", ("x", "y", "z"), np.zeros((1, 3), np.int8), ["x"], np.zeros((1, 8, 8, 3), np.uint8))
-    monkeypatch.setattr(evaluate, "open_split", lambda data, name: other)
+    images = ArrayImages(np.zeros((1, 8, 8, 3), np.uint8))
+    other = Split("test", ("x", "y", "z"), np.zeros((1, 3), np.int8), ["x"], images)
+    monkeypatch.setattr(sources, "_open", lambda data, split, classes: other)
+    monkeypatch.setattr(evaluate, "open_split", sources.open_split)
     sentence = refusal(evaluate_run, folder, [])
-    assert sentence == "digits has the labels x, y, z, …, but the run was trained on a, b, c, …"
+    assert sentence == "split test of digits has the labels x, y, z, but the model was trained on a, b, c"
+
+
+class Unreadable(ArrayImages):
+    """Pictures of which the first cannot be read."""
+
+    def read(self, row, at_least=0):
+        if row == 0:
+            raise BadImage("cannot read val/0 as an image: it is empty")
+        return super().read(row, at_least)
+
+
+def test_images_that_cannot_be_read_are_left_out_and_listed(config, tmp_path, monkeypatch, refusal):
+    folder = RunFolder(tmp_path / "run")
+    train_nothing(folder, config)
+    whole = make_split(6)
+    holed = replace(whole, images=Unreadable(whole.images.array))
+    monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed)
+    assert "cannot read val/0" in refusal(evaluate_run, folder, [("data.test_splits", "val")], error=BadImage)
+    results = evaluate_run(folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
+    assert folder.read_text("eval/skipped_images.csv").splitlines() == [
+        "split,image,why",
+        "val,val/0,cannot read val/0 as an image: it is empty",
+    ]
+    stored = np.load(tmp_path / "run" / "eval" / "scores.npz")
+    np.testing.assert_array_equal(np.isnan(stored["scores"]).all(axis=1), [True] + 5 * [False])
+    monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: whole.take(np.arange(1, 6), "val"))
+    assert evaluate_run(folder, [("data.test_splits", "val")]) == results
+    monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed.take(np.array([0]), "val"))
+    sentence = refusal(evaluate_run, folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
+    assert sentence == "none of the 1 images of val can be read"
 
 
 def test_a_run_folder_says_what_it_holds(config, tmp_path):

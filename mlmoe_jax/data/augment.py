@@ -7,19 +7,41 @@ seed and the step.
 import jax
 import jax.numpy as jnp
 
+from mlmoe_jax.data.device_randaugment import randaugment
+from mlmoe_jax.data.randaugment import make_policy
+from mlmoe_jax.data.transforms import LUMA, cutout_reach
+
 
 def augment(image: jax.Array, key: jax.Array, settings) -> jax.Array:
-    """Augment f32[B,H,W,3] in 0…255 as `config.augment` says; the result stays within 0…255."""
-    keys = jax.random.split(key, 4)
+    """Augment f32[B,H,W,3] in 0…255 as `config.augment` says; the result stays within 0…255.
+
+    With `where = host` everything has happened already (`transforms.HostTransform`).
+    """
+    if settings.where == "host":
+        return image
+    # A transform keeps its key whatever else is switched on.
+    keys = jax.random.split(key, 7)
+    if settings.flip:
+        image = flip(image, keys[4])
     if settings.shift:
         image = shift(image, keys[0], settings.shift)
     if settings.contrast:
         image = contrast(image, keys[1], settings.contrast)
     if settings.brightness:
         image = brightness(image, keys[2], settings.brightness)
+    if settings.saturation:
+        image = saturation(image, keys[5], settings.saturation)
     if settings.cutout:
         image = cutout(image, keys[3], settings.cutout)
+    if policy := make_policy(settings):
+        image = randaugment(image, keys[6], policy)
     return image
+
+
+def flip(image: jax.Array, key: jax.Array) -> jax.Array:
+    """Mirror every second f32[B,H,W,3] left to right."""
+    chosen = jax.random.bernoulli(key, 0.5, (image.shape[0], 1, 1, 1))
+    return jnp.where(chosen, image[:, :, ::-1], image)
 
 
 def shift(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
@@ -49,16 +71,23 @@ def contrast(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
     return jnp.clip(mean + (image - mean) * factor, 0, 255)
 
 
+def saturation(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
+    """Scale each f32[B,H,W,3] about the grey of each pixel by a factor from 1 ± `strength`."""
+    factor = jax.random.uniform(key, (image.shape[0], 1, 1, 1), minval=1 - strength, maxval=1 + strength)
+    grey = (image * jnp.array(LUMA)).sum(axis=-1, keepdims=True)
+    return jnp.clip(grey + (image - grey) * factor, 0, 255)
+
+
 def cutout(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
     """Cover one square of each f32[B,H,W,3], of side `fraction`·H, with one random colour.
 
     The centre is uniform over the pixels and the square is clipped at the borders; both edges are covered, which makes
-    an unclipped square one pixel larger than its nominal side, as in the authors' code of ML-VPT.
+    an unclipped square one pixel larger than its nominal side, as in the authors' code of ASL and ML-VPT.
     """
     batch, height, width, _ = image.shape
     at, colour = jax.random.split(key)
     centre = jax.random.randint(at, (batch, 2), 0, jnp.array([height, width]))
-    half = fraction * height / 2
+    half = cutout_reach(fraction, height)
     rows = jnp.abs(jnp.arange(height) - centre[:, :1]) <= half
     columns = jnp.abs(jnp.arange(width) - centre[:, 1:]) <= half
     hole = (rows[:, :, None] & columns[:, None, :])[..., None]

@@ -1,41 +1,62 @@
 """Batches from a split, on Grain: the data position is a function of the step.
 
 Shuffling and repeating happen on the global data set, before a process takes its part: the global batch of a step is
-the same, in the same order, for any number of processes, and training resumes at any step by slicing. (The order
-matters: augmentation draws its numbers by the place in the global batch.)
+the same, in the same order, for any number of processes and workers, and training resumes at any step by slicing. (The
+order matters: augmentation draws its numbers by the step and the place in the global batch.)
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import grain
 import numpy as np
+from absl import flags
 
 from mlmoe_jax.data.batch import targets
+from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.transforms import resize_square
+from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
 
 Batch = dict[str, np.ndarray]
 
 
-class _Examples:
-    """rows -> a batch of their examples; rows beyond the split are padding."""
+class _Examples(grain.transforms.MapWithIndex):
+    """(step, rows of a global batch) -> this process's examples of them; rows beyond the split are padding.
 
-    def __init__(self, split: Split, image_size: int, difficult: str):
-        self.split, self.image_size = split, image_size
-        self.labels, self.label_mask = targets(split.labels, difficult)
+    An object and not a closure, because worker processes receive it pickled.
+    """
 
-    def __call__(self, rows: np.ndarray) -> Batch:
-        examples = [self._read(int(row)) for row in rows]
+    def __init__(self, split: Split, data, augment, seed: int, process: tuple[int, int]):
+        training = augment is not None
+        self.split, self.seed, self.process = split, seed, process
+        self.size, self.skip = data.image_size, data.bad_images == "skip"
+        self.labels, self.label_mask = targets(split.labels, data.difficult)
+        self.transform = make_host_transform(data, augment, training=training)
+        self.at_least = smallest_useful_side(data, augment, training=training) if data.reduced_decoding else 0
+
+    def map_with_index(self, index: int, element: np.ndarray) -> Batch:
+        share, count = self.process
+        size = len(element) // count
+        places = range(share * size, (share + 1) * size)
+        draws = (np.random.default_rng([self.seed, index, place]) for place in places)
+        examples = [self._read(int(element[place]), random) for place, random in zip(places, draws, strict=True)]
         return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
 
-    def _read(self, row: int) -> Batch:
+    def _read(self, row: int, random: np.random.Generator) -> Batch:
         if row >= len(self.split):
-            nothing = np.zeros(len(self.split.classes), np.float32)
-            image = np.zeros((self.image_size, self.image_size, 3), np.uint8)
-            return self._example(image, nothing, nothing, 0.0, -1)
-        image = resize_square(self.split.images[row], self.image_size)
+            return self._nothing(-1)
+        try:
+            image = self.transform(self.split.images.read(row, self.at_least), random)
+        except BadImage:
+            if not self.skip:
+                raise
+            return self._nothing(row)
         return self._example(image, self.labels[row], self.label_mask[row], 1.0, row)
+
+    def _nothing(self, row: int) -> Batch:
+        blank = np.zeros((self.size, self.size, 3), np.uint8)
+        unknown = np.zeros(len(self.split.classes), np.float32)
+        return self._example(blank, unknown, unknown, 0.0, row)
 
     @staticmethod
     def _example(image, label, label_mask, mask: float, row: int) -> Batch:
@@ -58,28 +79,56 @@ def build_loader(
     split: Split,
     *,
     batch_size: int,
-    training: bool,
+    augment=None,
     seed: int = 0,
     first_step: int = 0,
     process: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
     """Return this process's part of every global batch of `batch_size` images.
 
-    data: `config.data`. training: shuffle and repeat for ever, starting with the batch of `first_step`; otherwise every
-    image once, in order, the last batch padded with `mask` 0, with equal numbers of batches on every process.
-    process: (index, count); `count` divides `batch_size`.
+    data: `config.data`. augment: `config.augment` for training: shuffled by `seed`, repeated for ever and augmented,
+    from the batch of `first_step` on. Without it every image comes once, in order, the last batch padded, with equal
+    numbers of batches on every process. process: (index, count); `count` divides `batch_size`.
+
+    `mask` is 0 and `id` −1 for padding. Where an image cannot be read, the loader raises its BadImage, or, with
+    data.bad_images=skip, gives it `mask` 0 and its own `id` (see `SkippedImages`).
     """
-    index, count = process
-    if batch_size % count:
-        raise ValueError(f"a global batch of {batch_size} does not split over {count} processes")
-    if training:
+    if batch_size % process[1]:
+        raise ValueError(f"a global batch of {batch_size} does not split over {process[1]} processes")
+    if augment is not None:
         rows = grain.MapDataset.range(len(split)).seed(seed).shuffle().repeat()
     else:
         rows = grain.MapDataset.range(batch_size * math.ceil(len(split) / batch_size))
-    size = batch_size // count
-    examples = _Examples(split, data.image_size, data.difficult)
-    batches = rows.batch(batch_size, drop_remainder=True)[first_step:].map(
-        lambda whole: examples(whole[index * size : (index + 1) * size])
-    )
-    options = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=2 * data.threads)
-    return iter(batches.to_iter_dataset(options))
+    examples = _Examples(split, data, augment, seed, process)
+    batches = rows.batch(batch_size, drop_remainder=True).map_with_index(examples)[first_step:]
+    threads = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=2 * data.threads)
+    loader = batches.to_iter_dataset(threads)
+    if data.workers:
+        flags.FLAGS.mark_as_parsed()  # Grain's workers inherit absl's flags, which nobody parsed here
+        loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=data.workers))
+    return iter(loader)
+
+
+class SkippedImages:
+    """The images of a split that could not be read and were left out, by row."""
+
+    def __init__(self, split: Split, rows: Iterable[int] = ()):
+        self.split, self.rows = split, set(rows)
+
+    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass batches on and note what was skipped in them."""
+        for batch in batches:
+            skipped = (batch["mask"] == 0) & (batch["id"] >= 0)
+            self.rows.update(batch["id"][skipped].tolist())
+            yield batch
+
+    def table(self) -> list[list[str]]:
+        """Return (split, id, why) of each; why is found out by reading it once more."""
+        return [[self.split.name, str(self.split.ids[row]), self._why(row)] for row in sorted(self.rows)]
+
+    def _why(self, row: int) -> str:
+        try:
+            self.split.images.read(row)
+        except BadImage as error:
+            return str(error)
+        return "it could not be read then, and now it can"

@@ -1,21 +1,48 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.augment import augment, brightness, contrast, cutout, shift
+from mlmoe_jax.data import transforms
+from mlmoe_jax.data.augment import augment, brightness, contrast, cutout, flip, saturation, shift
+from mlmoe_jax.data.randaugment import UDA, standard
 
 H, W = 16, 12
 KEY = jax.random.key(0)
-STRENGTHS = {"shift": 0.25, "contrast": 0.5, "brightness": 0.5, "cutout": 0.5}
-TRANSFORMS = {"shift": shift, "contrast": contrast, "brightness": brightness, "cutout": cutout}
+# In the order in which they are applied.
+STRENGTHS = {
+    "flip": True,
+    "shift": 0.25,
+    "contrast": 0.5,
+    "brightness": 0.5,
+    "saturation": 0.5,
+    "cutout": 0.5,
+    "randaugment": "standard",
+}
+TRANSFORMS = {
+    "flip": lambda image, key, _: flip(image, key),
+    "shift": shift,
+    "contrast": contrast,
+    "brightness": brightness,
+    "saturation": saturation,
+    "cutout": cutout,
+}
+# Which of the seven keys each has.
+KEYS = {"shift": 0, "contrast": 1, "brightness": 2, "cutout": 3, "flip": 4, "saturation": 5, "randaugment": 6}
 
 
 def pictures(count: int, height: int = H, width: int = W) -> jax.Array:
     """Return pictures that all show the same noise, with no two neighbours alike."""
     one = np.random.default_rng(0).integers(0, 256, (height, width, 3)).astype(np.float32)
     return jnp.broadcast_to(one, (count, height, width, 3))
+
+
+@functools.partial(jax.jit, static_argnames="names")
+def compiled(image, key, names):
+    return augment(image, key, settings(**{name: STRENGTHS[name] for name in names}))
 
 
 def settings(**strengths):
@@ -32,34 +59,63 @@ def test_without_strength_nothing_changes():
     np.testing.assert_array_equal(shift(image, KEY, 0.0), image)
     np.testing.assert_array_equal(brightness(image, KEY, 0.0), image)
     np.testing.assert_allclose(contrast(image, KEY, 0.0), image, atol=1e-3)
+    np.testing.assert_allclose(saturation(image, KEY, 0.0), image, atol=1e-3)
+
+
+def test_with_the_host_at_work_nothing_changes():
+    image = pictures(4)
+    assert augment(image, KEY, settings(where="host", **STRENGTHS)) is image
 
 
 @pytest.mark.parametrize("name", STRENGTHS)
 def test_each_is_decided_by_its_key_and_differs_from_image_to_image(name):
     image = pictures(6)
-    changed = augment(image, KEY, settings(**{name: STRENGTHS[name]}))
+    changed = compiled(image, KEY, (name,))
     assert changed.shape == image.shape
     assert changed.dtype == image.dtype
-    np.testing.assert_array_equal(augment(image, KEY, settings(**{name: STRENGTHS[name]})), changed)
-    other = augment(image, jax.random.key(1), settings(**{name: STRENGTHS[name]}))
+    np.testing.assert_array_equal(compiled(image, KEY, (name,)), changed)
+    other = compiled(image, jax.random.key(1), (name,))
     assert np.any(np.asarray(other) != changed)
-    assert len(np.unique(np.asarray(changed).reshape(6, -1), axis=0)) > 3, "the same picture six times"
+    kinds = len(np.unique(np.asarray(changed).reshape(6, -1), axis=0))
+    assert kinds > (1 if name == "flip" else 3), "the same picture six times"
     assert 0 <= changed.min() <= changed.max() <= 255
 
 
 def test_the_settings_name_what_is_applied():
     image = pictures(3)
-    keys = jax.random.split(KEY, 4)
-    for key, (name, strength) in zip(keys, STRENGTHS.items(), strict=True):
-        alone = augment(image, KEY, settings(**{name: strength}))
-        np.testing.assert_array_equal(alone, TRANSFORMS[name](image, key, strength))
+    keys = {name: jax.random.split(KEY, 7)[index] for name, index in KEYS.items()}
+    pixelwise = [name for name in STRENGTHS if name != "randaugment"]
     every = image
-    for key, (name, strength) in zip(keys, STRENGTHS.items(), strict=True):
-        every = TRANSFORMS[name](every, key, strength)
-    together = augment(image, KEY, settings(**STRENGTHS))
+    for name in pixelwise:
+        alone = augment(image, KEY, settings(**{name: STRENGTHS[name]}))
+        np.testing.assert_array_equal(alone, TRANSFORMS[name](image, keys[name], STRENGTHS[name]))
+        every = TRANSFORMS[name](every, keys[name], STRENGTHS[name])
+    together = augment(image, KEY, settings(**{name: STRENGTHS[name] for name in pixelwise}))
     np.testing.assert_array_equal(together, every)
-    compiled = jax.jit(lambda image, key: augment(image, key, settings(**STRENGTHS)))(image, KEY)
-    np.testing.assert_allclose(compiled, together, atol=1e-3)
+    np.testing.assert_allclose(compiled(image, KEY, tuple(pixelwise)), together, atol=1e-3)
+
+
+def test_randaugment_comes_last_with_the_policy_of_the_settings(monkeypatch):
+    def stand_in(image, key, policy):
+        assert jax.random.key_data(key).tolist() == jax.random.key_data(jax.random.split(KEY, 7)[6]).tolist()
+        return image, policy
+
+    monkeypatch.setattr("mlmoe_jax.data.augment.randaugment", stand_in)
+    image = pictures(3)
+    last, policy = augment(image, KEY, settings(cutout=0.5, randaugment="uda"))
+    np.testing.assert_array_equal(last, augment(image, KEY, settings(cutout=0.5)))
+    assert policy == UDA
+    chosen = settings(randaugment="standard", randaugment_ops=3, randaugment_magnitude=5)
+    assert augment(image, KEY, chosen)[1] == standard(3, 5)
+
+
+# ------------------------------------------------------------------------------------------------------------ flip
+def test_a_flip_mirrors_every_second_image():
+    image = pictures(400)
+    flipped = np.asarray(flip(image, KEY))
+    mirrored = np.all(flipped == np.asarray(image)[:, :, ::-1], axis=(1, 2, 3))
+    assert np.array_equal(flipped[~mirrored], image[: np.sum(~mirrored)])
+    assert abs(mirrored.mean() - 0.5) < 0.06
 
 
 # ----------------------------------------------------------------------------------------------------------- shift
@@ -106,6 +162,33 @@ def test_contrast_scales_about_the_mean_of_the_image():
     assert 1.39 < factor.max() <= 1.4 + 1e-3
     extreme = np.asarray(contrast(pictures(50), KEY, 1.0))
     assert (extreme.min(), extreme.max()) == (0, 255)
+
+
+def test_saturation_scales_about_the_grey_of_each_pixel():
+    image = pictures(400) / 8 + 100
+    changed, start = np.asarray(saturation(image, KEY, 0.4)), np.asarray(image)
+    weights = np.array([0.299, 0.587, 0.114])
+    grey = start @ weights
+    np.testing.assert_allclose(changed @ weights, grey, rtol=1e-4)
+    colour = np.abs(start - grey[..., None]) > 3
+    factor = ((changed - grey[..., None]) / (start - grey[..., None]))[:, colour[0]]
+    assert np.ptp(factor, axis=1).max() < 1e-3, "one factor an image"
+    assert 0.6 - 1e-3 <= factor.min() < 0.61
+    assert 1.39 < factor.max() <= 1.4 + 1e-3
+    extreme = np.asarray(saturation(pictures(50), KEY, 1.0))
+    assert (extreme.min(), extreme.max()) == (0, 255)
+
+
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
+def test_host_and_device_mean_the_same_by_a_factor(name):
+    class Fixed:
+        def uniform(self, low, high):
+            return float(jax.random.uniform(KEY, (1, 1, 1, 1), minval=low, maxval=high)[0, 0, 0, 0])
+
+    image = pictures(1)
+    device = np.asarray(TRANSFORMS[name](image, KEY, 0.7))[0]
+    host = getattr(transforms, name)(np.asarray(image[0], np.uint8), Fixed(), 0.7)
+    assert np.abs(device - host).max() <= 0.501
 
 
 # ---------------------------------------------------------------------------------------------------------- cutout

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.data.sources.coco import open_coco, read_instances
+from mlmoe_jax.grouping import cooccurrence
 
 # ids with gaps and out of order, as in the real file
 CATEGORIES = [{"id": 1, "name": "person"}, {"id": 44, "name": "bottle"}, {"id": 13, "name": "stop sign"}]
@@ -95,6 +96,9 @@ def test_broken_json(coco, refusal):
         {"images": [{"id": 1}], "annotations": [], "categories": []},
         {"images": {}, "annotations": [1], "categories": []},
         {"images": [], "annotations": [{"image_id": 1, "caption": "a dog"}], "categories": []},
+        {"images": [{"id": 1, "file_name": 5}], "annotations": [], "categories": []},
+        {"images": [], "annotations": [], "categories": [{"id": 1, "name": None}]},
+        {"images": [{"id": [1], "file_name": "a.jpg"}], "annotations": [], "categories": []},
     ],
 )
 def test_json_of_another_kind(coco, refusal, content):
@@ -109,7 +113,34 @@ def test_annotations_of_something_unknown(coco, refusal, key, what):
     content["annotations"][2][key] = 7
     write_instances(coco, "train", content)
     sentence = refusal(open_coco, coco, "train")
-    assert sentence.endswith(f"instances_train2014.json annotates 7, which is not among its {what}; download it again")
+    assert sentence.endswith(
+        f"instances_train2014.json annotates 7, which is not among its {what}; download or export it again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "item", "what"),
+    [
+        ("categories", {"id": 2, "name": "bottle"}, "category 'bottle'"),
+        ("categories", {"id": 44, "name": "flask"}, "category id 44"),
+        ("images", {"id": 7, "file_name": file_name("train", 100)}, f"image file '{file_name('train', 100)}'"),
+        ("images", {"id": 100, "file_name": "a.jpg"}, "image id 100"),
+    ],
+)
+def test_ambiguous_names(coco, refusal, part, item, what):
+    content = instances("train")
+    content[part] = [*content[part], item]
+    write_instances(coco, "train", content)
+    path = coco / "annotations" / "instances_train2014.json"
+    sentence = refusal(open_coco, coco, "train")
+    assert sentence == f"{path} lists the {what} 2 times, which is ambiguous; leave one of them"
+
+
+def test_missing_images_may_be_left_to_the_reader(coco, refusal):
+    (coco / "train2014" / file_name("train", 9)).unlink()
+    split = open_coco(coco, "train", check=False)
+    assert len(split) == 3
+    assert "cannot read" in refusal(split.images.read, 2)
 
 
 def test_missing_images(coco, refusal):
@@ -142,6 +173,24 @@ def test_real_coco_labels_agree_with_the_official_ones(shared_data):
         assert numbers == sorted(numbers, key=str)
         np.testing.assert_array_equal(split.labels, [official[number] for number in numbers])
         assert split.images[0].shape[2] == 3
+
+
+def test_real_training_labels_give_the_conditionals_that_ml_vpt_quotes(shared_data):
+    with np.load(shared_data / "coco14_labels.npz") as stored:
+        labels, classes = stored["labels"][stored["is_val"] == 0], list(stored["classes"])
+    assert labels.shape == (82_081, 80)
+    counts, positives = cooccurrence(labels)
+    quoted = {
+        ("car", "traffic light"): 0.62,
+        ("sink", "toilet"): 0.51,
+        ("car", "stop sign"): 0.45,
+        ("person", "cow"): 0.32,
+        ("dog", "frisbee"): 0.23,
+    }
+    for (one, given), value in quoted.items():
+        one, given = classes.index(one), classes.index(given)
+        assert counts[one, given] / positives[given] == pytest.approx(value, abs=0.005)
+    assert positives[classes.index("person")] == 45_174
 
 
 def test_real_instances_without_images_are_no_files(shared_data):

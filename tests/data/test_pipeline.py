@@ -1,17 +1,19 @@
-from types import SimpleNamespace
+import io
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from mlmoe_jax.config import default_config
 from mlmoe_jax.data.batch import targets
-from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.data.pipeline import build_loader, steps_per_epoch
+from mlmoe_jax.data.images import BadImage, EncodedImages, Images
+from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
 
 SIDE, CLASSES = 4, ("a", "b", "c")
 
 
-class Pictures:
+class Pictures(Images):
     """Picture `row` is of colour `row` all over, and not square."""
 
     def __init__(self, count: int, broken: int = -1):
@@ -20,7 +22,7 @@ class Pictures:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, row: int) -> np.ndarray:
+    def read(self, row: int, at_least: int = 0) -> np.ndarray:
         if row == self.broken:
             raise BadImage(f"cannot read picture {row} as an image: it is empty")
         return np.full((SIDE, 6, 3), row, np.uint8)
@@ -31,8 +33,19 @@ def make_split(count: int, broken: int = -1) -> Split:
     return Split("made", CLASSES, labels, [f"image {row}" for row in range(count)], Pictures(count, broken))
 
 
-def settings(threads: int = 2, difficult: str = "negative"):
-    return SimpleNamespace(image_size=SIDE, difficult=difficult, threads=threads)
+def settings(**changes):
+    data = default_config().data
+    data.update({"image_size": SIDE, **changes})
+    return data
+
+
+def augmentation(**changes):
+    augment = default_config().augment
+    augment.update(changes)
+    return augment
+
+
+TRAIN = augmentation()
 
 
 def take(count: int, split: Split, *, data=None, **options) -> list[dict[str, np.ndarray]]:
@@ -41,13 +54,13 @@ def take(count: int, split: Split, *, data=None, **options) -> list[dict[str, np
 
 
 def training_rows(count: int, split: Split, **options) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in take(count, split, training=True, **options)]
+    return [batch["id"].tolist() for batch in take(count, split, augment=TRAIN, **options)]
 
 
 # -------------------------------------------------------------------------------------------------------- batches
 def test_a_batch_is_what_the_steps_expect():
     split = make_split(11)
-    (batch,) = take(1, split, batch_size=8, training=True)
+    (batch,) = take(1, split, batch_size=8, augment=TRAIN)
     assert {name: (value.dtype, value.shape) for name, value in batch.items()} == {
         "image": (np.uint8, (8, SIDE, SIDE, 3)),
         "label": (np.float32, (8, 3)),
@@ -77,7 +90,7 @@ def test_what_the_label_codes_become(difficult, label, known):
     assert [part.tolist() for part in got] == [[label], [known]]
     assert [part.dtype for part in got] == [np.float32, np.float32]
     split = Split("made", ("a", "b", "c", "d"), codes, ["x"], Pictures(1))
-    (batch,) = take(1, split, data=settings(difficult=difficult), batch_size=1, training=False)
+    (batch,) = take(1, split, data=settings(difficult=difficult), batch_size=1)
     np.testing.assert_array_equal(batch["label"], [label])
     np.testing.assert_array_equal(batch["label_mask"], [known])
 
@@ -110,9 +123,9 @@ def test_the_order_is_the_seeds():
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_the_global_batch_depends_on_no_process_or_thread(processes, threads):
     split = make_split(21)
-    alone = training_rows(6, split, batch_size=8, data=settings(1))
+    alone = training_rows(6, split, batch_size=8, data=settings(threads=1))
     parts = [
-        training_rows(6, split, batch_size=8, data=settings(threads), process=(index, processes))
+        training_rows(6, split, batch_size=8, data=settings(threads=threads), process=(index, processes))
         for index in range(processes)
     ]
     for step, whole in enumerate(alone):
@@ -145,7 +158,7 @@ def test_steps_per_epoch():
 def test_evaluation_shows_every_image_exactly_once(processes, images):
     split = make_split(images)
     loaders = [
-        list(build_loader(settings(), split, batch_size=6, training=False, process=(index, processes)))
+        list(build_loader(settings(), split, batch_size=6, process=(index, processes)))
         for index in range(processes)
     ]
     assert {len(batches) for batches in loaders} == {-(-images // 6)}, "every process has as many batches"
@@ -165,21 +178,169 @@ def test_evaluation_shows_every_image_exactly_once(processes, images):
 
 
 def test_evaluation_goes_by_row():
-    (first, second) = take(2, make_split(7), batch_size=4, training=False)
+    (first, second) = take(2, make_split(7), batch_size=4)
     assert first["id"].tolist() == [0, 1, 2, 3]
     assert second["id"].tolist() == [4, 5, 6, -1]
 
 
+# ------------------------------------------------------------------------------------------------------- processes
+HOST = augmentation(where="host", flip=True, shift=0.5, brightness=0.5, cutout=0.5, randaugment="uda")
+
+
+class Noise(Pictures):
+    """Every picture another, so that augmentation shows."""
+
+    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+        super().read(row)
+        return np.random.default_rng(row).integers(0, 256, (SIDE, 6, 3), np.uint8)
+
+
+def noise(count: int) -> Split:
+    split = make_split(count)
+    return Split(split.name, split.classes, split.labels, split.ids, Noise(count))
+
+
+def fifty_steps(*, hosts: int = 1, first_step: int = 0, **changes):
+    """The global batches of 50 steps, put together from those of all hosts."""
+    loaders = [
+        build_loader(
+            settings(**changes),
+            noise(23),
+            batch_size=8,
+            augment=HOST,
+            seed=7,
+            first_step=first_step,
+            process=(host, hosts),
+        )
+        for host in range(hosts)
+    ]
+    shares = zip(*loaders, strict=True)
+    return [
+        {name: np.concatenate([part[name] for part in share]) for name in share[0]}
+        for share, _ in zip(shares, range(first_step, 50), strict=False)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return fifty_steps(threads=1)
+
+
+def same(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        for name, value in other.items():
+            np.testing.assert_array_equal(batch[name], value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "hosts"), [(0, 2), (0, 4), (1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)]
+)
+def test_augmented_batches_are_the_same_for_any_number_of_hosts_and_workers(alone, workers, hosts):
+    same(fifty_steps(workers=workers, hosts=hosts), alone)
+
+
+def test_augmented_batches_resume_at_any_step(alone):
+    same(fifty_steps(first_step=37), alone[37:])
+    same(fifty_steps(first_step=37, workers=1), alone[37:])
+
+
+def test_augmentation_differs_by_image_step_and_seed(alone):
+    plain = take(50, noise(23), batch_size=8, augment=TRAIN, seed=7)
+    np.testing.assert_array_equal([b["id"] for b in plain], [b["id"] for b in alone])
+    changed = [np.any(a["image"] != p["image"], axis=(1, 2, 3)) for a, p in zip(alone, plain, strict=True)]
+    assert np.mean(changed) > 0.9
+    seen = {}
+    for batch in alone:
+        for row, image in zip(batch["id"], batch["image"], strict=True):
+            seen.setdefault(int(row), set()).add(image.tobytes())
+    assert min(len(different) for different in seen.values()) > 5
+
+
+def test_evaluation_is_not_augmented():
+    (batch,) = take(1, noise(8), batch_size=8)
+    (again,) = take(1, noise(8), batch_size=8, data=settings(workers=1))
+    same([again], [batch])
+
+
+# ------------------------------------------------------------------------------------------------- reduced decoding
+class Photos(EncodedImages):
+    """One large JPEG."""
+
+    def __init__(self, height: int, width: int):
+        self.asked = []
+        smooth = np.add.outer(np.linspace(0, 200, height), np.linspace(0, 50, width))
+        buffer = io.BytesIO()
+        Image.fromarray(np.stack([smooth] * 3, -1).astype(np.uint8)).save(buffer, "JPEG", quality=95)
+        self.data = buffer.getvalue()
+
+    def __len__(self) -> int:
+        return 1
+
+    def name(self, row: int) -> str:
+        return "photo"
+
+    def encoded(self, row: int) -> bytes:
+        return self.data
+
+    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+        image = super().read(row, at_least)
+        self.asked.append((at_least, image.shape))
+        return image
+
+
+@pytest.mark.parametrize(("reduced", "asked"), [(False, (0, (160, 240, 3))), (True, (32, (40, 60, 3)))])
+def test_a_large_photo_is_decoded_smaller_only_when_asked_for(reduced, asked):
+    photos = Photos(160, 240)
+    split = Split("photos", CLASSES, np.zeros((1, 3), np.int8), ["photo"], photos)
+    (batch,) = take(1, split, batch_size=1, data=settings(image_size=32, reduced_decoding=reduced))
+    assert photos.asked == [asked]
+    assert batch["image"].shape == (1, 32, 32, 3)
+    (full,) = take(1, split, batch_size=1, data=settings(image_size=32))
+    assert np.abs(batch["image"].astype(int) - full["image"]).max() <= 3
+
+
 # -------------------------------------------------------------------------------------------------------- mistakes
-@pytest.mark.parametrize("training", [True, False])
-def test_a_bad_image_says_its_own_sentence(refusal, training):
-    loader = build_loader(settings(), make_split(5, broken=3), batch_size=5, training=training)
+@pytest.mark.parametrize("augment", [TRAIN, None])
+def test_a_bad_image_says_its_own_sentence(refusal, augment):
+    loader = build_loader(settings(), make_split(5, broken=3), batch_size=5, augment=augment)
     assert refusal(next, loader, error=BadImage) == "cannot read picture 3 as an image: it is empty"
+
+
+def test_a_bad_image_in_a_worker_says_its_own_sentence():
+    loader = build_loader(settings(workers=1), make_split(5, broken=3), batch_size=5)
+    with pytest.raises(Exception, match="cannot read picture 3 as an image: it is empty"):
+        next(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bad_images_are_skipped_counted_and_named_when_asked_for(workers):
+    split = make_split(10, broken=3)
+    skipped = SkippedImages(split)
+    loader = build_loader(settings(bad_images="skip", workers=workers), split, batch_size=5, augment=TRAIN, seed=1)
+    watched = skipped.watch(loader)
+    for batch in (next(watched) for _ in range(6)):
+        bad = batch["id"] == 3
+        np.testing.assert_array_equal(batch["mask"], ~bad)
+        assert not batch["label_mask"][bad].any()
+    assert skipped.rows == {3}
+    assert skipped.table() == [["made", "image 3", "cannot read picture 3 as an image: it is empty"]]
+
+
+def test_padding_is_no_bad_image():
+    skipped = SkippedImages(make_split(3))
+    assert len(list(skipped.watch(build_loader(settings(), make_split(3), batch_size=5)))) == 1
+    assert skipped.rows == set()
+
+
+def test_a_bad_image_that_was_mended_meanwhile_says_so():
+    why = "it could not be read then, and now it can"
+    assert SkippedImages(make_split(3), [1]).table() == [["made", "image 1", why]]
 
 
 def test_a_batch_must_split_over_the_processes():
     with pytest.raises(ValueError, match="a global batch of 8 does not split over 3 processes"):
-        build_loader(settings(), make_split(9), batch_size=8, training=True, process=(0, 3))
+        build_loader(settings(), make_split(9), batch_size=8, augment=TRAIN, process=(0, 3))
 
 
 def test_a_split_that_does_not_fit_together_is_refused():

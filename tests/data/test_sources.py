@@ -1,14 +1,34 @@
 import subprocess
 import sys
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from mlmoe_jax.data.sources import NAMES, open_split
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.pack import pack
+from mlmoe_jax.data.sources import NAMES, PUBLISHED, count_labels, open_split, original_name
+
+KNOWN = (
+    "digits, digits_single, voc2007, voc2012, coco2014, nuswide, vg256, vg500, csv, jsonl, folders, coco_json, packed, "
+    "tfds:NAME"
+)
 
 
-def settings(name, root="", keep_empty=False):
-    return SimpleNamespace(name=name, root=root, keep_empty=keep_empty)
+def settings(name, root="", **keys):
+    data = default_config().data
+    data.update({"name": name, "root": str(root), **keys})
+    return data
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A folder of your own with 20 images in one table: image k has label a, every second b."""
+    lines = [f"{k}.png,{'a;b' if k % 2 else 'a'}" for k in range(20)]
+    (tmp_path / "all.csv").write_text("\n".join(["image,labels", *lines]))
+    for k in range(20):
+        Image.new("RGB", (4, 4), (k, 0, 0)).save(tmp_path / f"{k}.png")
+    return tmp_path
 
 
 def test_digits_need_no_root():
@@ -16,7 +36,8 @@ def test_digits_need_no_root():
     assert len(split) == 2_000
     assert split.images[3].shape == (64, 64, 3)
     split = open_split(settings("digits"), "val")
-    assert split.images.shape == (1_000, 64, 64, 3)
+    assert len(split) == 1_000
+    assert split.images[0].shape == (64, 64, 3)
 
 
 def test_files_are_found_below_the_root(shared_data):
@@ -24,19 +45,60 @@ def test_files_are_found_below_the_root(shared_data):
     assert len(open_split(settings("coco2014", shared_data / "coco"), "val")) == 50
 
 
-@pytest.mark.parametrize("keep_empty", [False, True])
+@pytest.mark.parametrize(("keep_empty", "bad_images"), [(False, "error"), (True, "skip")])
 @pytest.mark.parametrize(
-    ("name", "opener", "before"),
-    [("voc2007", "open_voc", (2007,)), ("voc2012", "open_voc", (2012,)), ("coco2014", "open_coco", ())],
+    ("name", "opener", "before", "more"),
+    [
+        ("voc2007", "open_voc", (2007,), {}),
+        ("voc2012", "open_voc", (2012,), {}),
+        ("coco2014", "open_coco", (), {}),
+        ("nuswide", "open_nuswide", (), {}),
+        ("vg256", "open_vg256", (), {}),
+        ("vg500", "open_vg500", (), {"names": "names.txt"}),
+    ],
 )
-def test_settings_reach_the_source(monkeypatch, name, opener, before, keep_empty):
+def test_settings_reach_the_source(monkeypatch, name, opener, before, more, keep_empty, bad_images):
     calls = []
     monkeypatch.setattr(f"mlmoe_jax.data.sources.{opener}", lambda *args, **options: calls.append((args, options)))
-    open_split(settings(name, "somewhere", keep_empty), "train")
-    assert calls == [(("somewhere", *before, "train"), {"keep_empty": keep_empty})]
+    data = settings(name, "somewhere", keep_empty=keep_empty, bad_images=bad_images, classes="names.txt")
+    open_split(data, "train")
+    options = {"keep_empty": keep_empty, "check": bad_images == "error", **more}
+    assert calls == [(("somewhere", *before, "train"), options)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["csv", "jsonl", "coco_json", "folders"])
+def test_own_images_get_the_whole_section_and_the_classes(monkeypatch, name):
+    opener = {"folders": "open_folders", "coco_json": "open_coco_json"}.get(name, "open_table")
+    monkeypatch.setattr(f"mlmoe_jax.data.sources.{opener}", lambda *args, **options: (args, options))
+    data = settings(name)
+    opened = open_split(data, "train")
+    assert opened == ((data, "train"), {"classes": None})
+
+
+def test_packed_and_tfds_are_opened_by_their_modules(monkeypatch, tmp_path):
+    monkeypatch.setattr("mlmoe_jax.data.sources.packed.open_packed", lambda *args: args)
+    assert open_split(settings("packed", "a"), "train") == ("a", "train")
+    monkeypatch.setattr("mlmoe_jax.data.sources.tfds.open_tfds", lambda *args, **options: (args, options))
+    opened = open_split(settings("tfds:coco/2014", "a", keep_empty=True), "train[:50%]")
+    assert opened == (("a", "coco/2014", "train[:50%]"), {"keep_empty": True})
+
+
+def test_a_packed_data_set_goes_by_its_first_name(tmp_path):
+    config = default_config()
+    config.data.update({"name": "voc2012", "root": "nowhere"})
+    assert (original_name(config.data), count_labels(config.data)) == ("voc2012", 20)
+    config.data.update({"name": "digits_single", "train_split": "val", "val_split": "", "test_splits": ()})
+    pack(config, str(tmp_path / "packed"))
+    packed = settings("packed", tmp_path / "packed", train_split="val")
+    assert (original_name(packed), count_labels(packed)) == ("digits_single", 10)
+
+
+def test_labels_of_own_data_are_counted_in_the_training_table(tmp_path):
+    (tmp_path / "train.csv").write_text("image,labels\na.png,x;y\nb.png,z\n")
+    assert count_labels(settings("csv", tmp_path, bad_images="skip")) == 3
+
+
+@pytest.mark.parametrize("name", ["digits", "digits_single", *PUBLISHED])
 def test_every_name_refuses_an_unknown_split(name, refusal, tmp_path):
     assert refusal(open_split, settings(name, tmp_path), "nope").startswith(
         f"data set {name} has no split 'nope'; it has "
@@ -44,13 +106,57 @@ def test_every_name_refuses_an_unknown_split(name, refusal, tmp_path):
 
 
 def test_unknown_names_get_the_list_and_the_nearest(refusal):
-    known = "digits, digits_single, voc2007, voc2012, coco2014"
+    assert ", ".join(NAMES) == KNOWN
     sentence = refusal(open_split, settings("coco14"), "train")
-    assert sentence == f"there is no data set 'coco14' among {known}; did you mean 'coco2014'"
+    assert sentence == f"there is no data set 'coco14' among {KNOWN}; did you mean 'coco2014'"
     sentence = refusal(open_split, settings("zzz"), "train")
-    assert sentence == f"there is no data set 'zzz' among {known}; set data.name to one of them"
+    assert sentence == f"there is no data set 'zzz' among {KNOWN}; set data.name to one of them"
 
 
-def test_scikit_learn_is_imported_for_digits_only():
-    code = "import sys, mlmoe_jax.data.sources; sys.exit('sklearn' in sys.modules)"
+def test_a_part_of_the_training_split_is_held_out(table):
+    data = settings("csv", table, table="all.csv", val_fraction=0.25)
+    train, val = open_split(data, "train", seed=3), open_split(data, "val", seed=3)
+    assert (train.name, val.name) == ("train", "val")
+    assert (len(train), len(val)) == (15, 5)
+    assert sorted([*train.ids, *val.ids]) == sorted(f"{k}.png" for k in range(20))
+    for split in (train, val):
+        for identifier, labels, image in zip(split.ids, split.labels, split.images, strict=True):
+            k = int(identifier.removesuffix(".png"))
+            assert labels.tolist() == [1, k % 2]
+            assert image[0, 0, 0] == k
+    assert open_split(data, "val", seed=3).ids == val.ids
+    assert open_split(data, "val", seed=4).ids != val.ids
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.99])
+def test_nothing_on_one_side_of_what_is_held_out(table, refusal, fraction):
+    sentence = refusal(open_split, settings("csv", table, table="all.csv", val_fraction=fraction), "val")
+    assert sentence.startswith(f"data.val_fraction={fraction} of 20 training images leaves ")
+
+
+def test_classes_that_the_model_does_not_have(table, refusal):
+    assert open_split(settings("digits_single"), "val", classes=[str(digit) for digit in range(10)]).labels.any()
+    sentence = refusal(open_split, settings("digits_single"), "val", classes=["a", "b"])
+    assert sentence == (
+        "split val of digits_single has the labels 0, 1, 2, 3, … (10), but the model was trained on a, b"
+    )
+    split = open_split(settings("csv", table, table="all.csv"), "train", classes=["c", "b", "a"])
+    np.testing.assert_array_equal(split.labels[:2], [[0, 0, 1], [0, 1, 1]])
+    (table / "names.txt").write_text("a\nb\n")
+    sentence = refusal(
+        open_split, settings("csv", table, table="all.csv", classes="names.txt"), "train", classes=["b", "a"]
+    )
+    assert sentence == "split train of csv has the labels a, b, but the model was trained on b, a"
+
+
+def test_missing_images_are_left_to_the_reader_when_bad_ones_are_skipped(table, refusal):
+    (table / "3.png").unlink()
+    sentence = refusal(open_split, settings("csv", table, table="all.csv"), "train")
+    assert sentence.startswith(f"1 of the 20 listed images are not in {table}, the first is 3.png; ")
+    split = open_split(settings("csv", table, table="all.csv", bad_images="skip"), "train")
+    assert refusal(split.images.read, 3).startswith(f"cannot read {table}/3.png as an image: ")
+
+
+def test_slow_libraries_are_imported_when_needed_only():
+    code = "import sys, mlmoe_jax.data.sources; sys.exit(bool({'sklearn', 'tensorflow_datasets'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

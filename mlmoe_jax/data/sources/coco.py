@@ -10,7 +10,9 @@ have an annotation; the others are dropped unless asked for.
 
 import json
 import os
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +24,11 @@ from mlmoe_jax.errors import UserError
 SPLITS = ("train", "val")
 
 
-def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False) -> Split:
+def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
     """Open train or val of COCO 2014; images sorted by their number as text (the authors' order), ids below `root`.
 
     root: the folder that holds annotations, train2014 and val2014. keep_empty: keep images without any annotation.
+    check: look now whether all images are there.
     Raises UserError for an unknown split, or annotations or images that are missing, malformed or empty.
     """
     if split not in SPLITS:
@@ -34,18 +37,23 @@ def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False) 
     source = folder / "annotations" / f"instances_{split}2014.json"
     classes, files, labels = read_instances(source)
     if not keep_empty:
-        kept = labels.any(axis=1)
-        files, labels = [file for file, keep in zip(files, kept, strict=True) if keep], labels[kept]
+        files, labels = with_positive(files, labels)
     if not files:
         raise UserError(f"no image of {source} has an annotation; check the file or set data.keep_empty")
-    images = image_files(folder / f"{split}2014", files)
+    images = image_files(folder / f"{split}2014", files, check=check)
     return Split(split, classes, labels, [f"{split}2014/{file}" for file in files], images)
+
+
+def with_positive(images: list[str], labels: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Return those of the N images, with their labels i8[N,K], that have a positive label."""
+    kept = (labels == POSITIVE).any(axis=1)
+    return list(compress(images, kept)), labels[kept]
 
 
 def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
     """Read an instances file: names of the K classes, files of the N images, labels i8[N,K].
 
-    Raises UserError for a file that is missing, broken, or something else.
+    Raises UserError for a file that is missing, broken, ambiguous, or something else.
     """
     content = _parse(path)
     try:
@@ -55,14 +63,35 @@ def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
         files, image_ids = [image["file_name"] for image in images], [image["id"] for image in images]
         of_image = [annotation["image_id"] for annotation in content["annotations"]]
         of_class = [annotation["category_id"] for annotation in content["annotations"]]
+        _refuse_numbers(classes)
+        _refuse_numbers(files)
+        for what, values in (
+            ("category", classes),
+            ("category id", class_ids),
+            ("image file", files),
+            ("image id", image_ids),
+        ):
+            _refuse_twice(what, values, path)
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{path} is no COCO instances file, whose images, annotations and categories have ids and names "
-            f"({type(error).__name__}: {error}); download it again"
+            f"({type(error).__name__}: {error}); download or export it again"
         ) from error
     labels = np.zeros((len(files), len(classes)), np.int8)
     labels[_places(of_image, image_ids, "images", path), _places(of_class, class_ids, "categories", path)] = POSITIVE
     return classes, files, labels
+
+
+def _refuse_numbers(names: Sequence) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"the name {name!r} is no text")
+
+
+def _refuse_twice(what: str, values: Sequence[Hashable], path: Path) -> None:
+    if len(set(values)) != len(values):
+        value, count = Counter(values).most_common(1)[0]
+        raise UserError(f"{path} lists the {what} {value!r} {count} times, which is ambiguous; leave one of them")
 
 
 def _parse(path: Path):
@@ -74,12 +103,14 @@ def _parse(path: Path):
             "val2014 of coco2014"
         ) from error
     except ValueError as error:
-        raise UserError(f"{path} is no whole JSON file ({error}); download it again") from error
+        raise UserError(f"{path} is no whole JSON file ({error}); download or export it again") from error
 
 
 def _places(ids: list[Hashable], known: list[Hashable], what: str, path: Path) -> list[int]:
     place = {identifier: index for index, identifier in enumerate(known)}
     try:
         return [place[identifier] for identifier in ids]
-    except KeyError as error:
-        raise UserError(f"{path} annotates {error}, which is not among its {what}; download it again") from error
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} annotates {error}, which is not among its {what}; download or export it again"
+        ) from error

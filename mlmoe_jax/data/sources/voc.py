@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.sources.coco import with_positive
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
@@ -44,10 +45,11 @@ CLASSES = (
 MEANING = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
-def open_voc(root: str | os.PathLike, year: int, split: str, *, keep_empty: bool = False) -> Split:
+def open_voc(root: str | os.PathLike, year: int, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
     """Open train, val, trainval or test of VOC `year`; images sorted by name, ids below the year's folder.
 
     root: the VOCdevkit folder, its parent, or the year's own folder. keep_empty: keep images without a positive label.
+    check: look now whether all images are there.
     Raises UserError for an unknown split, or lists or images that are missing, malformed or empty.
     """
     data_set = f"voc{year}"
@@ -57,14 +59,13 @@ def open_voc(root: str | os.PathLike, year: int, split: str, *, keep_empty: bool
     lists = folder / "ImageSets" / "Main"
     names, labels = read_lists(lists, split)
     if not keep_empty:
-        kept = (labels == POSITIVE).any(axis=1)
-        names, labels = [name for name, keep in zip(names, kept, strict=True) if keep], labels[kept]
+        names, labels = with_positive(names, labels)
     if not names:
         raise UserError(
             f"no image of {lists}/*_{split}.txt has a positive label; check the lists or set data.keep_empty"
         )
     files = [f"{name}.jpg" for name in names]
-    images = image_files(folder / "JPEGImages", files)
+    images = image_files(folder / "JPEGImages", files, check=check)
     return Split(split, CLASSES, labels, [f"JPEGImages/{file}" for file in files], images)
 
 

@@ -1,0 +1,64 @@
+"""Train on your own pictures: a folder of images and one table of labels. Copy this file and change what you need.
+
+    python -m mlmoe_jax.main --mode=data --config=configs/own_csv.py:root=photos        # look at the data first
+    python -m mlmoe_jax.main --config=configs/own_csv.py:root=photos --workdir=runs/photos
+    python -m mlmoe_jax.main --mode=predict --workdir=runs/photos --images=new_photos
+
+`photos/labels.csv` names each picture, below `photos`, and what it shows; nothing after the comma means nothing of it:
+
+    image,labels
+    beach/001.jpg,sea;boat
+    002.jpg,
+
+With a column a class instead, 1, 0 or empty for unknown, say label_column= (empty):
+
+    image,sea,boat
+    beach/001.jpg,1,1
+    002.jpg,0,
+
+root: the folder. table: the CSV (or .jsonl) in it. label_column: see above. backbone: a name of
+mlmoe_jax.pretrained.catalog. resolution: pixels. epochs: over the training pictures.
+"""
+
+from mlmoe_jax.config import default_config, parse_arg
+from mlmoe_jax.presets import use_ml_vpt
+
+
+def get_config(arg=""):
+    options = parse_arg(
+        arg,
+        root="",
+        table="labels.csv",
+        label_column="labels",
+        backbone="dinov2_vits14",
+        resolution=224,
+        epochs=20,
+    )
+    config = default_config()
+
+    # ---- these five lines are the data set
+    config.data.name = "jsonl" if options.table.endswith(".jsonl") else "csv"
+    config.data.root = options.root
+    config.data.table = options.table  # "{split}.csv" where each split has a table of its own
+    config.data.label_column = options.label_column
+    config.data.val_fraction = 0.1  # held out at random to choose the best epoch; 0 where there is a split "val"
+
+    config.data.test_splits = ()  # ("test",) where the table has a column "split", or a file test.csv, with it
+    config.data.bad_images = "skip"  # pictures that cannot be read are left out and listed in the run folder
+    config.data.image_size = options.resolution
+
+    # ---- the method: ML-VPT on a frozen backbone; label groups come from your training labels
+    use_ml_vpt(config)
+    config.model.backbone.name = options.backbone
+    config.model.prompts.num_groups = 3  # at most the number of your classes
+    config.augment.flip = True  # False where left and right matter
+    config.augment.cutout = 0.5
+    config.augment.randaugment = "uda"
+
+    config.optim.learning_rate = 5e-4
+    config.ema.decay = 0.995  # averages about 200 steps
+    config.train.epochs = options.epochs
+    config.train.batch_size = 32
+    config.train.patience = 5  # epochs without a better validation mAP
+    config.eval.batch_size = 32
+    return config

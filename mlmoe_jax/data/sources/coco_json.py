@@ -1,0 +1,59 @@
+"""Your own images with their annotations in one COCO-style JSON file a split.
+
+    annotations/{split}.json     # data.table, below data.root: images, annotations, categories, as COCO's instances
+    images/…                     # data.images: the folder from which each file_name starts; may hold {split}, too
+
+Without {split}, the one file is the training split as a whole, from which `data.val_fraction` can be held out. A label
+is positive when an image has any annotation of its category. A class that the file of another split does not list as a
+category is negative there.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.sources.coco import read_instances, with_positive
+from mlmoe_jax.data.sources.tables import images_folder, refuse_other_splits, relative_to, table_path
+from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
+from mlmoe_jax.errors import UserError
+
+
+def open_coco_json(data, split: str, *, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of `data`, which is `config.data`; images sorted by their id as text, as COCO's are.
+
+    classes: the names, in order, by which the labels are read; without them, the categories of the file.
+    Images without any annotation are left out unless data.keep_empty.
+    Raises UserError for a file that is missing or something else, annotations of another class, nothing left, and, with
+    data.bad_images=error, images that are not there.
+    """
+    folder = data_folder(data.root, "your images", f"the table {data.table}")
+    path = table_path(folder, data.table, split)
+    if "{split}" not in data.table:
+        refuse_other_splits(path, split, data, "has no {split} in its name")
+    names, files, labels = read_instances(path)
+    if classes is not None:
+        names, labels = tuple(classes), _by_classes(labels, names, classes, path)
+    if not data.keep_empty:
+        files, labels = with_positive(files, labels)
+    if not files:
+        raise UserError(f"no image of {path} has an annotation; check the file or set data.keep_empty")
+    below = images_folder(folder, data.images, split)
+    files = relative_to(below, files, path)
+    return Split(split, names, labels, files, image_files(below, files, check=data.bad_images == "error"))
+
+
+def _by_classes(labels: np.ndarray, names: Sequence[str], classes: Sequence[str], path: Path) -> np.ndarray:
+    """Return i8[N,K] `labels` of the categories `names` in the order of `classes`."""
+    place = {name: k for k, name in enumerate(classes)}
+    ordered = np.full((len(labels), len(classes)), NEGATIVE, np.int8)
+    for name, column in zip(names, labels.T, strict=True):
+        if name in place:
+            ordered[:, place[name]] = column
+        elif (column == POSITIVE).any():
+            raise UserError(
+                f"{path} annotates the category '{name}', which is no class of the training split; remove it "
+                "or train with it"
+            )
+    return ordered

@@ -1,0 +1,82 @@
+"""Your own images sorted into a folder a class: one positive label an image, the others negative.
+
+    root/{split}/{class}/…/a.jpg     # a folder for each split
+    root/{class}/…/a.jpg             # or none, with data.val_fraction of the images held out
+
+Pictures may lie in further folders below a class. Hidden files and folders, files that are no pictures, and pictures
+outside every class folder are left out.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mlmoe_jax.data.images import ImageFiles, data_folder
+from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
+from mlmoe_jax.errors import UserError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")  # as predict takes them
+
+
+def open_folders(data, split: str, *, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of `data`, which is `config.data`: classes, and pictures within each, sorted by name.
+
+    classes: the names, in order, that the model knows; without them, the names of the class folders. Ids are paths
+    below data.root.
+    Raises UserError for a split without a folder, a folder that is no class, or no pictures at all.
+    """
+    root = data_folder(data.root, "your images", "the folders")
+    top = _folder_of_split(root, split, data)
+    found = _subfolders(top)
+    if not found:
+        raise UserError(f"{top} holds no folders; sort the pictures into one folder a class")
+    names = tuple(found if classes is None else classes)
+    if stranger := next((name for name in found if name not in names), None):
+        raise UserError(
+            f"{top} holds the folder {stranger}, which is no class of the training split; rename or remove it"
+        )
+    pictures = {name: _pictures(top / name) if name in found else [] for name in names}
+    count = sum(map(len, pictures.values()))
+    if not count:
+        raise UserError(f"the folders in {top} hold no pictures ({', '.join(IMAGE_SUFFIXES)}); put some into each")
+    class_of = np.repeat(np.arange(len(names)), [len(of_class) for of_class in pictures.values()])
+    labels = np.full((count, len(names)), NEGATIVE, np.int8)
+    labels[np.arange(count), class_of] = POSITIVE
+    below = "" if top == root else f"{split}/"
+    files = [f"{below}{name}/{file}" for name, of_class in pictures.items() for file in of_class]
+    return Split(split, names, labels, files, ImageFiles(root, files))
+
+
+def _folder_of_split(root: Path, split: str, data) -> Path:
+    if (root / split).is_dir():
+        return root / split
+    others = [name for name in (data.train_split, data.val_split, *data.test_splits) if name]
+    others = [name for name in others if (root / name).is_dir()]
+    if data.val_fraction and split == data.train_split and not others:
+        return root
+    there = ", ".join(_subfolders(root)[:5]) or "none"
+    raise UserError(
+        f"there is no folder {root / split} (folders there: {there}); sort the pictures into {root}/SPLIT/CLASS, "
+        f"or into {root}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
+    )
+
+
+def _subfolders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _pictures(folder: Path) -> list[str]:
+    """Return the pictures anywhere below a folder, as paths from it, sorted."""
+    found = []
+    for place, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = Path(place).relative_to(folder)
+        found += [
+            (below / file).as_posix()
+            for file in files
+            if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")
+        ]
+    return sorted(found)

@@ -1,0 +1,250 @@
+"""Images that `--mode=pack` has put into a few large files, with random access to each.
+
+    FOLDER/manifest.json                       # what is there: files with their sizes and sha256, classes, settings
+    FOLDER/train.npz                           # labels i8[N,K] and ids (UTF-8), so that opening reads no images
+    FOLDER/train-00000-of-00006.arrayrecord    # one encoded image a record
+
+On an object store a shard is fetched whole into the cache when one of its images is first asked for, so that a later
+epoch reads local disk only; there must be room for the data set on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordReader
+from etils import epath
+
+from mlmoe_jax.data.images import BadImage, EncodedImages
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+
+MANIFEST, UNFINISHED, FORMAT = "manifest.json", "unfinished.json", 1
+
+# Each open shard costs a file descriptor, of which a process often has 1,024; opening one takes 0.15 ms.
+OPEN_SHARDS = 256
+STREAMS = 16  # requests to an object store at the same time
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """A file of a packed data set as the manifest states it; records: images in it, 0 for a table of labels."""
+
+    file: str
+    bytes: int
+    sha256: str
+    records: int = 0
+
+    @classmethod
+    def of(cls, entry: dict) -> PackedFile:
+        """Read an entry of the manifest."""
+        return cls(entry["file"], entry["bytes"], entry["sha256"], entry.get("records", 0))
+
+
+def open_packed(root: str | os.PathLike, split: str) -> Split:
+    """Open a split of the folder, or gs:// address, `root`, under the ids, labels and classes of the packed source.
+
+    Raises UserError for what is no packed data set, an unknown split, and files that are missing or of another size.
+    """
+    folder, manifest = read_manifest(root)
+    if split not in manifest["splits"]:
+        raise UserError(f"data set packed has no split '{split}'; it has {', '.join(manifest['splits'])}")
+    of_split = manifest["splits"][split]
+    table, shards = PackedFile.of(of_split["labels"]), [PackedFile.of(entry) for entry in of_split["shards"]]
+    if wrong := next(_sizes(folder, [table, *shards]), ""):
+        raise UserError(wrong)
+    content = (folder / table.file).read_bytes()
+    if hashlib.sha256(content).hexdigest() != table.sha256:
+        raise UserError(_changed(folder, table))
+    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        labels, ids = stored["labels"], [name.decode() for name in stored["ids"].tolist()]
+    return Split(split, tuple(manifest["classes"]), labels, ids, PackedImages(str(folder), shards, ids))
+
+
+def source_of(root: str | os.PathLike) -> str:
+    """Return the `data.name` of the data set that was packed, such as voc2012; UserError as for `open_packed`."""
+    return read_manifest(root)[1]["source"]
+
+
+def verify(root: str | os.PathLike) -> Iterator[str]:
+    """Compare every file with its sha256: yield for each what is wrong with it in one sentence, "" where nothing is.
+
+    On an object store all files are read there, not in the cache. Raises UserError for what is no packed data set.
+    """
+    folder, manifest = read_manifest(root)
+    splits = manifest["splits"].values()
+    files = [PackedFile.of(entry) for split in splits for entry in (split["labels"], *split["shards"])]
+    with ThreadPoolExecutor(STREAMS if "://" in str(folder) else os.cpu_count()) as pool:
+        yield from pool.map(functools.partial(_verify_file, folder), files)
+
+
+def _verify_file(folder: epath.Path, item: PackedFile) -> str:
+    if wrong := next(_sizes(folder, [item]), ""):
+        return wrong
+    with (folder / item.file).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return "" if digest == item.sha256 else _changed(folder, item)
+
+
+def read_manifest(root: str | os.PathLike) -> tuple[epath.Path, dict]:
+    """Return the folder `root` and its manifest; UserError where it is none or was packed only in part."""
+    if not os.fspath(root):
+        raise UserError("data.root is empty; set it to the folder that --mode=pack wrote")
+    folder = epath.Path(root).expanduser()
+    try:
+        is_folder = folder.is_dir()
+    except (ImportError, OSError) as error:  # what etils needs for object stores is installed on demand
+        raise UserError(f"cannot read data.root {folder}: {error}") from error
+    if not is_folder:
+        raise UserError(f"data.root is '{folder}', which is no folder; set it to the one that --mode=pack wrote")
+    path = folder / MANIFEST
+    if not path.exists():
+        if (folder / UNFINISHED).exists():
+            raise UserError(f"{folder} is packed only in part; give the same --mode=pack command again to finish it")
+        raise UserError(f"there is no {MANIFEST} in {folder}; set data.root to the folder that --mode=pack wrote")
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise UserError(f"{path} is not in format {FORMAT}, which this version reads; pack the data set again")
+    return folder, manifest
+
+
+def _sizes(folder: epath.Path, files: Sequence[PackedFile]) -> Iterator[str]:
+    """Yield a sentence for each file that is missing or has another size than stated."""
+
+    def size(item: PackedFile) -> int | None:
+        try:
+            return (folder / item.file).stat().length
+        except FileNotFoundError:
+            return None
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        for item, found in zip(files, pool.map(size, files), strict=True):
+            if found is None:
+                yield f"{folder / item.file} is missing; copy it there, or give the --mode=pack command again"
+            elif found != item.bytes:
+                yield (
+                    f"{folder / item.file} has {found:,} bytes instead of {item.bytes:,}; copy it again, or give the "
+                    "--mode=pack command again"
+                )
+
+
+def _changed(folder: epath.Path, item: PackedFile) -> str:
+    return (
+        f"{folder / item.file} has another content than when it was packed (its sha256 differs); copy it again, or "
+        "delete it and give the --mode=pack command again"
+    )
+
+
+class PackedImages(EncodedImages):
+    """The images of one split, in the order of `shards`; `ids` names them in errors.
+
+    Threads may read at the same time. A shard is opened when it is first needed, and again in each worker process.
+    """
+
+    def __init__(self, folder: str, shards: Sequence[PackedFile], ids: Sequence[str]):
+        self.folder, self.shards, self.ids = folder, shards, ids
+        self._ends = np.cumsum([shard.records for shard in shards])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._readers: OrderedDict[int, ArrayRecordReader] = OrderedDict()  # the least recently used first
+        self._lock = threading.Lock()
+        self._opening = [threading.Lock() for _ in self.shards]
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_readers", "_lock", "_opening")}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def name(self, row: int) -> str:
+        """Return the id of picture `row` and the shard that holds it."""
+        return f"{self.ids[row]} in {self.folder}/{self.shards[self._place(row)[0]].file}"
+
+    def encoded(self, row: int) -> bytes:
+        """Return picture `row` as it was packed; BadImage where the shard is damaged there."""
+        number, position = self._place(row)
+        reader = self._reader(number)
+        try:
+            return reader.read([position])[0]
+        except RuntimeError as error:  # what the C++ library raises; it checks a hash of each record
+            raise BadImage(
+                f"cannot read {self.name(row)} as an image: the shard is damaged ({error}); --mode=data finds all such "
+                "files"
+            ) from error
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """Return the number of the shard of image `row` and the image's position in it."""
+        row = range(len(self))[row]
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        return number, int(row - self._ends[number] + self.shards[number].records)
+
+    def _reader(self, number: int) -> ArrayRecordReader:
+        with self._opening[number]:  # so that two threads do not fetch the same shard
+            with self._lock:
+                reader = self._readers.get(number)
+            if reader is None:
+                reader = self._open(number)
+            with self._lock:
+                self._readers[number] = reader
+                self._readers.move_to_end(number)
+                if len(self._readers) > OPEN_SHARDS:
+                    self._readers.popitem(last=False)  # it closes when its last user is done with it
+        return reader
+
+    def _open(self, number: int) -> ArrayRecordReader:
+        shard = self.shards[number]
+        path = _cached(self.folder, shard) if "://" in self.folder else f"{self.folder}/{shard.file}"
+        # No read-ahead: each image is asked for by its position, mostly in random order.
+        reader = ArrayRecordReader(path, "readahead_buffer_size:0", file_reader_buffer_size=1 << 15)
+        if reader.num_records() != shard.records:  # also where the file has gone, which raises nothing
+            raise UserError(f"{path} has {reader.num_records()} images instead of {shard.records}; pack it again")
+        return reader
+
+
+def _cached(folder: str, shard: PackedFile) -> str:
+    """Return the path of a local copy of a shard on an object store, fetched and checked unless it is there.
+
+    Raises UserError where it cannot be fetched or differs from what was packed.
+    """
+    from mlmoe_jax.pretrained.catalog import cache_folder  # brings JAX along, which packing workers do not need
+
+    local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
+    if local.is_file() and local.stat().st_size == shard.bytes:
+        return str(local)
+    source = epath.Path(folder) / shard.file
+    try:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=local.parent, prefix="fetching-") as place:
+            partial = Path(place) / shard.file
+            source.copy(partial)
+            with open(partial, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != shard.sha256:
+                raise UserError(_changed(epath.Path(folder), shard))
+            partial.replace(local)
+    except OSError as error:
+        raise UserError(
+            f"cannot fetch {source} into {local.parent}: {error.strerror or error}; MLMOE_CACHE names another folder "
+            "for the cache, which needs room for the whole data set"
+        ) from error
+    return str(local)

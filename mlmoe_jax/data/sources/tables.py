@@ -1,0 +1,396 @@
+"""Your own images with a table of their labels, as CSV or JSONL.
+
+`data.table` is the table, below `data.root`. With {split} in it there is a table for each split. Without, a column (or
+key) `split` tells the rows apart; a table with neither is the training split as a whole, from which `data.val_fraction`
+can be held out. Paths of images start at `data.images` (which may hold {split}, too). Every listed image counts, also
+one without any label: you looked at it and found none of the classes.
+
+CSV, one column of names; what is not named is absent:
+
+    image,labels
+    beach/001.jpg,sea;sand
+    beach/002.jpg,
+
+CSV, one column a class (`data.label_column` is empty): 1 present, 0 absent, nothing unknown (1.0 and 0.0 as well, which
+other programs make of columns with gaps):
+
+    image,sea,sand
+    beach/001.jpg,1,1
+    beach/002.jpg,0,
+
+JSONL, one object a line; what a list does not name is absent, what an object does not name is unknown, like null:
+
+    {"image": "beach/001.jpg", "labels": ["sea", "sand"]}
+    {"image": "beach/002.jpg", "labels": {"sea": 0, "sand": null}}
+
+The classes are the lines of the file `data.classes`, in this order; else those that the model knows already; else all
+names in the table, sorted. With `data.classes`, a CSV of one column a class may have further columns, which are
+ignored.
+"""
+
+import contextlib
+import csv
+import difflib
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import numpy as np
+
+from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.errors import UserError
+
+SPLIT_COLUMN = "split"
+CELLS = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
+
+
+class Row(NamedTuple):
+    """One image of a table: its line, path, split (None where the table does not say) and labels, code by name.
+
+    `rest` is the code of the labels that are not named.
+    """
+
+    line: int
+    image: str
+    split: str | None
+    labels: dict[str, int]
+    rest: int
+
+
+def open_table(data, split: str, *, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of the CSV or JSONL table that `data`, which is `config.data`, describes; images in its order.
+
+    classes: the names, in order, by which the labels are read where data.classes names no file.
+    Raises UserError for a table, column, key or cell that is missing or wrong, an image that is listed twice, a label
+    outside the classes, and, with data.bad_images=error, images that are not there.
+    """
+    folder = data_folder(data.root, "your images", f"the table {data.table}")
+    path = table_path(folder, data.table, split)
+    if data.classes:
+        classes = read_classes(folder / data.classes)
+    chosen = _Chosen(path, split, data)
+    with _open_text(path) as file:
+        if data.name == "jsonl":
+            names, labels = _by_name(_jsonl_rows(file, path, data), chosen, classes)
+        elif data.label_column:
+            names, labels = _by_name(_csv_rows(file, path, data), chosen, classes)
+        else:
+            names, labels = _by_column(file, path, data, chosen, classes)
+    below = images_folder(folder, data.images, split)
+    files = relative_to(below, chosen.images, path)
+    return Split(split, names, labels, files, image_files(below, files, check=data.bad_images == "error"))
+
+
+def table_path(folder: Path, table: str, split: str) -> Path:
+    """Return the file of `data.table` for a split; UserError where there is none."""
+    path = folder / table.replace("{split}", split)
+    if not path.is_file():
+        kinds = (".csv", ".json", ".jsonl")
+        there = sorted(found.name for kind in kinds for found in path.parent.glob(f"*{kind}"))
+        others = f" ({', '.join(there[:5])}{', …' if len(there) > 5 else ''} are there)" if there else ""
+        raise UserError(f"there is no table {path} for split {split}; set data.table, now {table}, to yours{others}")
+    return path
+
+
+def images_folder(folder: Path, images: str, split: str) -> Path:
+    """Return the folder, `data.images` below the root, from which the paths in a table start."""
+    return folder / images.replace("{split}", split)
+
+
+def relative_to(folder: Path, images: list[str], table: Path) -> list[str]:
+    """Return the paths of a table with absolute ones made relative to `folder`; UserError for one outside it."""
+    if not any(image.startswith("/") for image in images):
+        return images
+    start = f"{folder.absolute()}".rstrip("/") + "/"
+    for image in images:
+        if image.startswith("/") and not image.startswith(start):
+            raise UserError(
+                f"{table} lists {image}, which is not below {folder}; set data.images to a folder above all images, "
+                "such as /"
+            )
+    return [image.removeprefix(start) for image in images]
+
+
+def refuse_other_splits(path: Path, split: str, data, lacks: str) -> None:
+    """Raise UserError unless `split` is the training split, which a table that says nothing of splits stands for."""
+    if split != data.train_split:
+        raise UserError(
+            f"{path} {lacks}, so that all its images are split {data.train_split} and none is {split}; write one table "
+            "a split and put {split} into data.table, or hold images out with data.val_fraction and clear "
+            "data.test_splits"
+        )
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """Read a file with the name of one class a line; UserError where it is missing, empty or repeats a name."""
+    with _open_text(path) as file:
+        try:
+            names = [line.strip() for line in file if line.strip()]
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path) from error
+    if not names:
+        raise UserError(f"{path} names no class; write one class a line")
+    if twice := _first_twice(names):
+        raise UserError(f"{path} names the class '{twice}' twice; leave one of the lines")
+    return tuple(names)
+
+
+class _Chosen:
+    """The images of one split, gathered row by row."""
+
+    def __init__(self, path: Path, split: str, data):
+        self.path, self.split, self.data = path, split, data
+        self.whole_table = "{split}" in data.table  # reading a config key takes as long as all the rest of a row
+        self.images: list[str] = []
+        self.others: set[str] = set()
+        self._seen: set[str] = set()
+
+    def admits(self, line: int, image: str, split: str | None) -> bool:
+        """Note an image and return True, or False where it belongs to another split; UserError for a wrong one."""
+        if split is None and not self.whole_table:
+            has_none = f"has no {'key' if self.data.name == 'jsonl' else 'column'} '{SPLIT_COLUMN}'"
+            refuse_other_splits(self.path, self.split, self.data, has_none)
+        if split is not None and split != self.split:
+            self.others.add(split)
+            return False
+        if not image:
+            raise UserError(f"{self.path} line {line} names no image; write its path under {self.data.image_column}")
+        if image in self._seen:
+            raise UserError(f"{self.path} line {line} lists {image} a second time; leave one of the lines")
+        self._seen.add(image)
+        self.images.append(image)
+        return True
+
+    def finish(self) -> None:
+        """Raise UserError where there was no image; forget what only the reading needed."""
+        if not self.images and self.others:
+            others = ", ".join(sorted(self.others))
+            raise UserError(f"{self.path} has no image of split {self.split}; its '{SPLIT_COLUMN}' says {others}")
+        if not self.images:
+            raise UserError(f"{self.path} lists no image; write one a line")
+        self._seen.clear()
+
+
+# --------------------------------------------------------------------------------------------------- labels by name
+def _by_name(rows: Iterable[Row], chosen: _Chosen, known: Sequence[str] | None) -> tuple[tuple[str, ...], np.ndarray]:
+    """Gather rows into `chosen`; return the K classes and i8[N,K]."""
+    place = {name: k for k, name in enumerate(known or ())}
+    outside = None
+    rest, counts, columns, codes = array("b"), array("i"), array("i"), array("b")
+    for line, image, split, labels, of_rest in rows:
+        admitted = chosen.admits(line, image, split)
+        if admitted or known is None:
+            for name in labels:
+                if name not in place:
+                    place[name] = len(place)
+                    outside = outside or (line, name)
+        if admitted:
+            rest.append(of_rest)
+            counts.append(len(labels))
+            columns.extend(map(place.__getitem__, labels))
+            codes.extend(labels.values())
+    chosen.finish()
+    at = np.frombuffer(columns, np.int32) if columns else np.zeros(0, np.int32)
+    if known is not None:
+        if outside:
+            raise _outside(chosen.path, *outside, known, int((at >= len(known)).sum()))
+        names = tuple(known)
+    else:
+        if not place:
+            raise UserError(
+                f"{chosen.path} names no label, so that the classes are not known; correct data.label_column or list "
+                "the classes in a file and set data.classes to it"
+            )
+        names = tuple(sorted(place))
+        rank = {name: k for k, name in enumerate(names)}
+        at = np.array([rank[name] for name in place])[at]
+    table = np.empty((len(chosen.images), len(names)), np.int8)
+    table[:] = np.frombuffer(rest, np.int8)[:, None]
+    table[np.repeat(np.arange(len(table)), counts), at] = np.frombuffer(codes, np.int8) if codes else 0
+    return names, table
+
+
+def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int) -> UserError:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in a file for data.classes"
+    which = f"the first of {count:,} such labels" if count > 1 else "the only such label"
+    return UserError(
+        f"{path} line {line} has the label '{name}', which is not among the {len(known)} classes ({which}); {hint}"
+    )
+
+
+def _csv_rows(file: TextIO, path: Path, data) -> Iterator[Row]:
+    header, rows = _csv_table(file, path)
+    image_at = _column(header, data.image_column, "data.image_column", path)
+    if data.label_column not in header:
+        raise UserError(
+            f"{path} has no column '{data.label_column}', which data.label_column names, but {_some(header)}; correct "
+            "one of the two, or make data.label_column empty if there is one column a class"
+        )
+    labels_at = header.index(data.label_column)
+    split_at = _split_column(header, data)
+    separator = data.separator
+    if not separator:
+        raise UserError("data.separator is empty; set it to what stands between the label names of a cell, such as ;")
+    for line, cells in rows:
+        labels = {name.strip(): POSITIVE for name in cells[labels_at].split(separator)}
+        labels.pop("", None)
+        yield Row(line, cells[image_at], None if split_at is None else cells[split_at], labels, NEGATIVE)
+
+
+def _jsonl_rows(file: TextIO, path: Path, data) -> Iterator[Row]:
+    if not data.label_column:
+        raise UserError("data.label_column is empty, but jsonl keeps all labels under one key; set it to that key")
+    image_key, label_key, whole_table = data.image_column, data.label_column, "{split}" in data.table
+    own_split = None
+    for line, text in enumerate(_text_lines(file, path), 1):
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text)
+            image, given = record[image_key], record[label_key]
+        except ValueError as error:
+            raise UserError(f"{path} line {line} is no whole JSON object ({error}); correct it") from error
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} line {line} lacks the key '{image_key}' or '{label_key}', which data.image_column and "
+                "data.label_column name; write both in every line"
+            ) from error
+        split = None if whole_table else record.get(SPLIT_COLUMN)
+        if own_split is None:
+            own_split = split is not None
+        codes = _codes(given)
+        if codes is None or not isinstance(image, str) or own_split != isinstance(split, str):
+            raise UserError(
+                f"{path} line {line} should have a path, the labels as a list of names or as an object of names with "
+                f"1, 0 or null{', and a split' if own_split else ''}, not {text.strip()[:80]}"
+            )
+        yield Row(line, image, split, codes, NEGATIVE if isinstance(given, list) else UNKNOWN)
+
+
+def _codes(given) -> dict[str, int] | None:
+    """Return the code of each label that a JSON value names, or None where it is neither of the two forms."""
+    if not isinstance(given, list | dict) or not all(isinstance(name, str) and name for name in given):
+        return None
+    if isinstance(given, list):
+        return dict.fromkeys(given, POSITIVE)
+    if all(code is None or code in (0, 1) for code in given.values()):
+        return {name: UNKNOWN if code is None else int(code) for name, code in given.items()}
+    return None
+
+
+# ----------------------------------------------------------------------------------------------- one column a class
+def _by_column(
+    file: TextIO, path: Path, data, chosen: _Chosen, known: Sequence[str] | None
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Gather the rows of a CSV into `chosen`; return the K classes and i8[N,K]."""
+    header, rows = _csv_table(file, path)
+    image_at, split_at = _column(header, data.image_column, "data.image_column", path), _split_column(header, data)
+    among = [name for name in header if name not in (data.image_column, SPLIT_COLUMN)]
+    names = tuple(sorted(among)) if known is None else tuple(known)
+    if not names:
+        raise UserError(f"{path} has no column but {', '.join(header)}; write one a class, or set data.label_column")
+    for name in names:
+        _column(header, name, "the list of classes", path)
+    if not data.classes and len(among) > len(names):
+        raise UserError(
+            f"{path} has the column '{next(name for name in among if name not in names)}', which is not among the "
+            f"{len(names)} classes; remove it, or list the columns that are classes in a file for data.classes"
+        )
+    wanted = set(names)
+    is_class = [name in wanted for name in header]
+    codes = {cell: code % 256 for cell, code in CELLS.items()}
+    table = bytearray()
+    for line, cells in rows:
+        if chosen.admits(line, cells[image_at], None if split_at is None else cells[split_at]):
+            try:
+                table.extend(map(codes.__getitem__, compress(cells, is_class)))
+            except KeyError as error:
+                at = next(at for at, cell in enumerate(cells) if is_class[at] and cell not in codes)
+                raise UserError(
+                    f"{path} line {line}, column '{header[at]}' should be 1, 0 or empty, not {cells[at][:80]!r}; "
+                    "correct it, or set data.label_column if the names stand in one column"
+                ) from error
+    chosen.finish()
+    in_header = {name: k for k, name in enumerate(compress(header, is_class))}
+    labels = np.frombuffer(table, np.int8).reshape(-1, len(names))
+    return names, labels.take([in_header[name] for name in names], axis=1)
+
+
+# --------------------------------------------------------------------------------------------------------- the file
+@contextlib.contextmanager
+def _open_text(path: Path) -> Iterator[TextIO]:
+    try:
+        file = path.open(encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); correct the path or its permissions") from error
+    with file:
+        yield file
+
+
+def _text_lines(file: TextIO, path: Path) -> Iterator[str]:
+    try:
+        yield from file
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path) from error
+
+
+def _not_utf8(path: Path) -> UserError:
+    return UserError(f"{path} is no text in UTF-8; save it as UTF-8")
+
+
+def _csv_table(file: TextIO, path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """Return the header of a CSV and its further rows, each with its line number; blank lines are left out."""
+    rows = _csv_lines(file, path)
+    _, header = next(rows, (0, []))
+    header = [name.strip() for name in header]
+    if not header:
+        raise UserError(f"{path} is empty; write a line with the names of the columns and then one an image")
+    if twice := _first_twice(header):
+        raise UserError(f"{path} has two columns '{twice}'; rename or remove one")
+    return header, _of_equal_length(rows, header, path)
+
+
+def _csv_lines(file: TextIO, path: Path) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(_text_lines(file, path), skipinitialspace=True)
+    try:
+        for cells in reader:
+            if cells:
+                yield reader.line_num, cells
+    except csv.Error as error:
+        raise UserError(f"{path} line {reader.line_num} is no CSV ({error}); correct it") from error
+
+
+def _of_equal_length(rows, header: list[str], path: Path) -> Iterator[tuple[int, list[str]]]:
+    for line, cells in rows:
+        if len(cells) != len(header):
+            raise UserError(
+                f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; put cells that "
+                'contain a comma between quotes "'
+            )
+        yield line, cells
+
+
+def _column(header: list[str], name: str, named_by: str, path: Path) -> int:
+    if name not in header:
+        raise UserError(
+            f"{path} has no column '{name}', which {named_by} names, but {_some(header)}; correct one of the two"
+        )
+    return header.index(name)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f", … ({len(names)})" if len(names) > 8 else "")
+
+
+def _split_column(header: list[str], data) -> int | None:
+    return header.index(SPLIT_COLUMN) if "{split}" not in data.table and SPLIT_COLUMN in header else None
+
+
+def _first_twice(names: Sequence[str]) -> str | None:
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)

@@ -1,0 +1,184 @@
+"""Visual Genome as a multi-label data set: the 256 categories of MLC-PAT and ML-VPT, or the 500 of SSGRL.
+
+    VG_100K/1.jpg, VG_100K_2/107898.jpg     # both data sets; VG_100K_2 may also be merged into VG_100K
+    objects_v1_2.json or objects.json       # vg256: [{"image_id": 1, "objects": [{"names": ["tree"], …}, …]}, …]
+
+vg256: an image has a category when one of its objects, by the first of its names, is among the object names of that
+category (mlmoe_jax/data/files/vg256_categories.json; where two categories have a name, the later one). Images without
+any are left out. The others are sorted by number and split by a fixed permutation, 70 % train and 30 % test.
+
+    train_list_500.txt, test_list_500.txt     # vg500: a file name a line
+    vg_category_500_labels_index.json         # vg500: {"1.jpg": [0, 17, …], …}, numbers of 500 labels
+
+vg500: of SSGRL's files we know the counts, 82,904 train and 10,000 test images, and not the files themselves. The names
+and the layout above are what this module reads: bring files of another name or form into it. They do not name the
+labels: these are "0" to "499", unless `data.classes` is a file of 500 names.
+"""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from mlmoe_jax.data.images import ImageFiles, data_folder, image_files
+from mlmoe_jax.data.sources.coco import with_positive
+from mlmoe_jax.data.sources.tables import read_classes
+from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.errors import UserError
+
+SPLITS = ("train", "test")
+CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
+OBJECTS = ("objects_v1_2.json", "objects.json")
+FOLDERS = ("VG_100K", "VG_100K_2")
+TEST_SHARE = 0.3
+# stripped from the front of a name when nothing else stands there: "large brown dog" is a dog
+COLOURS = ("white", "black", "blue", "green", "red", "brown", "yellow", "silver", "orange", "gray", "grey", "pink")
+ATTRIBUTES = frozenset((*COLOURS, "small", "large", "wooden", "metal", "tall", "long", "dark"))
+
+LABELS_500 = 500
+INDEX_500 = "vg_category_500_labels_index.json"
+
+
+# ------------------------------------------------------------------------------------------------------------ vg256
+def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
+    """Open train or test of the 256 categories; images sorted by number, ids such as VG_100K/1.jpg.
+
+    root: the folder that holds VG_100K and the objects. keep_empty is refused: the published split is drawn from the
+    images that have a label. check: look now whether all images are there.
+    Raises UserError for an unknown split, or objects or images that are missing or malformed.
+    """
+    _check_split("vg256", split)
+    if keep_empty:
+        raise UserError(
+            "data.keep_empty does not go with vg256, which is split among the images with a label; clear it"
+        )
+    folder = data_folder(root, "vg256", "VG_100K and objects_v1_2.json")
+    path = next((folder / name for name in OBJECTS if (folder / name).is_file()), None)
+    if path is None:
+        raise UserError(f"there is neither {OBJECTS[0]} nor {OBJECTS[1]} in {folder}; unpack the objects there")
+    found = path.stat()
+    numbers, labels = _read_objects(path, found.st_size, found.st_mtime_ns)
+    order = np.random.RandomState(1).permutation(len(numbers))
+    first_of_test = len(order) - round(TEST_SHARE * len(order))
+    rows = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
+    if not len(rows):
+        raise UserError(f"{path} has {len(numbers)} images with a label, too few to split; download it again")
+    files = [f"{number}.jpg" for number in numbers[rows]]
+    return Split(split, tuple(_categories()), labels[rows], _ids(files), _pictures(folder, files, check))
+
+
+def category_of(name: str, of_name: dict[str, int]) -> int | None:
+    """Return the category of an object's name as people wrote it, by the cleaned names in `of_name`."""
+    name = name.lower().strip().removesuffix(".").rstrip()
+    *leading, last = name.split() or [""]
+    if leading and ATTRIBUTES.issuperset(leading):
+        name = last
+    return of_name.get(name)
+
+
+@functools.cache
+def _categories() -> dict[str, list[str]]:
+    return json.loads(CATEGORIES.read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=1)  # 400 MB of text, which every split comes from
+def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read the numbers i64[N], ascending, and labels i8[N,256] of the images with a label.
+
+    size, modified: of the file, so that a changed one is read anew.
+    """
+    of_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
+
+    def shrink(record: dict):
+        # Called for each JSON object as it is read, inner ones first, so that the objects never exist all at once.
+        if "objects" in record:
+            return int(record["image_id"]), {k for k in record["objects"] if isinstance(k, int)}
+        names = record.get("names")
+        return category_of(names[0], of_name) if names else None
+
+    try:
+        images = json.loads(_read(path, "vg256"), object_hook=shrink)
+        images = sorted((number, categories) for number, categories in images if categories)
+    except ValueError as error:
+        raise UserError(f"{path} is no whole JSON file ({error}); download it again") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} does not list images with image_id and objects with names, as the objects of Visual Genome do "
+            f"({type(error).__name__}: {error}); download it again"
+        ) from error
+    labels = np.zeros((len(images), len(_categories())), np.int8)
+    for row, (_, categories) in enumerate(images):
+        labels[row, list(categories)] = POSITIVE
+    return np.array([number for number, _ in images], np.int64), labels
+
+
+# ------------------------------------------------------------------------------------------------------------ vg500
+def open_vg500(
+    root: str | os.PathLike, split: str, *, names: str = "", keep_empty: bool = False, check: bool = True
+) -> Split:
+    """Open train or test of the 500 labels; images in the order of the list, ids such as VG_100K/1.jpg.
+
+    root: the folder that holds VG_100K, the lists and the labels. names: a file below it with the 500 names, or none.
+    keep_empty: keep images without a label. check: look now whether all images are there.
+    Raises UserError for an unknown split, or lists, labels or images that are missing or malformed.
+    """
+    _check_split("vg500", split)
+    folder = data_folder(root, "vg500", f"VG_100K, {split}_list_500.txt and {INDEX_500}")
+    classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
+    if len(classes) != LABELS_500:
+        raise UserError(
+            f"{folder / names} names {len(classes)} labels, but vg500 has {LABELS_500}; correct data.classes"
+        )
+    list_path, index_path = folder / f"{split}_list_500.txt", folder / INDEX_500
+    lines = _read(list_path, "vg500").decode("utf-8", errors="replace").split("\n")
+    files = [line.strip().rpartition("/")[2] for line in lines if line.strip()]
+    labels = _read_index(index_path, files, list_path)
+    if not keep_empty:
+        files, labels = with_positive(files, labels)
+    if not files:
+        raise UserError(f"no image of {list_path} has a label; check the list or set data.keep_empty")
+    return Split(split, classes, labels, _ids(files), _pictures(folder, files, check))
+
+
+def _read_index(path: Path, files: list[str], list_path: Path) -> np.ndarray:
+    try:
+        of_file = json.loads(_read(path, "vg500"))
+    except ValueError as error:
+        raise UserError(f"{path} is no whole JSON file ({error}); download it again") from error
+    labels = np.zeros((len(files), LABELS_500), np.int8)
+    for row, file in enumerate(files):
+        numbers = of_file.get(file) if isinstance(of_file, dict) else None
+        if not isinstance(numbers, list) or not all(isinstance(k, int) and 0 <= k < LABELS_500 for k in numbers):
+            raise UserError(
+                f"{path} has no list of numbers from 0 to {LABELS_500 - 1} for {file}, which {list_path.name} lists; "
+                "download both again"
+            )
+        labels[row, numbers] = POSITIVE
+    return labels
+
+
+# ------------------------------------------------------------------------------------------------------------- both
+def _check_split(data_set: str, split: str) -> None:
+    if split not in SPLITS:
+        raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(SPLITS)}")
+
+
+def _ids(files: list[str]) -> list[str]:
+    return [f"{FOLDERS[0]}/{file}" for file in files]  # wherever they lie here
+
+
+def _pictures(folder: Path, files: list[str], check: bool) -> ImageFiles:
+    first, second = FOLDERS
+    in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
+    return image_files(folder, [f"{second if file in in_second else first}/{file}" for file in files], check=check)
+
+
+def _read(path: Path, data_set: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}); set data.root to the folder that holds the files of {data_set}"
+        ) from error

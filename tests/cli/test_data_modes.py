@@ -1,0 +1,129 @@
+"""`--mode=data` and `--mode=pack` as a user gives them, on a cut-down digits."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax.data.sources import digits
+from mlmoe_jax.main import MODES, main
+
+pytestmark = pytest.mark.skipif(not {"data", "pack"} <= set(MODES), reason="the modes are not there")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Return a function that runs a command in this process."""
+    monkeypatch.setattr(digits, "SCENES", {"train": 150, "val": 40, "test": 50, "test_shift": 50})
+
+    def start(*arguments):
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    return start
+
+
+def refused(done, *parts: str) -> None:
+    assert done.returncode == 2, done.stderr
+    sentences = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(sentences) == 1, done.stderr
+    for part in parts:
+        assert part in sentences[0]
+
+
+def test_the_check_up_for_people_and_for_programs(run):
+    done = run("--mode=data", "--config=mlvpt_digits")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("data set digits: 10 classes\n")
+    assert "nothing is wrong" in done.stdout
+    done = run("--mode=data", "--config=mlvpt_digits", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert {name: split["images"] for name, split in report["splits"].items()} == {
+        "train": 150,
+        "val": 40,
+        "test": 50,
+        "test_shift": 50,
+    }
+    assert report["problems"] == []
+
+
+def test_a_sample_is_enough_for_a_first_look(run):
+    done = run("--mode=data", "--config=mlvpt_digits", "--json", "--sample=10")
+    assert {split["decoded"] for split in json.loads(done.stdout)["splits"].values()} == {10}
+
+
+def test_pack_then_check_then_damage(run, tmp_path):
+    output = tmp_path / "packed"
+    command = ("--mode=pack", "--config=mlvpt_digits", f"--output={output}", "--config.pack.shard_images=100")
+    done = run(*command, "--config.pack.processes=2")
+    assert done.returncode == 0, done.stderr
+    assert "train: 150 images in 2 files" in done.stdout
+    use = done.stdout.splitlines()[-1].partition(": ")[2].split()
+    assert use == ["--config.data.name=packed", f"--config.data.root={output}"]
+
+    checked = run("--mode=data", "--config=mlvpt_digits", *use)
+    assert checked.returncode == 0, checked.stderr
+    assert "nothing is wrong" in checked.stdout
+    shard = Path(output / "train-00001-of-00002.arrayrecord")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    checked = run("--mode=data", "--config=mlvpt_digits", *use)
+    assert checked.returncode == 1, checked.stderr
+    assert f"problem: {shard} has another content" in checked.stdout
+
+    shard.unlink()
+    refused(run("--mode=data", "--config=mlvpt_digits", *use), "is missing")
+    assert run(*command).returncode == 0
+    assert run("--mode=data", "--config=mlvpt_digits", *use).returncode == 0
+
+
+def test_own_images_with_a_broken_one(run, tmp_path):
+    for row in range(3):
+        Image.fromarray(np.full((9, 9, 3), 80 * row, np.uint8)).save(tmp_path / f"{row}.png")
+    (tmp_path / "0.png").write_bytes(b"no picture")
+    for name, row in (("train", 0), ("val", 1), ("test", 2)):
+        (tmp_path / f"{name}.csv").write_text(f"image,labels\n{row}.png,cat\n")
+    own = (
+        "--config=mlvpt_digits",
+        "--config.data.name=csv",
+        f"--config.data.root={tmp_path}",
+        "--config.data.test_splits=test",
+    )
+    done = run("--mode=data", *own)
+    assert done.returncode == 1, done.stderr
+    assert "1 of the 1 images of split train cannot be read: cannot read 0.png as an image" in done.stdout
+    refused(run("--mode=pack", *own, f"--output={tmp_path / 'out'}"), "0.png as an image")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--mode=data"], ["needs --config"]),
+        (["--mode=pack", "--output={tmp}/out"], ["needs --config"]),
+        (["--mode=pack", "--config=mlvpt_digits"], ["--output"]),
+        (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}/file"], ["file"]),
+        (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}"], ["holds other files, such as file"]),
+        (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}/o", "--config.pack.quality=200"], ["pack.quality"]),
+        (
+            ["--mode=pack", "--config=mlvpt_digits", "--output={tmp}/o", "--config.pack.shard_images=0"],
+            ["pack.shard_images"],
+        ),
+        (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}/o", "--config.pack.side=2"], ["pack.side"]),
+        (["--mode=data", "--config=mlvpt_digits", "--config.data.train_split=trian"], ["trian"]),
+        (
+            ["--mode=data", "--config=mlvpt_digits", "--config.data.name=packed", "--config.data.root={tmp}"],
+            ["manifest.json"],
+        ),
+        (["--mode=data", "--config=mlvpt_digits", "--config.data.name=packed"], ["data.root is empty"]),
+    ],
+    ids=lambda value: " ".join(value)[:70] if isinstance(value, list) else None,
+)
+def test_mistakes_get_one_sentence(run, tmp_path, arguments, parts):
+    (tmp_path / "file").write_text("")
+    refused(run(*(argument.format(tmp=tmp_path) for argument in arguments)), *parts)

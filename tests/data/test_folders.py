@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax import predict
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES, open_folders
+
+
+def settings(root, **keys):
+    data = default_config().data
+    data.update({"name": "folders", "root": str(root), **keys})
+    return data
+
+
+def write(folder, *files):
+    for k, file in enumerate(files):
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (k + 1, 2)).save(path, "PNG")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    write(tmp_path, "train/dog/b.jpg", "train/dog/2021/a.PNG", "train/cat/c.webp", "train/cat/.hidden.jpg")
+    write(tmp_path, "train/.trash/x.jpg", "train/loose.jpg", "test/dog/d.jpg")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("no picture")
+    return tmp_path
+
+
+def test_a_folder_a_split_and_class(photos):
+    split = open_folders(settings(photos), "train")
+    assert split.name == "train"
+    assert split.classes == ("cat", "dog")
+    assert split.ids == ["train/cat/c.webp", "train/dog/2021/a.PNG", "train/dog/b.jpg"]
+    assert split.labels.dtype == np.int8
+    np.testing.assert_array_equal(split.labels, [[1, 0], [0, 1], [0, 1]])
+    assert [image.shape[1] for image in split.images] == [3, 2, 1]
+
+
+def test_classes_of_the_training_split(photos, refusal):
+    assert open_folders(settings(photos), "test").classes == ("dog",)
+    split = open_folders(settings(photos), "test", classes=("cat", "dog"))
+    assert split.classes == ("cat", "dog")
+    assert split.labels.tolist() == [[0, 1]]
+    sentence = refusal(open_folders, settings(photos), "train", classes=("dog",))
+    assert sentence == (
+        f"{photos}/train holds the folder cat, which is no class of the training split; rename or remove it"
+    )
+
+
+def test_linked_folders(photos, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    write(elsewhere, "e.jpg")
+    (photos / "test" / "elk").symlink_to(elsewhere, target_is_directory=True)
+    assert open_folders(settings(photos), "test").ids == ["test/dog/d.jpg", "test/elk/e.jpg"]
+
+
+def test_classes_right_below_the_root(tmp_path):
+    write(tmp_path, *(f"{name}/{k}.png" for name in ("a", "b") for k in range(10)))
+    data = settings(tmp_path, val_fraction=0.2, test_splits=())
+    train, val = open_split(data, "train"), open_split(data, "val")
+    assert train.classes == val.classes == ("a", "b")
+    assert (len(train), len(val)) == (16, 4)
+    assert sorted([*train.ids, *val.ids]) == sorted(f"{name}/{k}.png" for name in ("a", "b") for k in range(10))
+
+
+def test_no_folder_of_a_split(tmp_path, refusal):
+    write(tmp_path, "a/0.png", "b/0.png")
+    expected = (
+        f"there is no folder {tmp_path}/train (folders there: a, b); sort the pictures into {tmp_path}/SPLIT/CLASS, or "
+        f"into {tmp_path}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
+    )
+    assert refusal(open_folders, settings(tmp_path), "train") == expected
+    sentence = refusal(open_folders, settings(tmp_path, val_fraction=0.5), "test")
+    assert sentence == expected.replace("/train", "/test")
+    write(tmp_path, "test/a/0.png")  # a folder of a split would be taken for a class
+    sentence = refusal(open_folders, settings(tmp_path, val_fraction=0.5), "train")
+    assert sentence.startswith(f"there is no folder {tmp_path}/train (folders there: a, b, test); ")
+
+
+def test_nothing_there(tmp_path, refusal):
+    assert refusal(open_folders, settings(""), "train") == (
+        "data.root is empty; set it to the folder that holds the folders of your images"
+    )
+    (tmp_path / "train").mkdir()
+    write(tmp_path / "train", "a.jpg")
+    sentence = refusal(open_folders, settings(tmp_path), "train")
+    assert sentence == f"{tmp_path}/train holds no folders; sort the pictures into one folder a class"
+    (tmp_path / "train" / "a").mkdir()
+    sentence = refusal(open_folders, settings(tmp_path), "train")
+    assert sentence.startswith(f"the folders in {tmp_path}/train hold no pictures (.jpg, .jpeg, ")
+
+
+def test_the_same_files_are_pictures_here_and_in_predict():
+    assert set(IMAGE_SUFFIXES) == predict.SUFFIXES

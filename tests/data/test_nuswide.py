@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax.data.sources.nuswide import CLASSES, open_nuswide
+
+FILES = {
+    "Train": ["actor/0001_1.jpg", "actor/0002_2.jpg", "zoo/0003_3.jpg"],
+    "Test": ["zoo/0004_4.jpg"],
+}
+LABELS = {"Train": [["sky", "clouds"], [], ["zebra"]], "Test": [["airport"]]}
+
+
+def row_of(names) -> list[int]:
+    return [int(name in names) for name in CLASSES]
+
+
+def write_merged(folder, split) -> None:
+    # as published: fields with a blank after the last
+    lines = ["".join(f"{mark} " for mark in row_of(names)) for names in LABELS[split]]
+    (folder / "Groundtruth" / f"Labels_{split}.txt").write_text("\n".join(lines) + "\n")
+
+
+def write_one_each(folder, split) -> None:
+    place = folder / "Groundtruth" / "TrainTestLabels"
+    place.mkdir(exist_ok=True)
+    for k, name in enumerate(CLASSES):
+        marks = [f"{row_of(names)[k]}\n" for names in LABELS[split]]
+        (place / f"Labels_{name}_{split}.txt").write_text("".join(marks))
+
+
+@pytest.fixture(params=[write_merged, write_one_each])
+def nuswide(tmp_path, request):
+    folder = tmp_path / "nus"
+    for name in ("ImageList", "Groundtruth", "Flickr/actor", "Flickr/zoo", "ConceptsList"):
+        (folder / name).mkdir(parents=True)
+    (folder / "ConceptsList" / "Concepts81.txt").write_text("\n".join(CLASSES) + "\n")
+    for split, files in FILES.items():
+        lines = [file.replace("/", "\\") for file in files]
+        (folder / "ImageList" / f"{split}Imagelist.txt").write_text("\r\n".join(lines) + "\r\n")
+        request.param(folder, split)
+        for number, file in enumerate(files):
+            Image.new("RGB", (8 + number, 8)).save(folder / "Flickr" / file)
+    return folder
+
+
+def test_labels_order_and_pictures(nuswide):
+    assert len(CLASSES) == 81
+    assert list(CLASSES) == sorted(CLASSES)
+    split = open_nuswide(nuswide, "train")
+    assert split.name == "train"
+    assert split.classes == CLASSES
+    assert split.ids == ["Flickr/actor/0001_1.jpg", "Flickr/zoo/0003_3.jpg"]
+    assert split.labels.dtype == np.int8
+    assert [[CLASSES[k] for k in np.flatnonzero(row)] for row in split.labels] == [["clouds", "sky"], ["zebra"]]
+    assert [image.shape[1] for image in split.images] == [8, 10]
+    assert open_nuswide(str(nuswide), "test").labels[0, 0] == 1
+
+
+def test_images_without_labels_are_dropped_unless_kept(nuswide):
+    kept = open_nuswide(nuswide, "train", keep_empty=True)
+    assert [file.removeprefix("Flickr/") for file in kept.ids] == FILES["Train"]
+    assert not kept.labels[1].any()
+
+
+def test_the_merged_file_comes_first(nuswide):
+    write_one_each(nuswide, "Train")
+    write_merged(nuswide, "Train")
+    (nuswide / "Groundtruth" / "TrainTestLabels" / "Labels_sky_Train.txt").write_text("0\n0\n0\n")
+    assert open_nuswide(nuswide, "train").labels[0, CLASSES.index("sky")] == 1
+
+
+def test_missing_images(nuswide, refusal):
+    (nuswide / "Flickr" / "zoo" / "0003_3.jpg").unlink()
+    sentence = refusal(open_nuswide, nuswide, "train")
+    assert sentence.startswith(f"1 of the 2 listed images are not in {nuswide}/Flickr, the first is zoo/0003_3.jpg; ")
+    assert len(open_nuswide(nuswide, "train", check=False)) == 2
+
+
+def test_root_that_is_no_nuswide(nuswide, tmp_path, refusal):
+    assert refusal(open_nuswide, nuswide, "val") == "data set nuswide has no split 'val'; it has train, test"
+    assert refusal(open_nuswide, "", "train").startswith(
+        "data.root is empty; set it to the folder that holds ImageList, Groundtruth and Flickr of nuswide"
+    )
+    sentence = refusal(open_nuswide, tmp_path, "train")
+    assert sentence == (
+        f"cannot read {tmp_path}/ImageList/TrainImagelist.txt (No such file or directory); set data.root to the folder "
+        "that holds ImageList, Groundtruth and Flickr of nuswide"
+    )
+
+
+@pytest.mark.parametrize(("text", "what"), [("sea\nsky", "sea"), ("\n".join(CLASSES[::-1]), "another number or order")])
+def test_concepts_that_do_not_agree(nuswide, refusal, text, what):
+    path = nuswide / "ConceptsList" / "Concepts81.txt"
+    path.write_text(text)
+    sentence = refusal(open_nuswide, nuswide, "train")
+    assert sentence.startswith(f"{path} does not list the 81 concepts of NUS-WIDE in alphabetical order, but {what}")
+
+
+def path_of_labels(nuswide):
+    merged = nuswide / "Groundtruth" / "Labels_Train.txt"
+    return merged if merged.is_file() else nuswide / "Groundtruth" / "TrainTestLabels" / "Labels_sky_Train.txt"
+
+
+def test_labels_for_another_number_of_images(nuswide, refusal):
+    path = path_of_labels(nuswide)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]))
+    assert refusal(open_nuswide, nuswide, "train") == (
+        f"{path} has 2 lines, but {nuswide}/ImageList/TrainImagelist.txt lists 3 images; unpack both again"
+    )
+
+
+@pytest.mark.parametrize("wrong", ["0 0 2", "sky", "10"])
+def test_malformed_labels_are_named(nuswide, refusal, wrong):
+    path = path_of_labels(nuswide)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], wrong]))
+    sentence = refusal(open_nuswide, nuswide, "train")
+    assert sentence.startswith(f"{path} line 3 should be ")
+    assert sentence.endswith(f"0 or 1, not '{wrong}'; unpack it again")
+
+
+def test_no_labels_at_all(nuswide, refusal):
+    path = path_of_labels(nuswide)
+    if path.name == "Labels_Train.txt":
+        path.unlink()
+        sentence = refusal(open_nuswide, nuswide, "train")
+        assert sentence.startswith(f"there are neither labels {path} nor a folder {path.parent}/TrainTestLabels; ")
+    else:
+        path.unlink()
+        assert refusal(open_nuswide, nuswide, "train").startswith(f"cannot read {path} (No such file or directory); ")
+
+
+def test_nothing_left(nuswide, refusal):
+    (nuswide / "ImageList" / "TrainImagelist.txt").write_text("\n")
+    path = path_of_labels(nuswide)
+    for file in path.parent.glob("*_Train.txt"):
+        file.write_text("")
+    sentence = refusal(open_nuswide, nuswide, "train")
+    assert sentence.startswith(f"no image of {nuswide}/ImageList/TrainImagelist.txt has a label; ")

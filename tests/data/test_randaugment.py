@@ -1,0 +1,223 @@
+import pickle
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.randaugment import EITHER_WAY, OPERATIONS, UDA, Drawn, Policy, apply, make_policy, operate, sample
+from mlmoe_jax.data.randaugment import standard as standard_policy
+
+AFFINE, BICUBIC = Image.Transform.AFFINE, Image.Resampling.BICUBIC
+GREY = (128, 128, 128)
+
+# The published magnitudes, index 0 … 9, and definitions, in Pillow's words; `m` has its sign.
+MAGNITUDES = {
+    "shear_x": np.linspace(0, 0.3, 10),
+    "shear_y": np.linspace(0, 0.3, 10),
+    "translate_x": np.linspace(0, 150 / 331, 10),
+    "translate_y": np.linspace(0, 150 / 331, 10),
+    "rotate": np.linspace(0, 30, 10),
+    "color": np.linspace(0, 0.9, 10),
+    "contrast": np.linspace(0, 0.9, 10),
+    "sharpness": np.linspace(0, 0.9, 10),
+    "brightness": np.linspace(0, 0.9, 10),
+    "posterize": [8, 8, 7, 7, 6, 6, 5, 5, 4, 4],
+    "solarize": np.linspace(256, 0, 10),
+    "cutout": [0, 2, 4, 7, 9, 11, 13, 16, 18, 20],
+    "invert": [0] * 10,
+    "autocontrast": [0] * 10,
+    "equalize": [0] * 10,
+    "identity": [0] * 10,
+}
+
+
+def rotated_over_grey(image, degrees):
+    turned = image.convert("RGBA").rotate(degrees)
+    return Image.composite(turned, Image.new("RGBA", image.size, (128,) * 4), turned).convert("RGB")
+
+
+DEFINITIONS = {
+    "shear_x": lambda im, m: im.transform(im.size, AFFINE, (1, m, 0, 0, 1, 0), BICUBIC, fillcolor=GREY),
+    "shear_y": lambda im, m: im.transform(im.size, AFFINE, (1, 0, 0, m, 1, 0), BICUBIC, fillcolor=GREY),
+    "translate_x": lambda im, m: im.transform(im.size, AFFINE, (1, 0, m * im.size[0], 0, 1, 0), fillcolor=GREY),
+    "translate_y": lambda im, m: im.transform(im.size, AFFINE, (1, 0, 0, 0, 1, m * im.size[1]), fillcolor=GREY),
+    "rotate": rotated_over_grey,
+    "color": lambda im, m: ImageEnhance.Color(im).enhance(1 + m),
+    "contrast": lambda im, m: ImageEnhance.Contrast(im).enhance(1 + m),
+    "sharpness": lambda im, m: ImageEnhance.Sharpness(im).enhance(1 + m),
+    "brightness": lambda im, m: ImageEnhance.Brightness(im).enhance(1 + m),
+    "posterize": lambda im, m: ImageOps.posterize(im, int(m)),
+    "solarize": lambda im, m: ImageOps.solarize(im, m),
+    "invert": lambda im, m: ImageOps.invert(im),
+    "autocontrast": lambda im, m: ImageOps.autocontrast(im),
+    "equalize": lambda im, m: ImageOps.equalize(im),
+    "identity": lambda im, m: im,
+}
+
+
+def drawing(height=40, width=53) -> np.ndarray:
+    """Return a smooth gradient with shapes and noise, u8[height,width,3]."""
+    row, column = np.mgrid[:height, :width]
+    image = np.stack([200 * row / height + 30, 180 * column / width + 40, 120 + 60 * np.sin(row / 7 + column / 5)], -1)
+    image[height // 4 : height // 2, width // 5 : width // 2] = (230, 40, 60)
+    image[(row - 0.7 * height) ** 2 + (column - 0.7 * width) ** 2 < (height / 5) ** 2] = (20, 90, 210)
+    return np.clip(image + np.random.default_rng(0).normal(0, 6, image.shape), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def photos(shared_data):
+    files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").iterdir())[:300:100]
+    return [np.array(Image.open(file).convert("RGB").resize((120, 90))) for file in files]
+
+
+# --------------------------------------------------------------------------------------------------------- operations
+def test_the_magnitudes_are_the_published_ones():
+    assert set(OPERATIONS) == set(MAGNITUDES)
+    for name, published in MAGNITUDES.items():
+        ours = [OPERATIONS[name].magnitude(index, 9) for index in range(10)]
+        np.testing.assert_array_equal(ours, published, err_msg=name)
+
+
+def check_definition(name: str, image: np.ndarray):
+    picture = Image.fromarray(image)
+    for level in range(10):
+        for sign in (1, -1) if name in EITHER_WAY | {"rotate"} else (1,):
+            expected = DEFINITIONS[name](picture, sign * MAGNITUDES[name][level])
+            ours = operate(picture, Drawn(name, sign * OPERATIONS[name].magnitude(level, 9), (0.5, 0.5)))
+            np.testing.assert_array_equal(np.asarray(ours), np.asarray(expected), err_msg=f"{name} {sign * level}")
+    np.testing.assert_array_equal(np.asarray(picture), image, err_msg="the picture itself has changed")
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_an_operation_is_its_pillow_definition(name):
+    check_definition(name, drawing())
+    check_definition(name, np.full((9, 7, 3), (0, 128, 255), np.uint8))
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_an_operation_is_its_pillow_definition_on_photographs(name, photos):
+    for photo in photos:
+        check_definition(name, photo)
+
+
+def test_cutout_covers_a_half_open_square_clipped_at_the_borders():
+    image = drawing(12, 17)
+    for side in (0, 2, 7, 20):
+        for row in range(12):
+            for column in range(17):
+                at = ((row + 0.5) / 12, (column + 0.5) / 17)
+                covered = np.asarray(operate(Image.fromarray(image), Drawn("cutout", float(side), at)))
+                half = side // 2
+                expected = image.copy()
+                expected[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = (125, 122, 113)
+                np.testing.assert_array_equal(covered, expected)
+
+
+# ----------------------------------------------------------------------------------------------------------- policies
+def settings(**changes):
+    augment = default_config().augment
+    augment.update(changes)
+    return augment
+
+
+def test_the_policies():
+    assert make_policy(settings()) is None
+    assert make_policy(settings(randaugment="uda", randaugment_ops=5, randaugment_magnitude=1)) == UDA
+    assert len(UDA.operations) == len(set(UDA.operations)) == 15
+    assert set(UDA.operations) == set(OPERATIONS) - {"identity"}
+    policy = make_policy(settings(randaugment="standard", randaugment_ops=3, randaugment_magnitude=7))
+    assert policy == standard_policy(3, 7)
+    assert len(policy.operations) == len(set(policy.operations)) == 14
+    assert set(policy.operations) == set(OPERATIONS) - {"invert", "cutout"}
+    for known in (UDA, policy):
+        assert pickle.loads(pickle.dumps(known)) == known
+        assert hash(known) == hash(pickle.loads(pickle.dumps(known)))
+
+
+def test_standard_goes_from_nothing_to_the_usual_ends():
+    ends = {"rotate": 30, "solarize": 0, "posterize": 4, "color": 0.9, "shear_x": 0.3, "translate_y": 150 / 331}
+    for name, end in ends.items():
+        policy = standard_policy(2, 10)
+        assert OPERATIONS[name].magnitude(policy.levels[0], policy.highest) == pytest.approx(end)
+    image = Image.fromarray(drawing())
+    for name in set(standard_policy(2, 0).operations) - {"autocontrast", "equalize"}:
+        still = operate(image, Drawn(name, OPERATIONS[name].magnitude(0, 10), (0.5, 0.5)))
+        np.testing.assert_array_equal(np.asarray(still), np.asarray(image), err_msg=name)
+
+
+def test_what_is_out_of_range_is_refused(refusal):
+    assert refusal(standard_policy, 2, 11) == "augment.randaugment_magnitude is 11 and must be within 0 and 10"
+    assert refusal(standard_policy, 0, 9) == "augment.randaugment_ops is 0 and must be above 0"
+    assert "none of none, uda, standard" in refusal(make_policy, SimpleNamespace(randaugment="auto"))
+
+
+# ------------------------------------------------------------------------------------------------------------ drawing
+def draws(policy: Policy, count: int, seed: int = 0) -> list[list[Drawn]]:
+    random = np.random.default_rng(seed)
+    return [sample(policy, random) for _ in range(count)]
+
+
+def even(counts, of: int) -> bool:
+    """Whether `of` kinds are equally frequent: chi-square within six deviations of its mean."""
+    counts = np.array(list(counts))
+    if len(counts) != of:
+        return False
+    expected = counts.sum() / of
+    return ((counts - expected) ** 2 / expected).sum() < of - 1 + 6 * np.sqrt(2 * (of - 1))
+
+
+def test_uda_draws_pairs_of_135_each_applied_half_the_time():
+    images = draws(UDA, 20_000)
+    applied = Counter(map(len, images))
+    for number, share in enumerate((0.25, 0.5, 0.25)):
+        assert abs(applied[number] / len(images) - share) < 0.015
+    every = [drawn for image in images for drawn in image]
+    assert even(Counter(drawn.name for drawn in every).values(), 15)
+    pairs = Counter((first.name, second.name) for first, second in (image for image in images if len(image) == 2))
+    assert even(pairs.values(), 225), "the second is drawn whatever the first was"
+    for name in UDA.operations:
+        found = [drawn.magnitude for drawn in every if drawn.name == name]
+        allowed = np.unique(np.round(np.abs(MAGNITUDES[name][1:]), 9))
+        assert set(np.unique(np.round(np.abs(found), 9))) == set(allowed), "all levels but 0, and no other"
+        negative = np.mean(np.sign(found) < 0)
+        assert abs(negative - 0.5) < 0.05 if name in EITHER_WAY else negative == 0, name
+    levels = Counter(round(abs(drawn.magnitude), 9) for drawn in every if drawn.name == "rotate")
+    assert even(levels.values(), 9)
+    at = np.array([drawn.at for drawn in every])
+    assert 0 <= at.min() < 0.001
+    assert 0.999 < at.max() < 1
+    assert abs(np.corrcoef(at.T)[0, 1]) < 0.02
+
+
+def test_standard_applies_so_many_operations_of_one_level():
+    images = draws(standard_policy(3, 9), 6000)
+    assert set(map(len, images)) == {3}
+    every = [drawn for image in images for drawn in image]
+    assert even(Counter(drawn.name for drawn in every).values(), 14)
+    turns = [drawn.magnitude for drawn in every if drawn.name == "rotate"]
+    np.testing.assert_allclose(np.abs(turns), 27)
+    assert abs(np.mean(np.sign(turns))) < 0.1, "either way"
+
+
+@pytest.mark.parametrize("policy", [UDA, standard_policy(2, 9)], ids=["uda", "standard"])
+def test_an_image_gets_what_was_drawn_in_order(policy):
+    image = drawing()
+    image.flags.writeable = False
+    changed = 0
+    for seed in range(60):
+        augmented = apply(image, np.random.default_rng(seed), policy)
+        assert augmented.dtype == np.uint8
+        assert augmented.shape == image.shape
+        np.testing.assert_array_equal(apply(image, np.random.default_rng(seed), policy), augmented)
+        expected = Image.fromarray(image)
+        for drawn in sample(policy, np.random.default_rng(seed)):
+            if drawn.name == "cutout":
+                expected = operate(expected, drawn)
+            else:
+                expected = DEFINITIONS[drawn.name](expected, drawn.magnitude)
+        np.testing.assert_array_equal(augmented, np.asarray(expected))
+        changed += not np.array_equal(augmented, image)
+    assert changed > 35

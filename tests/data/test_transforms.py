@@ -1,0 +1,352 @@
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data import randaugment, transforms
+from mlmoe_jax.data.transforms import (
+    brightness,
+    centre_crop,
+    contrast,
+    cutout,
+    flip,
+    make_host_transform,
+    multi_scale_crop,
+    random_resized_crop,
+    resize_short_side,
+    saturation,
+    shift,
+    smallest_useful_side,
+)
+
+BILINEAR = Image.Resampling.BILINEAR
+SIZES = [(90, 140), (140, 90), (100, 100), (64, 301), (37, 23)]
+
+
+def drawing(height: int, width: int) -> np.ndarray:
+    """Return a smooth gradient with a shape and noise, u8[height,width,3], that nobody may write to."""
+    row, column = np.mgrid[:height, :width]
+    image = np.stack([200 * row / height + 30, 180 * column / width + 40, 120 + 60 * np.sin(row / 7 + column / 5)], -1)
+    image[height // 4 : height // 2, width // 5 : width // 2] = (230, 40, 60)
+    image = np.clip(image + np.random.default_rng(0).normal(0, 6, image.shape), 0, 255).astype(np.uint8)
+    image.flags.writeable = False
+    return image
+
+
+def resized(image: np.ndarray, width: int, height: int, box=None) -> np.ndarray:
+    """Return Pillow's resize of the picture cropped to `box`."""
+    return np.asarray(Image.fromarray(image).crop(box or (0, 0, *image.shape[1::-1])).resize((width, height), BILINEAR))
+
+
+class Scripted:
+    """A generator whose numbers are given: indices in order, and every uniform at one place of its range."""
+
+    def __init__(self, *indices: int, place: float = 0.5):
+        self.indices, self.place, self.limits = list(indices), place, []
+
+    def integers(self, limit):
+        self.limits.append(limit)
+        return self.indices.pop(0)
+
+    def uniform(self, low, high):
+        return low + self.place * (high - low)
+
+
+# ----------------------------------------------------------------------------------------------------------- geometry
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_the_short_side_is_resized_and_the_centre_kept(height, width):
+    image = drawing(height, width)
+    side = 32
+    long = side * max(height, width) // min(height, width)
+    expected = resized(image, *((side, long) if height >= width else (long, side)))
+    shorter = resize_short_side(image, side)
+    np.testing.assert_array_equal(shorter, expected)
+    cropped = centre_crop(shorter, 28)
+    assert cropped.shape == (28, 28, 3)
+    top, left = (shorter.shape[0] - 28) / 2, (shorter.shape[1] - 28) / 2
+    assert any(
+        np.array_equal(cropped, shorter[int(y) : int(y) + 28, int(x) : int(x) + 28])
+        for y, x in itertools.product((np.floor(top), np.ceil(top)), (np.floor(left), np.ceil(left)))
+    )
+
+
+def box_of(crop: np.ndarray) -> np.ndarray:
+    """Return (left, top, right, bottom) of a crop of `ramps`, from the slope and level of its middle part."""
+    places = (np.arange(len(crop)) + 0.5) / len(crop)
+    middle = slice(len(crop) // 8, -len(crop) // 8)
+    slope_x, left = np.polyfit(places[middle], crop[..., 0].mean(0)[middle] + 0.5, 1)
+    slope_y, top = np.polyfit(places[middle], crop[..., 1].mean(1)[middle] + 0.5, 1)
+    return np.array([left, top, left + slope_x, top + slope_y])
+
+
+def ramps(height: int, width: int) -> np.ndarray:
+    """Return a picture whose red is the column and whose green is the row."""
+    row, column = np.mgrid[:height, :width]
+    return np.stack([column, row, np.zeros_like(row)], -1).astype(np.uint8)
+
+
+def test_a_random_crop_has_the_wanted_areas_shapes_and_places():
+    height, width, random = 180, 240, np.random.default_rng(0)
+    image = ramps(height, width)
+    boxes = np.array([box_of(random_resized_crop(image, random, 64, (0.2, 0.5), (3 / 4, 4 / 3))) for _ in range(800)])
+    assert np.all(boxes > -1)
+    assert np.all(boxes[:, 2:] < (width + 1, height + 1))
+    across, down = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    share, ratio = across * down / (height * width), across / down
+    assert 0.19 < share.min() < 0.21
+    assert 0.49 < share.max() < 0.51
+    assert abs(share.mean() - 0.35) < 0.01
+    assert 0.73 < ratio.min() < 0.77
+    assert 1.3 < ratio.max() < 1.36
+    assert abs(np.log(ratio).mean()) < 0.02, "uniform in the logarithm"
+    for place in (boxes[:, 0] / (width - across), boxes[:, 1] / (height - down)):
+        assert abs(place.mean() - 0.5) < 0.03
+        assert abs(place.std() - 12**-0.5) < 0.03, "uniform over where it fits"
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "scale", "box"),
+    [
+        (6, 100, (1.0, 1.0), (46, 0, 54, 6)),
+        (100, 6, (1.0, 1.0), (0, 46, 6, 54)),
+        (50, 60, (1.5, 2.0), (0, 0, 60, 50)),
+    ],
+)
+def test_a_random_crop_that_never_fits_is_the_middle(height, width, scale, box):
+    image = drawing(height, width)
+    crop = random_resized_crop(image, np.random.default_rng(0), 16, scale, (3 / 4, 4 / 3))
+    np.testing.assert_array_equal(crop, resized(image, 16, 16, box))
+
+
+def test_a_random_crop_is_pillows_resize_of_the_rectangle():
+    image = drawing(60, 80)
+    crop = random_resized_crop(image, Scripted(7, 11, place=0.5), 24, (0.25, 0.25), (1.0, 1.0))
+    side = round((60 * 80 / 4) ** 0.5)
+    np.testing.assert_array_equal(crop, resized(image, 24, 24, (11, 7, 11 + side, 7 + side)))
+
+
+@pytest.mark.parametrize(("height", "width"), [(128, 170), (150, 103), (66, 66)])
+def test_every_multi_scale_crop_is_one_of_19_shapes_at_one_of_13_places(height, width):
+    image, size = drawing(height, width), 64
+    sides = [int(min(height, width) * scale) for scale in (1, 0.875, 0.75, 0.66, 0.5)]
+    sides = [64 if abs(side - 64) < 3 else side for side in sides]
+    shapes = [(w, h) for i, h in enumerate(sides) for j, w in enumerate(sides) if abs(i - j) <= 2]
+    corners = [(0, 0), (4, 0), (0, 4), (4, 4), (2, 2)]
+    places = [*corners, (0, 2), (4, 2), (2, 4), (2, 0), (1, 1), (3, 1), (1, 3), (3, 3)]
+    assert len(shapes) == 19
+    expected = {
+        resized(image, size, size, (x, y, x + w, y + h)).tobytes()
+        for w, h in shapes
+        for x, y in (((width - w) // 4 * right, (height - h) // 4 * down) for right, down in places)
+    }
+    found = set()
+    for shape, place in itertools.product(range(19), range(13)):
+        random = Scripted(shape, place)
+        crop = multi_scale_crop(image, random, size)
+        assert random.limits == [19, 13]
+        assert crop.shape == (size, size, 3)
+        found.add(crop.tobytes())
+    assert found == expected
+
+
+def test_a_side_that_is_nearly_right_is_not_resampled():
+    image = drawing(66, 80)
+    np.testing.assert_array_equal(multi_scale_crop(image, Scripted(0, 0), 64), image[:64, :64])
+    small = drawing(63, 80)
+    np.testing.assert_array_equal(
+        multi_scale_crop(small, Scripted(0, 0), 64), resized(small, 64, 64, (0, 0, 64, 63)), "no border is added"
+    )
+    assert multi_scale_crop(drawing(1, 3), np.random.default_rng(0), 8).shape == (8, 8, 3)
+
+
+# ------------------------------------------------------------------------------------------------------------- pixels
+def test_a_flip_mirrors_every_second_time():
+    image, random = drawing(9, 14), np.random.default_rng(0)
+    mirrored = 0
+    for _ in range(400):
+        changed = flip(image, random)
+        if not np.array_equal(changed, image):
+            np.testing.assert_array_equal(changed, image[:, ::-1])
+            mirrored += 1
+    assert 170 < mirrored < 230
+
+
+def test_a_shift_moves_whole_pixels_and_repeats_borders():
+    image, random = drawing(16, 12), np.random.default_rng(0)
+    padded = np.pad(image, ((4, 4), (3, 3), (0, 0)), mode="edge")
+    candidates = {
+        padded[4 - down : 20 - down, 3 - right : 15 - right].tobytes(): (down, right)
+        for down in range(-4, 5)
+        for right in range(-3, 4)
+    }
+    found = [candidates[shift(image, random, 0.25).tobytes()] for _ in range(400)]
+    assert {down for down, _ in found} == set(range(-4, 5))
+    assert {right for _, right in found} == set(range(-3, 4))
+    assert len(set(found)) > 50, "both directions are drawn on their own"
+
+
+@pytest.mark.parametrize("place", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
+def test_jitter_is_its_formula_rounded(name, place):
+    image = drawing(30, 41)
+    values = image.astype(np.float64)
+    origin = {
+        "brightness": 0.0,
+        "contrast": values.mean(),
+        "saturation": (values @ [0.299, 0.587, 0.114])[..., None],
+    }[name]
+    expected = np.clip(origin + (0.4 + 1.2 * place) * (values - origin), 0, 255)
+    changed = getattr(transforms, name)(image, Scripted(place=place), 0.6)
+    assert changed.dtype == np.uint8
+    assert np.abs(changed - expected).max() <= 0.501
+
+
+@pytest.mark.parametrize("function", [brightness, contrast, saturation])
+def test_jitter_draws_its_factor_from_the_whole_range(function):
+    image = np.full((2, 2, 3), (100, 110, 120), np.uint8)
+    image[0] = (140, 90, 80)
+    random = np.random.default_rng(0)
+    spread = np.array([np.ptp(function(image, random, 0.5).astype(int)) for _ in range(300)]) / np.ptp(image)
+    assert 0.45 < spread.min() < 0.55
+    assert 1.45 < spread.max() < 1.55
+    assert abs(spread.mean() - 1) < 0.05
+
+
+@pytest.mark.parametrize(("side", "fraction"), [(16, 0.5), (15, 0.5), (20, 0.3), (24, 1.0)])
+def test_a_hole_is_the_authors_rectangle(side, fraction):
+    image = drawing(side, side)
+    half, centres = int(fraction * side + 0.5) // 2, []
+    for seed in range(200):
+        covered = cutout(image, np.random.default_rng(seed), fraction)
+        random = np.random.default_rng(seed)
+        (row, column), colour = random.integers((side, side)), random.integers(256, size=3)
+        expected = Image.fromarray(image)
+        top, left = max(row - half, 0), max(column - half, 0)
+        ImageDraw.Draw(expected).rectangle((left, top, min(column + half, side), min(row + half, side)), tuple(colour))
+        np.testing.assert_array_equal(covered, np.asarray(expected))
+        centres.append((row, column))
+    assert {row for row, _ in centres} == {column for _, column in centres} == set(range(side))
+
+
+# ------------------------------------------------------------------------------------------------------ the whole way
+def settings(**changes):
+    """Return (data, augment) of the default config with `changes`, named as the keys of either."""
+    config = default_config()
+    data, augment = config.data, config.augment
+    data.image_size = 48
+    for name, value in changes.items():
+        section = augment if name in augment else data
+        section[name] = value
+    return data, augment
+
+
+PIXELS = {"flip": True, "shift": 0.2, "contrast": 0.4, "brightness": 0.4, "saturation": 0.4, "cutout": 0.5}
+CASES = {
+    "square": {},
+    "crop": {"resize": "crop"},
+    "inception": {"geometry": "random_resized_crop", "flip": True},
+    "ml_gcn": {"geometry": "multi_scale_crop", "flip": True},
+    "add_gcn": {"geometry": "multi_scale_crop", "margin": 8, "flip": True},
+    "mlvpt": {"cutout": 0.5, "randaugment": "uda"},
+    "everything": {"geometry": "random_resized_crop", "randaugment": "standard", **PIXELS},
+}
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_transform_gives_square_pictures_decided_by_the_generator(case, where):
+    data, augment = settings(where=where, **CASES[case])
+    transform = make_host_transform(data, augment, training=True)
+    copy = pickle.loads(pickle.dumps(transform))
+    assert copy == transform
+    for height, width in SIZES:
+        image = drawing(height, width)
+        kinds = set()
+        for seed in range(6):
+            changed = transform(image, np.random.default_rng(seed))
+            assert changed.shape == (48, 48, 3)
+            assert changed.dtype == np.uint8
+            assert changed.flags.c_contiguous
+            np.testing.assert_array_equal(copy(image, np.random.default_rng(seed)), changed)
+            kinds.add(changed.tobytes())
+        random = augment.geometry != "none" or (where == "host" and case not in ("square", "crop"))
+        assert (len(kinds) > 1) == random
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_evaluation_only_resizes(case):
+    data, augment = settings(where="host", **CASES[case])
+    transform = make_host_transform(data, None, training=False)
+    assert transform == make_host_transform(data, augment, training=False)
+    for height, width in SIZES:
+        image = drawing(height, width)
+        if data.resize == "square":
+            expected = resized(image, 48, 48)
+        else:
+            expected = centre_crop(resize_short_side(image, round(48 / 0.875)), 48)
+        np.testing.assert_array_equal(transform(image, None), expected)
+
+
+def test_the_order_of_the_transforms():
+    changes = {"geometry": "multi_scale_crop", "margin": 16, "where": "host", "randaugment": "uda", **PIXELS}
+    transform = make_host_transform(*settings(**changes), training=True)
+    image = drawing(90, 140)
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        expected = multi_scale_crop(resized(image, 64, 64), random, 48)
+        expected = shift(flip(expected, random), random, 0.2)
+        expected = brightness(contrast(expected, random, 0.4), random, 0.4)
+        expected = cutout(saturation(expected, random, 0.4), random, 0.5)
+        expected = randaugment.apply(np.ascontiguousarray(expected), random, randaugment.UDA)
+        np.testing.assert_array_equal(transform(image, np.random.default_rng(seed)), expected)
+
+
+def test_real_images_go_through(shared_data):
+    files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").iterdir())[::100]
+    transform = make_host_transform(*settings(where="host", **CASES["everything"]), training=True)
+    for seed, file in enumerate(files):
+        image = np.array(Image.open(file).convert("RGB"))
+        changed = transform(image, np.random.default_rng(seed))
+        assert changed.shape == (48, 48, 3)
+        assert np.ptp(changed) > 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "training", "side"),
+    [
+        ({}, True, 48),
+        ({"resize": "crop"}, True, 55),
+        ({"resize": "crop", "crop_fraction": 0.5}, False, 96),
+        ({"geometry": "random_resized_crop"}, True, 0),
+        ({"geometry": "random_resized_crop"}, False, 48),
+        ({"geometry": "multi_scale_crop"}, True, 0),
+        ({"geometry": "multi_scale_crop", "margin": 16}, True, 64),
+        ({"margin": 16}, True, 48),
+        ({"where": "host", "randaugment": "uda", **PIXELS}, True, 48),
+    ],
+)
+def test_the_smallest_useful_side_enlarges_nothing(changes, training, side, monkeypatch):
+    data, augment = settings(**changes)
+    assert smallest_useful_side(data, augment if training else None, training=training) == side
+    if not side:
+        return
+    sizes = []
+    original = transforms._resize
+
+    def watched(image, size):
+        sizes.append((image.shape[1::-1], size))
+        return original(image, size)
+
+    def enlarges(height: int, width: int) -> bool:
+        sizes.clear()
+        transform(drawing(height, width), np.random.default_rng(0))
+        before, after = sizes[0]
+        return after[0] > before[0] or after[1] > before[1]
+
+    monkeypatch.setattr(transforms, "_resize", watched)
+    transform = make_host_transform(data, augment, training=training)
+    assert not any(enlarges(*size) for size in ((side, side), (side, 3 * side), (2 * side, side)))
+    assert enlarges(side - 1, 2 * side), "a smaller picture would do as well"
