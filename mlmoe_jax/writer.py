@@ -83,6 +83,45 @@ class Progress:
         say(f"{self.what} {self.done}/{self.total}, {self.figures()}, {left} left {self.note}".rstrip())
 
 
+class Meter:
+    """The progress of a download in bytes: a bar on a terminal; where stderr is a file, a line now and then."""
+
+    def __init__(self, name: str, first: int, length: int):
+        self.name, self.first, self.done, self.length = name, first, first, length
+        self.started = self.last_line = time.perf_counter()
+        self.lines = not sys.stderr.isatty()
+        self.bar = tqdm(
+            total=length or None,
+            initial=first,
+            desc=name,
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            disable=self.lines,
+        )
+
+    def add(self, count: int) -> None:
+        """Count bytes that have arrived."""
+        self.done += count
+        self.bar.update(count)
+        now = time.perf_counter()
+        if self.lines and now - self.last_line > LINE_EVERY:
+            self.last_line = now
+            rate = (self.done - self.first) / max(1e-9, now - self.started)
+            left = timedelta(seconds=round((self.length - self.done) / rate)) if self.length else "? s"
+            of_all = f" of {megabytes(self.length)}" if self.length else ""
+            say(f"{self.name} {megabytes(self.done)}{of_all}, {megabytes(rate)}/s, {left} left")
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self.bar.close()
+
+
+def megabytes(count: float) -> str:
+    """Return a number of bytes in MB as text."""
+    return f"{count / 1e6:.1f} MB"
+
+
 class MetricLog:
     """The rows of metrics.jsonl, one a step.
 

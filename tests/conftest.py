@@ -1,10 +1,13 @@
 """What tests share: the `--all` switch, the real sample images, and a check that an error is one plain sentence."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from mlmoe_jax.errors import UserError
+
+os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fetches weights from the network
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
