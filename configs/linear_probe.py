@@ -16,7 +16,7 @@ def get_config(arg=""):
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else 224))
     config.model.backbone.name = options.backbone or ("vit_digits" if digits else "dinov2_vitb14")
-    config.optim.learning_rate = 1e-2 if digits else 1e-3
+    config.optim.learning_rate = 1e-1 if digits else 1e-3
     config.train.epochs = 8 if digits else 40
     if digits:
         config.ema.decay = 0.99

@@ -13,7 +13,7 @@ def get_config(arg=""):
     use_dataset(config, "digits", "", 64)
     use_ml_vpt(config, preset=options.preset)
     config.model.prompts.num_groups = 3
-    config.optim.learning_rate = 5e-3
+    config.optim.learning_rate = 1e-2
     config.train.epochs = 8
     config.ema.decay = 0.99
     config.eval.every_epochs = 2

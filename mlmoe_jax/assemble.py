@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -18,7 +19,8 @@ from mlmoe_jax import checkpoint
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.labels import LabelSpace
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.backbones.resnet import FROZEN_BATCH_NORM, ResNetShape
+from mlmoe_jax.models.build import backbone_shape, build_model
 from mlmoe_jax.pretrained import catalog
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.runfolder import (
@@ -35,6 +37,7 @@ from mlmoe_jax.runfolder import (
 from mlmoe_jax.sharding import make_mesh, place
 from mlmoe_jax.state import ModelDef, Params, fingerprint, split_trainable
 from mlmoe_jax.steps import Preprocess
+from mlmoe_jax.writer import say
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,35 @@ def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool
     model = build_model(config, label_space, rngs=nnx.Rngs(config.seed))
     weights = config.model.backbone.weights
     if load_backbone and weights != "none":
-        load_weights(model.backbone, config.model.backbone.name if weights == "auto" else weights)
+        report = load_weights(model.backbone, config.model.backbone.name if weights == "auto" else weights)
+        for what, names in (("tensors were not used", report.unused), ("values were not there", report.missing)):
+            if names:
+                say(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
     definition, params, stats = ModelDef.split(model)
-    trainable, frozen = split_trainable(params, config.trainable)
+    trainable, frozen = split_trainable(params, trainable_rules(config))
+    frozen = _as_kept(frozen, config)
     if not trainable:
         raise UserError("config.trainable freezes every parameter; leave at least the head trainable")
     return Parts(definition, trainable, frozen, stats)
 
 
+def _as_kept(frozen: Params, config: ConfigDict) -> Params:
+    """Return frozen weights in the type they are kept in: only kernels change, which bfloat16 products round anyway."""
+    dtype = config.model.frozen_dtype
+    return {path: v.astype(dtype) if path.endswith("/kernel") else v for path, v in frozen.items()}
+
+
+def trainable_rules(config: ConfigDict) -> tuple:
+    """Return `config.trainable`, before it what a backbone's own settings freeze."""
+    if isinstance(backbone_shape(config), ResNetShape) and config.model.backbone.batch_norm == "frozen":
+        return (FROZEN_BATCH_NORM, *config.trainable)  # no gradient reaches them, but weight decay would
+    return tuple(config.trainable)
+
+
 def preprocess_for(config: ConfigDict) -> Preprocess:
     """Return the preprocessing that the config's backbone expects, at the config's image size."""
     entry = catalog.entry(config.model.backbone.name)
-    if config.data.image_size % entry.shape.patch:
+    if not isinstance(entry.shape, ResNetShape) and config.data.image_size % entry.shape.patch:
         raise UserError(
             f"data.image_size is {config.data.image_size}, no multiple of {config.model.backbone.name}'s patch size "
             f"{entry.shape.patch}"
@@ -121,7 +141,9 @@ def describe_run(
     include = config.checkpoint.include_frozen
     published = config.model.backbone.weights == "auto" and all(path.startswith("backbone/") for path in frozen)
     if frozen and (include == "always" or (include == "auto" and not published)):
-        folder.write_bytes(FROZEN, save(jax.device_get(frozen)))
+        # numpy's reader of safetensors knows no bfloat16; float32 holds it exactly
+        wide = {path: jax.device_get(value).astype(np.float32) for path, value in frozen.items()}
+        folder.write_bytes(FROZEN, save(wide))
     folder.write_text(CONFIG, configuration.to_json(config))
 
 
@@ -175,7 +197,7 @@ def _with_frozen(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     parts = assemble(config, label_space, load_backbone=from_file)
     if stored.exists():
         try:
-            frozen = dict(load(stored.read_bytes()))
+            frozen = _as_kept(dict(load(stored.read_bytes())), config)
         except SafetensorError as error:
             raise UserError(f"{stored} is damaged: {error}") from error
         parts = Parts(parts.definition, parts.trainable, frozen, parts.stats)

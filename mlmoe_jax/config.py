@@ -68,12 +68,15 @@ def default_config() -> ConfigDict:
 
     config.model = model = ConfigDict()
     model.dtype = "float32"  # of matrix products: float32 | bfloat16; parameters stay float32
+    model.remat = False  # compute each block of the backbone again in the backward pass: less memory, more time
+    model.frozen_dtype = "float32"  # in which frozen weights are kept: float32 | bfloat16 (half the memory)
     model.matmul_precision = "default"  # jax_default_matmul_precision: default | high | highest (TPU: bf16 passes)
 
     model.backbone = backbone = ConfigDict()
     backbone.name = "vit_digits"  # a name of mlmoe_jax.pretrained.catalog
-    backbone.weights = "auto"  # auto (package, then cache) | none (random) | a safetensors or npz file
-    backbone.final_norm = True  # read features after the last LayerNorm (False: before, as for IN-21k, MAE, MoCo)
+    backbone.weights = "auto"  # auto (package, cache, download) | none (random) | a file
+    backbone.batch_norm = "frozen"  # ResNet: frozen | running (affine learns) | trainable (statistics of the batch)
+    backbone.final_norm = "auto"  # read features after the last LayerNorm: yes | no | auto (as the papers do)
 
     model.prompts = prompts = ConfigDict()
     prompts.kind = "none"  # none | group (deep prompts, one set a label group and side)
@@ -288,6 +291,9 @@ _CHOICES = {
     "augment.randaugment": ("none", "uda", "standard"),
     "data.difficult": ("negative", "ignore", "positive"),
     "model.dtype": ("float32", "bfloat16"),
+    "model.frozen_dtype": ("float32", "bfloat16"),
+    "model.backbone.final_norm": ("auto", "yes", "no"),
+    "model.backbone.batch_norm": ("frozen", "running", "trainable"),
     "model.matmul_precision": ("default", "high", "highest"),
     "model.prompts.kind": ("none", "group"),
     "model.prompts.mask": ("none", "all_prompts", "cross_group"),

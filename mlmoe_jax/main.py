@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from mlmoe_jax.errors import UserError
 
-MODES = ("train", "eval", "predict", "data", "pack")
+MODES = ("train", "eval", "predict", "summary", "data", "pack")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,12 +23,13 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mlmoe_jax.main",
-        description="Multi-label image classification: train, evaluate, predict; check and pack data sets.",
+        description="Multi-label image classification: train, evaluate, predict; count costs, check and pack data.",
         epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE; mlmoe_jax/config.py explains each.",
         allow_abbrev=False,
     )
     parser.add_argument("--mode", choices=MODES, default="train")
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
+    parser.add_argument("--configs", default="", help="summary: several configs, separated by commas")
     parser.add_argument("--workdir", action="append", default=[], help="run folder")
     parser.add_argument("--images", nargs="+", default=[], help="predict: image files or folders")
     parser.add_argument(
@@ -120,6 +121,36 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     return predict_files(folder, flags.images, flags.output, overrides)
 
 
+def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    if bool(flags.config) == bool(flags.configs):
+        raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
+    from mlmoe_jax import config
+    from mlmoe_jax.cost import format_summary, summarize
+    from mlmoe_jax.runfolder import to_json
+
+    rows = {}
+    for reference in [flags.config] if flags.config else split_references(flags.configs):
+        loaded = config.load_config(reference, overrides)
+        config.validate(loaded)
+        rows[reference] = summarize(loaded)
+    if flags.json:
+        print(to_json(rows if flags.configs else rows[flags.config], indent=2))
+    else:
+        print(format_summary(rows))
+    return 0
+
+
+def split_references(text: str) -> list[str]:
+    """Split `a,b:x=1,y=2,c` into its configs `a`, `b:x=1,y=2` and `c`: what has a "=" but no ":" goes on with arguments."""
+    references: list[str] = []
+    for part in text.split(","):
+        if references and "=" in part and ":" not in part.partition("=")[0]:
+            references[-1] += f",{part}"
+        elif part:
+            references.append(part)
+    return references
+
+
 def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config = _load_config(flags, overrides)
     from mlmoe_jax.data.check import print_checkup
@@ -147,6 +178,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "train": _train,
     "eval": _eval,
     "predict": _predict,
+    "summary": _summary,
     "data": _data,
     "pack": _pack,
 }

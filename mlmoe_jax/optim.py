@@ -189,9 +189,7 @@ def _divide(
         return tuple(t.init(part) for t, part in zip((first, second), parts(params), strict=True))
 
     def update(grads, states, params):
-        done = [
-            t.update(*of) for t, *of in zip((first, second), parts(grads), states, parts(params), strict=True)
-        ]
+        done = [t.update(*of) for t, *of in zip((first, second), parts(grads), states, parts(params), strict=True)]
         return {path: u for updates, _ in done for path, u in updates.items()}, tuple(state for _, state in done)
 
     return optax.GradientTransformation(init, update)

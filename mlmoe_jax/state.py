@@ -54,11 +54,11 @@ class ModelDef:
 
     @classmethod
     def split(cls, model: nnx.Module) -> tuple[ModelDef, Params, Params]:
-        """Return the structure, the parameters and the statistics of a module."""
+        """Return the structure, the parameters and the statistics of a module, which may be abstract (eval_shape)."""
         graphdef, state = nnx.split(model)
         variables = {"/".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)}
-        params = {path: v[...] for path, (_, v) in variables.items() if isinstance(v, nnx.Param)}
-        stats = {path: v[...] for path, (_, v) in variables.items() if isinstance(v, nnx.BatchStat)}
+        params = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.Param)}
+        stats = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.BatchStat)}
         if other := set(variables) - set(params) - set(stats):
             raise ValueError(f"a model holds parameters and batch statistics only, not {sorted(other)}")
         shapes = {
@@ -97,15 +97,21 @@ def fingerprint(params: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def parameter_table(trainable: Params, frozen: Params) -> str:
-    """Return a table "module, total, trainable" over the first two levels of the paths, with a sum."""
-    rows: dict[str, list[int]] = {}
+def module_rows(trainable: Params, frozen: Params) -> dict[str, tuple[int, int]]:
+    """Return {module: (parameters, those that train)} over the first two levels of the paths."""
+    rows: dict[str, tuple[int, int]] = {}
     for params, learns in ((trainable, 1), (frozen, 0)):
         for path, value in params.items():
             parts = path.split("/")
-            row = rows.setdefault("/".join(parts[: min(2, max(1, len(parts) - 1))]), [0, 0])
-            row[0] += value.size
-            row[1] += value.size * learns
+            name = "/".join(parts[: min(2, max(1, len(parts) - 1))])
+            total, learned = rows.get(name, (0, 0))
+            rows[name] = total + value.size, learned + value.size * learns
+    return rows
+
+
+def parameter_table(trainable: Params, frozen: Params) -> str:
+    """Return a table "module, total, trainable", with a sum."""
+    rows = module_rows(trainable, frozen)
     total, learned = (sum(row[i] for row in rows.values()) for i in (0, 1))
     width = max(len(name) for name in rows)
     lines = [f"{'module':<{width}}  {'parameters':>13}  {'trainable':>13}"]

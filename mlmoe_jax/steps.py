@@ -112,6 +112,7 @@ def make_train_step(
 
         def loss_of(trainable: Params):
             model = definition.merge(trainable, frozen, moving.stats)
+            model.train()  # merged modules are made for evaluation
             prediction = model(image, labels=batch["label"], rngs=nnx.Rngs(model_key))
             loss, parts = objective(prediction, batch)
             return loss, (parts, definition.stats_of(model))
@@ -143,6 +144,11 @@ def make_train_step(
     return train_step
 
 
+def eval_logits(definition: ModelDef, preprocess: Preprocess, values: Params, batch: Batch) -> jax.Array:
+    """Return the logits f32[B,K] of a batch with all values of the model."""
+    return definition.merge(values)(prepare(batch, preprocess)).logits
+
+
 def make_eval_step(
     definition: ModelDef, preprocess: Preprocess, mesh: Mesh
 ) -> Callable[[Params, Params, Batch], dict[str, jax.Array]]:
@@ -152,7 +158,7 @@ def make_eval_step(
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
-        prediction = definition.merge(values, frozen)(prepare(batch, preprocess))
-        return {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
+        logits = eval_logits(definition, preprocess, {**values, **frozen}, batch)
+        return {"logits": logits, "id": batch["id"], "mask": batch["mask"]}
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, sharding.REPLICATED))

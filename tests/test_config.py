@@ -18,6 +18,7 @@ from mlmoe_jax.config import (
 from mlmoe_jax.models.build import HEADS
 from mlmoe_jax.models.experts import ACTIVATIONS
 from mlmoe_jax.models.heads.group_experts import COMBINE
+from mlmoe_jax.models.normalization import BATCH_NORMS
 from mlmoe_jax.models.prompts import MASKS
 
 CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.py"))
@@ -209,6 +210,9 @@ def test_every_mistake_is_listed_at_once(refusal):
         "augment.randaugment": "none, uda, standard",
         "model.head.pool": "cls, patches, both",
         "model.dtype": "float32, bfloat16",
+        "model.frozen_dtype": "float32, bfloat16",
+        "model.backbone.final_norm": "auto, yes, no",
+        "model.backbone.batch_norm": ", ".join(BATCH_NORMS),
         "model.matmul_precision": "default, high, highest",
         "model.prompts.kind": "none, group",
         "model.prompts.mask": ", ".join(MASKS),

@@ -11,7 +11,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax import assemble as assembly
-from mlmoe_jax import checkpoint, evaluate
+from mlmoe_jax import checkpoint, evaluate, rules
 from mlmoe_jax.assemble import assemble, describe_run, open_run, preprocess_for, start_jax
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.data import sources
@@ -29,6 +29,7 @@ from mlmoe_jax.evaluate import (
     write_results,
 )
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.build import build_model
 from mlmoe_jax.pretrained import catalog
 from mlmoe_jax.runfolder import RunFolder
 from mlmoe_jax.sharding import make_mesh
@@ -268,6 +269,49 @@ def test_images_that_cannot_be_read_are_left_out_and_listed(config, tmp_path, mo
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed.take(np.array([0]), "val"))
     sentence = refusal(evaluate_run, folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
     assert sentence == "none of the 1 images of val can be read"
+
+
+def test_frozen_kernels_in_bfloat16_survive_the_run_folder(config, tmp_path):
+    config.model.frozen_dtype, config.checkpoint.include_frozen = "bfloat16", "always"
+    folder = RunFolder(tmp_path / "run")
+    parts, _ = train_nothing(folder, config)
+    for path, value in parts.frozen.items():
+        assert value.dtype == (jnp.bfloat16 if path.endswith("/kernel") else jnp.float32), path
+    run = open_run(folder)
+    for path, value in parts.frozen.items():
+        assert run.frozen[path].dtype == value.dtype, path
+        np.testing.assert_array_equal(run.frozen[path], value, err_msg=path)
+
+
+def test_batch_norm_that_is_frozen_is_not_trained(refusal):
+    config = default_config()
+    config.trainable = ((r"", True),)
+
+    def trains(path):
+        return rules.first_match(assembly.trainable_rules(config), path, None)
+
+    assert trains("backbone/stem/norm/scale")
+    config.model.backbone.name = "resnet50"
+    assert not trains("backbone/stem/norm/scale")
+    assert not trains("backbone/stages/2/1/norm3/bias")
+    assert trains("backbone/stages/2/1/conv3/kernel")
+    config.model.backbone.batch_norm = "running"
+    assert trains("backbone/stem/norm/scale")
+
+
+def test_prompts_need_a_vit(refusal):
+    config = default_config()
+    config.model.backbone.name, config.model.prompts.kind = "convnext_tiny", "group"
+    sentence = refusal(build_model, config, SPACE, rngs=nnx.Rngs(0))
+    assert sentence == "model.prompts.kind=group needs a ViT, and convnext_tiny is none"
+
+
+def test_cnns_take_their_own_image_sizes(refusal):
+    config = default_config()
+    config.data.image_size, config.model.backbone.name = 100, "resnet101"
+    assert preprocess_for(config).image_size == 100
+    config.model.backbone.name = "convnext_tiny"
+    assert "no multiple of convnext_tiny's patch size 32" in refusal(preprocess_for, config)
 
 
 def test_a_run_folder_says_what_it_holds(config, tmp_path):

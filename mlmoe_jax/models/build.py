@@ -5,12 +5,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mlmoe_jax.data.labels import LabelSpace
-from mlmoe_jax.models.backbones.vit import ViT
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
+from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.prompts import DeepPrompts, prompt_groups
 from mlmoe_jax.pretrained import catalog
+
+BackboneShape = ViTShape | ResNetShape | ConvNeXtShape
 
 
 class Classifier(nnx.Module):
@@ -52,17 +57,42 @@ def _group_experts(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> n
 HEADS = {"linear": _linear, "group_experts": _group_experts}
 
 
+def backbone_shape(config) -> BackboneShape:
+    """Return the architecture that `config.model.backbone.name` stands for."""
+    return catalog.entry(config.model.backbone.name).shape
+
+
+def reads_final_norm(settings) -> bool:
+    """Return whether features are read after the backbone's last norm; `settings` is `config.model.backbone`."""
+    chosen = {"yes": True, "no": False}
+    return chosen.get(settings.final_norm, catalog.entry(settings.name).final_norm)
+
+
+def build_backbone(
+    shape: BackboneShape, *, dtype=None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
+) -> nnx.Module:
+    """Build a backbone with random weights."""
+    if isinstance(shape, ResNetShape):
+        return ResNet(shape, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
+    kind = ConvNeXt if isinstance(shape, ConvNeXtShape) else ViT
+    return kind(shape, dtype=dtype, remat=remat, rngs=rngs)
+
+
 def build_model(config, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifier:
     """Build the model that a config describes for K = len(label_space.names) labels, with random weights."""
     settings = config.model
     dtype = None if settings.dtype == "float32" else jnp.dtype(settings.dtype)
-    shape = catalog.entry(settings.backbone.name).shape
+    shape = backbone_shape(config)
     prompts = None
+    if settings.prompts.kind != "none" and not isinstance(shape, ViTShape):
+        raise UserError(f"model.prompts.kind={settings.prompts.kind} needs a ViT, and {settings.backbone.name} is none")
     if settings.prompts.kind == "group":
         group_of = prompt_groups(2, settings.prompts.num_groups, settings.prompts.per_group)
         prompts = DeepPrompts(
             shape.depth, shape.width, shape.patch, group_of=group_of, mask=settings.prompts.mask, rngs=rngs
         )
-    backbone = ViT(shape, dtype=dtype, rngs=rngs)
+    backbone = build_backbone(
+        shape, dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs
+    )
     head = HEADS[settings.head.kind](config, shape, label_space, dtype, rngs)
-    return Classifier(backbone, prompts, head, final_norm=settings.backbone.final_norm)
+    return Classifier(backbone, prompts, head, final_norm=reads_final_norm(settings.backbone))

@@ -8,34 +8,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Torch's bicubic interpolation has one kernel without antialiasing and another, that of Pillow, with it.
+PLAIN, ANTIALIASED = -0.75, -0.5
 
-def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
-    """Keys' cubic convolution kernel with the a of torch's bicubic resampling."""
+
+def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """Keys' cubic convolution kernel with parameter a."""
     x = np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return np.where(x <= 1, near, np.where(x < 2, far, 0))
 
 
-def bicubic_weights(source: int, target: int, *, scale: float | None = None) -> np.ndarray:
-    """Return f64[target,source], the weights of torch's bicubic interpolation (align_corners=False, no antialias).
+def bicubic_weights(source: int, target: int, *, scale: float | None = None, antialias: bool = False) -> np.ndarray:
+    """Return f64[target,source], the weights of torch's bicubic interpolation (align_corners=False).
 
-    Output i samples the source at (i + 0.5)/scale − 0.5, taps beyond the border repeat it. `scale` defaults to
-    target/source; a different one gives the result of `interpolate(scale_factor=scale)`.
+    Output i samples the source at (i + 0.5)/scale − 0.5. `scale` defaults to target/source; a different one gives the
+    result of `interpolate(scale_factor=scale)`. Plain: four taps, and those beyond the border repeat it. antialias:
+    where the grid shrinks the kernel widens with it, and taps beyond the border are left out and the rest rescaled.
     """
-    centre = (np.arange(target) + 0.5) / (scale or target / source) - 0.5
+    scale = scale or target / source
+    centre = (np.arange(target) + 0.5) / scale - 0.5
+    if antialias:
+        distance = np.arange(source) - centre[:, None]
+        weights = _cubic(distance * min(scale, 1.0), ANTIALIASED)
+        return weights / weights.sum(axis=1, keepdims=True)
     first = np.floor(centre).astype(int) - 1
     weights = np.zeros((target, source))
     for tap in range(4):
         column = np.clip(first + tap, 0, source - 1)
-        np.add.at(weights, (np.arange(target), column), _cubic(centre - (first + tap)))
+        np.add.at(weights, (np.arange(target), column), _cubic(centre - (first + tap), PLAIN))
     return weights
 
 
 def sine_positions(side: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
     """Return f32[1,side·side,width]: sines and cosines of the column, then of the row, at width/4 frequencies each.
 
-    The fixed table of MoCo v3 and of Beyer et al., "Better plain ViT baselines" (2022). `width` is a multiple of 4.
+    The fixed table of Beyer et al., "Better plain ViT baselines" (2022); those of MAE and MoCo v3 have slightly other
+    frequencies and come from their files. `width` is a multiple of 4.
     """
     if width % 4:
         raise ValueError(f"a sine position table needs a width that is a multiple of 4, not {width}")
@@ -45,19 +55,23 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0) -> np.n
     return table[None].astype(np.float32)
 
 
-def resample_positions(table: jax.Array, grid: tuple[int, int], *, offset: float = 0.0) -> jax.Array:
-    """Resample a square position table f32[1,S·S,D] to `grid` = (rows, columns), giving f32[1,rows·columns,D].
+def resample_positions(
+    table: jax.Array, grid: tuple[int, int], *, offset: float = 0.0, antialias: bool = False
+) -> jax.Array:
+    """Resample a square position table [1,S·S,D] to `grid` = (rows, columns), giving f32[1,rows·columns,D].
 
     offset: added to the grid size when the scale is computed. DINOv2 without registers was trained and is evaluated
     with 0.1, which shifts the sampling positions by up to a quarter of a cell; 0 is plain bicubic resampling.
-    At the table's own grid the table is returned untouched, whatever the offset.
+    antialias: as DINOv2 with registers wants it. Computed in float32 whatever the table's type.
+    At the table's own grid the table is returned untouched, whatever the settings.
     """
     side = round(table.shape[1] ** 0.5)
     if grid == (side, side):
         return table
     rows, columns = (
-        jnp.asarray(bicubic_weights(side, size, scale=(size + offset) / side), table.dtype) for size in grid
+        jnp.asarray(bicubic_weights(side, size, scale=(size + offset) / side, antialias=antialias), jnp.float32)
+        for size in grid
     )
-    square = table.reshape(side, side, -1)
+    square = table.reshape(side, side, -1).astype(jnp.float32)
     resampled = jnp.einsum("rs,ct,std->rcd", rows, columns, square, precision=jax.lax.Precision.HIGHEST)
     return resampled.reshape(1, grid[0] * grid[1], -1)

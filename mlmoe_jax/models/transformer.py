@@ -22,6 +22,31 @@ class Mlp(nnx.Module):
         return self.fc2(jax.nn.gelu(self.fc1(tokens), approximate=False))
 
 
+class SwiGlu(nnx.Module):
+    """Linear to a gate and a value, silu(gate)·value, linear (Shazeer, "GLU variants improve transformer", 2020).
+
+    One layer gives both, the gate in its first columns, as in the files of DINOv2 giant.
+    """
+
+    def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+        self.fc1 = nnx.Linear(width, 2 * hidden, dtype=dtype, rngs=rngs)
+        self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """f32[B,T,D] -> f32[B,T,D]."""
+        gate, value = jnp.split(self.fc1(tokens), 2, axis=-1)
+        return self.fc2(jax.nn.silu(gate) * value)
+
+
+MLPS = {"gelu": Mlp, "swiglu": SwiGlu}
+
+
+def hidden_width(width: int, ratio: float, mlp: str) -> int:
+    """Return the width of an MLP's hidden layer; a SwiGLU has two thirds of it, up to a multiple of 8 (DINOv2)."""
+    hidden = int(width * ratio)
+    return hidden if mlp == "gelu" else (int(hidden * 2 / 3) + 7) // 8 * 8
+
+
 class LayerScale(nnx.Module):
     """A learned factor a channel (CaiT, eq. 4)."""
 
@@ -39,7 +64,11 @@ def layer_norm(width: int, eps: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
 
 
 class Block(nnx.Module):
-    """x + s1·Attention(LN x), then x + s2·MLP(LN x); the scales s exist where `layer_scale` is not None."""
+    """x + s1·Attention(LN x), then x + s2·MLP(LN x); the scales s exist where `layer_scale` is not None.
+
+    dtype: of the matrix products and of what lies between them (queries, keys, values, attention output, MLP).
+    LayerNorm, softmax, LayerScale and the residual x stay in float32.
+    """
 
     def __init__(
         self,
@@ -47,6 +76,7 @@ class Block(nnx.Module):
         heads: int,
         hidden: int,
         *,
+        mlp: str = "gelu",
         eps: float,
         layer_scale: float | None,
         dtype: jnp.dtype | None,
@@ -55,7 +85,7 @@ class Block(nnx.Module):
         self.norm1 = layer_norm(width, eps, rngs)
         self.attn = Attention(width, heads, dtype=dtype, rngs=rngs)
         self.norm2 = layer_norm(width, eps, rngs)
-        self.mlp = Mlp(width, hidden, dtype=dtype, rngs=rngs)
+        self.mlp = MLPS[mlp](width, hidden, dtype=dtype, rngs=rngs)
         self.scaled = layer_scale is not None
         if self.scaled:
             self.ls1, self.ls2 = LayerScale(width, layer_scale), LayerScale(width, layer_scale)

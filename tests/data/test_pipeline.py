@@ -158,8 +158,7 @@ def test_steps_per_epoch():
 def test_evaluation_shows_every_image_exactly_once(processes, images):
     split = make_split(images)
     loaders = [
-        list(build_loader(settings(), split, batch_size=6, process=(index, processes)))
-        for index in range(processes)
+        list(build_loader(settings(), split, batch_size=6, process=(index, processes))) for index in range(processes)
     ]
     assert {len(batches) for batches in loaders} == {-(-images // 6)}, "every process has as many batches"
     together = [

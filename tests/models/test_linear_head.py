@@ -43,9 +43,7 @@ def test_both_give_two_terms_and_report_their_mean(features):
     assert head.read == ("cls", "patches")
     prediction = head(features)
     assert not np.allclose(head.classifier.kernel, head.patch_classifier.kernel)
-    np.testing.assert_allclose(
-        prediction.terms["cls"], linear(head.classifier, features.cls), rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(prediction.terms["cls"], linear(head.classifier, features.cls), rtol=1e-5, atol=1e-6)
     votes = linear(head.patch_classifier, features.patches)
     np.testing.assert_allclose(prediction.terms["patches"], logsumexp(votes, axis=1) - np.log(N), rtol=1e-5, atol=1e-5)
     mean = (prediction.terms["cls"] + prediction.terms["patches"]) / 2

@@ -500,10 +500,10 @@ def test_a_disk_that_fails_at_the_end(site, target, refusal, monkeypatch, functi
     def fail(*_):
         raise OSError(download.errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(download.os, function, fail)
-    assert f"cannot write {target}: Input/output error; name" in refusal(fetch, site.address(), target)
+    with monkeypatch.context() as patch:
+        patch.setattr(download.os, function, fail)
+        assert f"cannot write {target}: Input/output error; name" in refusal(fetch, site.address(), target)
     assert not target.exists()
-    monkeypatch.undo()
     fetch(site.address(), target)
     assert_complete(target)
     assert len(site.requests) == 1

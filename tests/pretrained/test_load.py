@@ -12,6 +12,7 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.pretrained import catalog
 from mlmoe_jax.pretrained.load import load_weights, read_tensors
 from mlmoe_jax.pretrained.rules.base import Rule, Source
+from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.state import ModelDef
 
 D, PATCH, DEPTH = 8, 2, 2
@@ -140,7 +141,7 @@ def test_each_layout_fills_every_parameter(vit, source, tmp_path, layout, suffix
         np.testing.assert_array_equal(loaded[path], value, err_msg=path)
     assert report.source == layout
     assert report.loaded == tuple(sorted(source))
-    assert report.reshaped == report.unused == ()
+    assert report.reshaped == report.unused == report.missing == ()
 
 
 def test_a_filled_module_computes_what_the_source_does(vit, source, tmp_path):
@@ -154,8 +155,10 @@ def test_a_filled_module_computes_what_the_source_does(vit, source, tmp_path):
     assert np.abs(other.cls - outputs.cls).max() > 0.1
 
 
-def test_half_precision_is_cast_to_the_parameters_type(vit, source, tmp_path):
-    tensors = {path: value.astype(np.float16) for path, value in source.items()}
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
+def test_half_precision_is_cast_to_the_parameters_type(vit, source, tmp_path, dtype):
+    """The final norm is in float32, as in files of mixed precision."""
+    tensors = {path: value if path == "norm/bias" else value.astype(dtype) for path, value in source.items()}
     load_weights(vit, write(tmp_path / "weights.safetensors", tensors))
     for path, value in params_of(vit).items():
         assert value.dtype == np.float32
@@ -175,6 +178,29 @@ def test_a_layout_can_be_given_and_may_reshape(tmp_path):
     report = load_weights(linear, path, source=Source("toy", "w", rules))
     assert report.reshaped == ("kernel",)
     assert np.asarray(linear.kernel[...]).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert np.asarray(linear.bias[...]).tolist() == [0, 1, 2]
+
+
+def test_batch_statistics_are_filled_too(tmp_path):
+    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    tensors = {name: np.arange(3, dtype=np.float32) + i for i, name in enumerate(("weight", "bias", "mean", "var"))}
+    tensors["counter"] = np.zeros((), np.int64)
+    names = (("weight", "scale"), ("bias", "bias"), ("mean", "mean"), ("var", "var"))
+    source = Source("toy", "weight", tuple(Rule(*pair) for pair in names), ("counter",))
+    report = load_weights(norm, write(tmp_path / "w.npz", tensors), source=source)
+    assert report.loaded == ("bias", "mean", "scale", "var")
+    assert report.unused == ("counter",)
+    _, params, stats = ModelDef.split(norm)
+    for name, path in names:
+        np.testing.assert_array_equal({**params, **stats}[path], tensors[name])
+
+
+def test_what_a_layout_lets_be_missing_keeps_its_value(tmp_path):
+    linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    linear.bias[...] = jnp.arange(3.0)
+    source = Source("toy", "w", (Rule("w", "kernel"), Rule("b", "bias")), optional=("bias",))
+    path = write(tmp_path / "w.npz", {"w": np.ones((2, 3), np.float32)})
+    assert load_weights(linear, path, source=source).missing == ("bias",)
     assert np.asarray(linear.bias[...]).tolist() == [0, 1, 2]
 
 
@@ -269,11 +295,19 @@ def test_flipped_bits_in_an_npz_are_noticed(refusal, source, tmp_path):
     assert refusal(read_tensors, path).startswith(f"cannot read weights from {path}: ")
 
 
-@pytest.mark.parametrize("name", ["weights.pth", "weights", "weights.safetensors.part"])
+def test_numbers_that_nobody_has_are_one_sentence(refusal, tmp_path):
+    tensors = {"a": np.ones(2, jnp.bfloat16), "b": np.ones(2, jnp.float8_e4m3fn)}
+    path = write(tmp_path / "weights.safetensors", tensors)
+    assert refusal(read_tensors, path) == f"cannot read weights from {path}: numbers of type F8_E4M3 are not read"
+
+
+@pytest.mark.parametrize("name", ["weights.h5", "weights", "weights.safetensors.part"])
 def test_other_suffixes_are_refused(refusal, tmp_path, name):
     (tmp_path / name).write_bytes(b"PK")
     sentence = refusal(read_tensors, tmp_path / name)
-    assert sentence == f"weights are read from .safetensors and .npz files, not from {name}"
+    assert sentence == (
+        f"weights are read from .safetensors, .npz, .pth, .pth.tar, .pt and .bin files, not from {name}"
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- catalog
@@ -294,8 +328,9 @@ def places(tmp_path, monkeypatch):
 def test_weights_are_looked_for_in_the_package_and_then_in_the_cache(refusal, places, vit, source):
     in_package, in_cache = places
     assert refusal(catalog.find_weights, "tiny") == (
-        f"the weights of tiny are not here: put the file from https://example.org/tiny at {in_cache}, name another "
-        "copy with --config.model.backbone.weights=FILE, or start on random weights with "
+        f"the weights of tiny are not here: tiny.safetensors is not in {in_cache.parent} and could not be fetched from "
+        f"https://example.org/tiny, because MLMOE_OFFLINE forbids the network; put a copy of the file at {in_cache}, "
+        "name another copy with --config.model.backbone.weights=FILE, or start on random weights with "
         "--config.model.backbone.weights=none"
     )
     write(in_cache, source)
@@ -325,6 +360,9 @@ def test_an_unknown_backbone_gets_the_list(refusal):
     )
     for name, entry in catalog.CATALOG.items():
         assert entry.image_size % entry.shape.patch == 0, name
-        assert entry.shape.native % entry.shape.patch == 0, name
-        assert entry.file.endswith((".safetensors", ".npz")), name
+        if isinstance(entry.shape, ViTShape):
+            assert entry.shape.native % entry.shape.patch == 0, name
+        assert entry.file.endswith((".safetensors", ".npz", *TORCH_SUFFIXES)), name
+        assert name == "vit_digits" or entry.address.startswith("https://"), name
+        assert name == "vit_digits" or entry.address.endswith(entry.file.rpartition("/")[2]), name
         assert len(entry.mean) == len(entry.std) == 3, name

@@ -16,12 +16,18 @@ from flax import nnx
 
 from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, Features, Prompts
 from mlmoe_jax.models.positions import resample_positions, sine_positions
-from mlmoe_jax.models.transformer import Block, layer_norm
+from mlmoe_jax.models.transformer import Block, hidden_width, layer_norm
+
+REGISTERS = "registers"
 
 
 @dataclasses.dataclass(frozen=True)
 class ViTShape:
-    """The architecture of a ViT; `native` is the image size that the position table was made for, in pixels."""
+    """The architecture of a ViT; `native` is the image size that the position table was made for, in pixels.
+
+    registers: tokens without a position that only pass information on (Darcet et al., 2024); no head reads them.
+    position_offset, position_antialias: how the source resamples its table to another grid (see resample_positions).
+    """
 
     width: int
     depth: int
@@ -29,17 +35,25 @@ class ViTShape:
     patch: int
     native: int
     mlp_ratio: float = 4.0
+    mlp: str = "gelu"  # gelu | swiglu
     eps: float = 1e-6
     layer_scale: float | None = None
     mask_token: bool = False  # an unused tensor of some published files, kept so that counts and files agree
     position_offset: float = 0.0
+    position_antialias: bool = False
+    registers: int = 0
 
 
 class ViT(nnx.Module):
-    """A ViT encoder; parameters carry the names of the published PyTorch files (`blocks/3/attn/qkv/kernel`)."""
+    """A ViT encoder; parameters carry the names of the published PyTorch files (`blocks/3/attn/qkv/kernel`).
 
-    def __init__(self, shape: ViTShape, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
-        self.shape = shape
+    dtype: of matrix products and of what lies between them inside a block; parameters, positions, LayerNorm, softmax
+    and the residual stream stay float32. remat: the backward pass computes each block again instead of keeping what is
+    inside it: the memory of one block, for about a third more time.
+    """
+
+    def __init__(self, shape: ViTShape, *, dtype: jnp.dtype | None = None, remat: bool = False, rngs: nnx.Rngs):
+        self.shape, self.remat = shape, remat
         normal = nnx.initializers.truncated_normal(0.02)
         self.patch_embed = nnx.Linear(3 * shape.patch**2, shape.width, dtype=dtype, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, shape.width)))
@@ -48,12 +62,14 @@ class ViT(nnx.Module):
         self.pos_embed = nnx.Param(jnp.pad(sine_positions(side, shape.width), ((0, 0), (1, 0), (0, 0))))
         if shape.mask_token:
             self.mask_token = nnx.Param(jnp.zeros((1, shape.width)))
-        hidden = int(shape.width * shape.mlp_ratio)
+        if shape.registers:
+            self.register_tokens = nnx.Param(normal(rngs.params(), (1, shape.registers, shape.width)))
         self.blocks = nnx.List(
             Block(
                 shape.width,
                 shape.heads,
-                hidden,
+                hidden_width(shape.width, shape.mlp_ratio, shape.mlp),
+                mlp=shape.mlp,
                 eps=shape.eps,
                 layer_scale=shape.layer_scale,
                 dtype=dtype,
@@ -64,7 +80,10 @@ class ViT(nnx.Module):
         self.norm = layer_norm(shape.width, shape.eps, rngs)
 
     def embed(self, image: jax.Array) -> tuple[jax.Array, tuple[int, int]]:
-        """Cut f32[B,H,W,3] into patches; return the tokens f32[B,1+N,D], class token first, and the patch grid."""
+        """Cut f32[B,H,W,3] into patches; return the tokens and the patch grid.
+
+        Tokens are f32[B,1+R+N,D]: the class token, R registers, the patches.
+        """
         patch = self.shape.patch
         batch, height, width, _ = image.shape
         if height % patch or width % patch:
@@ -73,9 +92,17 @@ class ViT(nnx.Module):
         pieces = image.reshape(batch, rows, patch, columns, patch, 3).swapaxes(2, 3)
         tokens = self.patch_embed(pieces.reshape(batch, rows * columns, -1))
         table = self.pos_embed[...]
-        position = resample_positions(table[:, 1:], (rows, columns), offset=self.shape.position_offset)
-        cls = jnp.broadcast_to(self.cls_token[...] + table[:, :1], (batch, 1, self.shape.width))
-        return jnp.concatenate([cls, tokens + position], axis=1), (rows, columns)
+        position = resample_positions(
+            table[:, 1:],
+            (rows, columns),
+            offset=self.shape.position_offset,
+            antialias=self.shape.position_antialias,
+        )
+        first = self.cls_token[...] + table[:, :1]
+        if self.shape.registers:
+            first = jnp.concatenate([first, self.register_tokens[...]], axis=1)
+        first = jnp.broadcast_to(first, (batch, *first.shape[1:]))
+        return jnp.concatenate([first, tokens + position], axis=1), (rows, columns)
 
     def __call__(
         self, image: jax.Array, prompts: Prompts | None = None, *, read: Collection[str] = (CLS,), norm: bool = True
@@ -90,17 +117,30 @@ class ViT(nnx.Module):
             raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
         tokens, grid = self.embed(image)
         for index in range(self.shape.depth - 1):
-            context = () if prompts is None else (prompts.tokens[index],)
-            tokens = self.blocks[index](tokens, context)
+            context = [] if prompts is None else [prompts.tokens[index]]
+            tokens = self._advance(index, tokens, context)
         parts = self._last_block(tokens, prompts, read)
         if norm:
             parts = {name: self.norm(part) for name, part in parts.items()}
         cls = parts.get(CLS)
         return Features(None if cls is None else cls[:, 0], parts.get(PROMPTS), parts.get(PATCHES), grid)
 
+    def _advance(
+        self, index: int, tokens: jax.Array, context: list[jax.Array], mask: np.ndarray | None = None
+    ) -> jax.Array:
+        """Run a block (see Block)."""
+
+        def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
+            return self.blocks[index](tokens, context, mask)
+
+        return (jax.checkpoint(run) if self.remat else run)(tokens, context)
+
     def _last_block(self, tokens: jax.Array, prompts: Prompts | None, read: Collection[str]) -> dict[str, jax.Array]:
         """Advance only the tokens in `read`; all others are context."""
-        parts = {CLS: tokens[:, :1], PATCHES: tokens[:, 1:]}
+        first = 1 + self.shape.registers
+        parts = {CLS: tokens[:, :1], PATCHES: tokens[:, first:]}
+        if self.shape.registers:
+            parts[REGISTERS] = tokens[:, 1:first]
         if prompts is not None:
             parts = {PROMPTS: prompts.tokens[-1], **parts}
         asking = {name: part for name, part in parts.items() if name in read}
@@ -112,6 +152,6 @@ class ViT(nnx.Module):
             mask[: sizes[PROMPTS], : sizes[PROMPTS]] = prompts.mask
         batch = max(part.shape[0] for part in asking.values())
         joined = jnp.concatenate([jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in asking.values()], axis=1)
-        advanced = self.blocks[-1](joined, context, mask)
+        advanced = self._advance(self.shape.depth - 1, joined, context, mask)
         pieces = jnp.split(advanced, np.cumsum(list(sizes.values()))[:-1], axis=1)
         return dict(zip(sizes, pieces, strict=True))

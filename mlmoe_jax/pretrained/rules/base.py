@@ -23,6 +23,26 @@ def patch_kernel(tensor: np.ndarray) -> np.ndarray:
     return tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0])
 
 
+def flat_columns(tensor: np.ndarray) -> np.ndarray:
+    """[D, heads, D/heads] as Flax stores an input projection -> [D, D]."""
+    return tensor.reshape(tensor.shape[0], -1)
+
+
+def flat_rows(tensor: np.ndarray) -> np.ndarray:
+    """[heads, D/heads, D] as Flax stores an output projection, or a patch kernel [p,p,3,D] -> [·, D]."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def flat(tensor: np.ndarray) -> np.ndarray:
+    """[heads, D/heads] -> [D]."""
+    return tensor.reshape(-1)
+
+
+def without_class_position(tensor: np.ndarray) -> np.ndarray:
+    """Positions of the patches alone, [1,S·S,D] -> [1,1+S·S,D], where the class token's has gone into the token."""
+    return np.pad(tensor, ((0, 0), (1, 0), (0, 0)))
+
+
 def token_set(tensor: np.ndarray) -> np.ndarray:
     """[L,P,D] -> [L,1,P,D], the batch axis of our prompt tokens."""
     return tensor[:, None]
@@ -46,12 +66,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Source:
-    """A known layout of tensor names: recognised by the presence of `marker`; `ignored` patterns may be left over."""
+    """A known layout of tensor names.
+
+    marker: the tensor by whose presence the layout is recognised, without what a program wraps around all names.
+    ignored: patterns of tensors that may be left over. optional: patterns of parameter paths that the file may lack;
+    they keep the values that they have.
+    """
 
     name: str
     marker: str
     rules: tuple[Rule, ...]
     ignored: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 def nested(rules: tuple[Rule, ...], prefix: str, under: str) -> tuple[Rule, ...]:

@@ -1,58 +1,128 @@
-"""ViT layouts: our own, the original DINOv2 / timm one, and Hugging Face's DINOv2."""
+"""ViT layouts: our own, timm's and the original DINOv2's, MAE's, Hugging Face's, and the Flax one of AugReg."""
 
-from mlmoe_jax.pretrained.rules.base import Rule, Source, patch_kernel, transpose
+from mlmoe_jax.pretrained.rules.base import (
+    Rule,
+    Source,
+    Transform,
+    flat,
+    flat_columns,
+    flat_rows,
+    patch_kernel,
+    same,
+    transpose,
+    without_class_position,
+)
+
+# `blocks.3`, or `blocks.0.3` in files of a model whose blocks were cut into chunks.
+BLOCK = r"blocks\.(?:\d+\.)?(\d+)"
 
 
-def timm_rules(block: str = r"blocks\.(\d+)") -> tuple[Rule, ...]:
-    """Return the rules of the layout that timm and the DINOv2 repository use; `block` matches a block's prefix."""
+def linear(theirs: str, ours: str) -> tuple[Rule, Rule]:
+    """Return the rules of a PyTorch linear layer."""
     return (
-        Rule(r"cls_token", "cls_token"),
-        Rule(r"mask_token", "mask_token"),
-        Rule(r"pos_embed", "pos_embed"),
-        Rule(r"patch_embed\.proj\.weight", "patch_embed/kernel", patch_kernel),
-        Rule(r"patch_embed\.proj\.bias", "patch_embed/bias"),
-        Rule(rf"{block}\.norm([12])\.weight", r"blocks/\1/norm\2/scale"),
-        Rule(rf"{block}\.norm([12])\.bias", r"blocks/\1/norm\2/bias"),
-        Rule(rf"{block}\.attn\.(qkv|proj)\.weight", r"blocks/\1/attn/\2/kernel", transpose),
-        Rule(rf"{block}\.attn\.(qkv|proj)\.bias", r"blocks/\1/attn/\2/bias"),
-        Rule(rf"{block}\.mlp\.(fc[12])\.weight", r"blocks/\1/mlp/\2/kernel", transpose),
-        Rule(rf"{block}\.mlp\.(fc[12])\.bias", r"blocks/\1/mlp/\2/bias"),
-        Rule(rf"{block}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
-        Rule(r"norm\.weight", "norm/scale"),
-        Rule(r"norm\.bias", "norm/bias"),
+        Rule(rf"{theirs}\.weight", f"{ours}/kernel", transpose),
+        Rule(rf"{theirs}\.bias", f"{ours}/bias"),
     )
 
 
-def _hugging_face_dinov2() -> tuple[Rule, ...]:
-    layer, attention = r"encoder\.layer\.(\d+)", r"encoder\.layer\.(\d+)\.attention"
+def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
+    """Return the rules of a PyTorch LayerNorm."""
+    return Rule(rf"{theirs}\.weight", f"{ours}/scale"), Rule(rf"{theirs}\.bias", f"{ours}/bias")
+
+
+def patches(theirs: str) -> tuple[Rule, Rule]:
+    """Return the rules of a PyTorch patch convolution."""
     return (
-        Rule(r"embeddings\.cls_token", "cls_token"),
-        Rule(r"embeddings\.mask_token", "mask_token"),
+        Rule(rf"{theirs}\.weight", "patch_embed/kernel", patch_kernel),
+        Rule(rf"{theirs}\.bias", "patch_embed/bias"),
+    )
+
+
+def fused(
+    theirs: str, kernel: str = "weight", to_matrix: Transform = transpose, to_vector: Transform = same
+) -> tuple[Rule, ...]:
+    """Return the rules that join separate query, key and value layers; `theirs` holds QKV where the names stand."""
+    rules = []
+    for part, name in enumerate(("query", "key", "value")):
+        layer = theirs.replace("QKV", name)
+        rules.append(Rule(f"{layer}{kernel}", r"blocks/\1/attn/qkv/kernel", to_matrix, part))
+        rules.append(Rule(f"{layer}bias", r"blocks/\1/attn/qkv/bias", to_vector, part))
+    return tuple(rules)
+
+
+def timm_rules(mask_token: bool = True, positions: Transform = same) -> tuple[Rule, ...]:
+    """Return the rules of the layout that timm and the repositories of DINOv2, MAE and MoCo v3 use."""
+    return (
+        Rule(r"cls_token", "cls_token"),
+        *((Rule(r"mask_token", "mask_token"),) if mask_token else ()),
+        Rule(r"(?:reg_token|register_tokens)", "register_tokens"),
+        Rule(r"pos_embed", "pos_embed", positions),
+        *patches(r"patch_embed\.proj"),
+        *norm(rf"{BLOCK}\.norm([12])", r"blocks/\1/norm\2"),
+        *linear(rf"{BLOCK}\.attn\.(qkv|proj)", r"blocks/\1/attn/\2"),
+        *linear(rf"{BLOCK}\.mlp\.(?:fc1|w12)", r"blocks/\1/mlp/fc1"),
+        *linear(rf"{BLOCK}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
+        Rule(rf"{BLOCK}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
+        *norm("norm", "norm"),
+    )
+
+
+def _hugging_face() -> tuple[Rule, ...]:
+    """Return the rules of Dinov2, Dinov2WithRegisters, ViT and ViT-MAE, whose names do not collide."""
+    layer = r"encoder\.layer\.(\d+)"
+    return (
+        Rule(r"embeddings\.(cls_token|mask_token|register_tokens)", r"\1"),
         Rule(r"embeddings\.position_embeddings", "pos_embed"),
-        Rule(r"embeddings\.patch_embeddings\.projection\.weight", "patch_embed/kernel", patch_kernel),
-        Rule(r"embeddings\.patch_embeddings\.projection\.bias", "patch_embed/bias"),
-        Rule(rf"{layer}\.norm([12])\.weight", r"blocks/\1/norm\2/scale"),
-        Rule(rf"{layer}\.norm([12])\.bias", r"blocks/\1/norm\2/bias"),
-        *(
-            rule
-            for part, name in enumerate(("query", "key", "value"))
-            for rule in (
-                Rule(rf"{attention}\.attention\.{name}\.weight", r"blocks/\1/attn/qkv/kernel", transpose, part),
-                Rule(rf"{attention}\.attention\.{name}\.bias", r"blocks/\1/attn/qkv/bias", part=part),
-            )
-        ),
-        Rule(rf"{attention}\.output\.dense\.weight", r"blocks/\1/attn/proj/kernel", transpose),
-        Rule(rf"{attention}\.output\.dense\.bias", r"blocks/\1/attn/proj/bias"),
+        *patches(r"embeddings\.patch_embeddings\.projection"),
+        *norm(rf"{layer}\.norm([12])", r"blocks/\1/norm\2"),
+        *norm(rf"{layer}\.layernorm_before", r"blocks/\1/norm1"),
+        *norm(rf"{layer}\.layernorm_after", r"blocks/\1/norm2"),
+        *fused(rf"{layer}\.attention\.attention\.QKV\."),
+        *linear(rf"{layer}\.attention\.output\.dense", r"blocks/\1/attn/proj"),
+        *linear(rf"{layer}\.(?:mlp\.fc1|mlp\.weights_in|intermediate\.dense)", r"blocks/\1/mlp/fc1"),
+        *linear(rf"{layer}\.(?:mlp\.fc2|mlp\.weights_out|output\.dense)", r"blocks/\1/mlp/fc2"),
         Rule(rf"{layer}\.layer_scale([12])\.lambda1", r"blocks/\1/ls\2/gamma"),
-        Rule(rf"{layer}\.mlp\.(fc[12])\.weight", r"blocks/\1/mlp/\2/kernel", transpose),
-        Rule(rf"{layer}\.mlp\.(fc[12])\.bias", r"blocks/\1/mlp/\2/bias"),
-        Rule(r"layernorm\.weight", "norm/scale"),
-        Rule(r"layernorm\.bias", "norm/bias"),
+        *norm("layernorm", "norm"),
+    )
+
+
+def _augreg() -> tuple[Rule, ...]:
+    block = r"Transformer/encoderblock_(\d+)"
+    attention = f"{block}/MultiHeadDotProductAttention_1"
+    return (
+        Rule("cls", "cls_token"),
+        Rule("Transformer/posembed_input/pos_embedding", "pos_embed"),
+        Rule("embedding/kernel", "patch_embed/kernel", flat_rows),
+        Rule("embedding/bias", "patch_embed/bias"),
+        Rule(f"{block}/LayerNorm_0/(scale|bias)", r"blocks/\1/norm1/\2"),
+        Rule(f"{block}/LayerNorm_2/(scale|bias)", r"blocks/\1/norm2/\2"),
+        *fused(f"{attention}/QKV/", "kernel", flat_columns, flat),
+        Rule(f"{attention}/out/kernel", r"blocks/\1/attn/proj/kernel", flat_rows),
+        Rule(f"{attention}/out/bias", r"blocks/\1/attn/proj/bias"),
+        Rule(f"{block}/MlpBlock_3/Dense_0/(kernel|bias)", r"blocks/\1/mlp/fc1/\2"),
+        Rule(f"{block}/MlpBlock_3/Dense_1/(kernel|bias)", r"blocks/\1/mlp/fc2/\2"),
+        Rule("Transformer/encoder_norm/(scale|bias)", r"norm/\1"),
     )
 
 
 OWN = Source("own", "patch_embed/kernel", (Rule(r"([^.]+)", r"\1"),))
-TIMM = Source("timm", "patch_embed.proj.weight", timm_rules(), ignored=(r"head\..*", r"fc_norm\..*"))
-HUGGING_FACE_DINOV2 = Source(
-    "hugging_face_dinov2", "embeddings.patch_embeddings.projection.weight", _hugging_face_dinov2()
+# The classifier; and what MoCo v3 trained beside its encoder.
+_BESIDE = (r"head\..*", r"fc_norm\..*", r"pre_logits\..*", r"(?:.*\.)?(?:momentum_encoder|predictor)\..*")
+TIMM = Source("timm", "patch_embed.proj.weight", timm_rules(), _BESIDE, optional=("mask_token",))
+# timm adds the class token's position to the token where there are registers, and drops the mask token.
+TIMM_REGISTERS = Source(
+    "timm_registers", "reg_token", timm_rules(positions=without_class_position), _BESIDE, optional=("mask_token",)
 )
+# The whole autoencoder: its mask token is the decoder's.
+MAE = Source("mae", "decoder_embed.weight", timm_rules(mask_token=False), ("mask_token", r"decoder_.*"))
+HUGGING_FACE_DINOV2 = Source(
+    "hugging_face_dinov2", "encoder.layer.0.norm1.weight", _hugging_face(), (r"classifier\..*",)
+)
+HUGGING_FACE_VIT = Source(
+    "hugging_face_vit",
+    "encoder.layer.0.layernorm_before.weight",
+    _hugging_face(),
+    (r"pooler\..*", r"classifier\..*", r"decoder\..*"),
+)
+AUGREG = Source("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.*", r"pre_logits/.*", r"opt/state/.*"))
+SOURCES = (MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_DINOV2, HUGGING_FACE_VIT, AUGREG)

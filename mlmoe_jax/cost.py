@@ -1,0 +1,167 @@
+"""What a config costs before anything is trained: parameters, multiply-adds an image, bytes of state.
+
+Three counts of multiply-adds, because publications use the first and machines do the last:
+
+* `layers`: as the profiler of the prompt-tuning papers counts, layers only. Convolutions, linear layers, 4·tokens·D for
+  a LayerNorm and K·D for the classifier, every token through every block; attention products, experts and gates left
+  out.
+* `full`: `layers` with attention products, experts and gates.
+* `executed`: those of the dot products and convolutions in the evaluation step that really runs, counted on its jaxpr.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from mlmoe_jax.assemble import preprocess_for, trainable_rules
+from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.sources import count_labels
+from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
+from mlmoe_jax.models.backbones.resnet import ResNetShape
+from mlmoe_jax.models.backbones.vit import ViTShape
+from mlmoe_jax.models.build import backbone_shape, build_backbone, build_model
+from mlmoe_jax.models.contracts import CLS
+from mlmoe_jax.models.transformer import hidden_width
+from mlmoe_jax.state import ModelDef, module_rows, split_trainable
+from mlmoe_jax.steps import eval_logits
+
+
+def summarize(config: ConfigDict) -> dict[str, Any]:
+    """Return params.{total,trainable,backbone}, macs.{layers,full,executed}, memory in bytes, and a row a module.
+
+    The number of labels is that of the published data set, or else read from the training labels of `config.data`.
+    Raises UserError where neither is there.
+    """
+    space, preprocess = _label_space(config), preprocess_for(config)
+    model = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(config.seed)))
+    definition, params, stats = ModelDef.split(model)
+    trainable, frozen = split_trainable(params, trainable_rules(config))
+    batch = config.eval.batch_size
+    image = jax.ShapeDtypeStruct((batch, preprocess.image_size, preprocess.image_size, 3), jnp.uint8)
+    step = jax.make_jaxpr(lambda values, image: eval_logits(definition, preprocess, values, {"image": image}))
+    layers, extra = published_macs(config, len(space.names))
+    learned = _bytes(trainable)
+    return {
+        "params": {
+            "total": sum(p.size for p in params.values()),
+            "trainable": sum(p.size for p in trainable.values()),
+            "backbone": sum(p.size for path, p in params.items() if path.startswith("backbone/")),
+        },
+        "macs": {
+            "layers": layers,
+            "full": layers + extra,
+            "executed": round(count_macs(step({**params, **stats}, image).jaxpr) / batch),
+        },
+        "memory": {
+            "frozen": _bytes(frozen),
+            "trainable": learned,
+            "optimizer": learned * (1 if config.optim.name == "sgd" else 2),
+            "average": learned + _bytes(stats),
+        },
+        "modules": module_rows(trainable, frozen),
+    }
+
+
+def _label_space(config: ConfigDict) -> LabelSpace:
+    return synthetic_label_space(count_labels(config.data), config.model.prompts.num_groups)
+
+
+def _bytes(params: dict[str, Any]) -> int:
+    return sum(p.size * p.dtype.itemsize for p in params.values())
+
+
+def published_macs(config: ConfigDict, labels: int) -> tuple[int, int]:
+    """Return `layers` and what `full` adds to it, for one image of the config's size and K = `labels`."""
+    shape, prompts, head = backbone_shape(config), config.model.prompts, config.model.head
+    side = config.data.image_size
+    carried = 2 * prompts.num_groups * prompts.per_group if prompts.kind == "group" else 0
+    layers, extra = (_vit_macs if isinstance(shape, ViTShape) else _cnn_macs)(shape, side, carried)
+    layers += labels * shape.width
+    if head.kind == "group_experts":
+        experts = 2 * prompts.num_groups * prompts.per_group * 2 * shape.width * head.expert_hidden
+        gates = 2 * labels * prompts.per_group * shape.width
+        mixing = gates  # Σ w·E over the experts of a label's group, on both sides
+        extra += experts + gates + mixing + labels * shape.width  # the second side's classifier
+    return layers, extra
+
+
+def _vit_macs(shape: ViTShape, side: int, prompts: int) -> tuple[int, int]:
+    patches, width = (side // shape.patch) ** 2, shape.width
+    tokens = 1 + shape.registers + prompts + patches
+    hidden = hidden_width(width, shape.mlp_ratio, shape.mlp)
+    mlp = (3 if shape.mlp == "swiglu" else 2) * width * hidden
+    linear = patches * 3 * shape.patch**2 * width + shape.depth * tokens * (4 * width**2 + mlp)
+    norms = (2 * shape.depth + 1) * 4 * tokens * width
+    return linear + norms, shape.depth * 2 * tokens**2 * width
+
+
+def _cnn_macs(shape: ResNetShape | ConvNeXtShape, side: int, prompts: int) -> tuple[int, int]:
+    backbone = nnx.eval_shape(lambda: build_backbone(shape, rngs=nnx.Rngs(0)))
+    definition, params, stats = ModelDef.split(backbone)
+    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+    run = jax.make_jaxpr(lambda values, image: definition.merge(values)(image, read=(CLS,)).cls)
+    norms = 0
+    if isinstance(shape, ConvNeXtShape):
+        widths, grids = shape.widths, [(side // (4 * 2**stage)) ** 2 for stage in range(len(shape.widths))]
+        stages = zip(shape.blocks, widths, grids, strict=True)
+        # one in each block, one after the stem, one before each downsampling, one on the pooled feature
+        norms = 4 * sum(blocks * grid * width for blocks, width, grid in stages)
+        norms += 4 * (grids[0] * widths[0] + sum(g * w for g, w in zip(grids, widths[:-1], strict=False)) + widths[-1])
+    return count_macs(run({**params, **stats}, image).jaxpr) + norms, 0
+
+
+def count_macs(jaxpr) -> int:
+    """Return the multiply-adds of all dot products and convolutions in a jaxpr, inner ones included.
+
+    The body of a scan counts as often as it runs; of a cond the dearest branch counts; a while loop, once.
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = parameters["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+        elif name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            out_axis = parameters["dimension_numbers"].rhs_spec[0]
+            total += equation.outvars[0].aval.size * math.prod(kernel) // kernel[out_axis]
+        else:
+            inner = [count_macs(sub) for value in parameters.values() for sub in _jaxprs(value)]
+            total += max(inner) if name == "cond" and inner else parameters.get("length", 1) * sum(inner)
+    return total
+
+
+def _jaxprs(value: Any) -> list:
+    if hasattr(value, "eqns"):
+        return [value]
+    if hasattr(value, "jaxpr"):
+        return [value.jaxpr]
+    return [sub for item in value for sub in _jaxprs(item)] if isinstance(value, tuple | list) else []
+
+
+def format_summary(rows: dict[str, dict[str, Any]]) -> str:
+    """Return what `summarize` gave for some configs as one table, and the modules of each."""
+    width = max(len(name) for name in rows)
+    columns = ("total", "trainable", "backbone", "layers", "full", "executed", "state, MB")
+    lines = [f"{'':<{width}}  {'parameters':^39}  {'multiply-adds an image':^50}"]
+    titles = "".join(f"  {column:>{13 if k < 3 else 16}}" for k, column in enumerate(columns))
+    lines.append(f"{'config':<{width}}{titles}")
+    for name, row in rows.items():
+        counts = [*row["params"].values(), *row["macs"].values()]
+        cells = "".join(f"  {count:>{13 if k < 3 else 16},}" for k, count in enumerate(counts))
+        lines.append(f"{name:<{width}}{cells}  {sum(row['memory'].values()) / 1e6:>16,.1f}")
+    lines.append("layers: as the prompt-tuning papers count; full: with attention products, experts and gates;")
+    lines.append("executed: dot products and convolutions of the evaluation step that runs here")
+    for name, row in rows.items():
+        longest = max(len(module) for module in row["modules"])
+        lines += ["", f"{name:<{longest}}  {'parameters':>13}  {'trainable':>13}"]
+        lines += [f"{module:<{longest}}  {of[0]:>13,}  {of[1]:>13,}" for module, of in row["modules"].items()]
+        lines.append("state: " + ", ".join(f"{part} {size / 1e6:,.1f} MB" for part, size in row["memory"].items()))
+    return "\n".join(lines)

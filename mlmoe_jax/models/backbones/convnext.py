@@ -1,0 +1,146 @@
+"""ConvNeXt (Liu et al., CVPR 2022), numerically the authors' and torchvision's, without stochastic depth.
+
+Stochastic depth is a regulariser of long trainings from scratch and leaves evaluation as it is.
+"""
+
+import dataclasses
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mlmoe_jax.models.backbones.resnet import check_read, read_map
+from mlmoe_jax.models.contracts import CLS, Features, Prompts
+from mlmoe_jax.models.transformer import LayerScale, Mlp, layer_norm
+
+EPSILON = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvNeXtShape:
+    """The architecture of a ConvNeXt: blocks and channels of each stage, and the initial layer scale."""
+
+    blocks: tuple[int, ...]
+    widths: tuple[int, ...]
+    layer_scale: float = 1e-6
+
+    @property
+    def width(self) -> int:
+        """D, the channels of the last map."""
+        return self.widths[-1]
+
+    @property
+    def patch(self) -> int:
+        """The stride of the last map in pixels."""
+        return 2 ** (len(self.widths) + 1)
+
+
+def _convolution(
+    into: int, out: int, size: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs, depthwise: bool = False
+) -> nnx.Conv:
+    """Return a depthwise convolution that keeps the map's size, or one that cuts it into pieces of `size`²."""
+    return nnx.Conv(
+        into,
+        out,
+        (size, size),
+        strides=1 if depthwise else size,
+        padding=((size // 2, size // 2),) * 2 if depthwise else "VALID",
+        feature_group_count=into if depthwise else 1,
+        kernel_init=nnx.initializers.truncated_normal(0.02),
+        dtype=dtype,
+        rngs=rngs,
+    )
+
+
+class ConvNeXtBlock(nnx.Module):
+    """x + s·MLP(LN(depthwise 7×7 of x)), s a learned factor a channel (Liu et al., figure 4)."""
+
+    def __init__(self, width: int, *, layer_scale: float, dtype: jnp.dtype | None, rngs: nnx.Rngs):
+        self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
+        self.norm = layer_norm(width, EPSILON, rngs)
+        self.mlp = Mlp(width, 4 * width, dtype=dtype, rngs=rngs)
+        self.layer_scale = LayerScale(width, layer_scale)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f32[B,H,W,D] -> f32[B,H,W,D]."""
+        return x + self.layer_scale(self.mlp(self.norm(self.depthwise(x))))
+
+
+class Stem(nnx.Module):
+    """A 4×4 convolution with stride 4, then LayerNorm."""
+
+    def __init__(self, width: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
+        self.conv = _convolution(3, width, 4, dtype=dtype, rngs=rngs)
+        self.norm = layer_norm(width, EPSILON, rngs)
+
+    def __call__(self, image: jax.Array) -> jax.Array:
+        """f32[B,H,W,3] -> f32[B,⌊H/4⌋,⌊W/4⌋,D]."""
+        return self.norm(self.conv(image))
+
+
+class Downsample(nnx.Module):
+    """LayerNorm, then a 2×2 convolution with stride 2."""
+
+    def __init__(self, into: int, out: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
+        self.norm = layer_norm(into, EPSILON, rngs)
+        self.conv = _convolution(into, out, 2, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f32[B,H,W,C] -> f32[B,⌊H/2⌋,⌊W/2⌋,D]."""
+        return self.conv(self.norm(x))
+
+
+class Stage(nnx.Module):
+    """Blocks at one resolution, behind the downsampling that leads to it."""
+
+    def __init__(self, shape: ConvNeXtShape, index: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
+        width = shape.widths[index]
+        self.downsample = Downsample(shape.widths[index - 1], width, dtype=dtype, rngs=rngs) if index else None
+        self.blocks = nnx.List(
+            ConvNeXtBlock(width, layer_scale=shape.layer_scale, dtype=dtype, rngs=rngs)
+            for _ in range(shape.blocks[index])
+        )
+
+    def __call__(self, x: jax.Array, remat: bool) -> jax.Array:
+        """f32[B,H,W,C] -> f32[B,⌊H/2⌋,⌊W/2⌋,D], or of the same size in the first stage."""
+        if self.downsample is not None:
+            x = self.downsample(x)
+        for block in self.blocks:
+            x = nnx.remat(ConvNeXtBlock.__call__)(block, x) if remat else block(x)
+        return x
+
+
+class ConvNeXt(nnx.Module):
+    """A ConvNeXt body; stages and blocks count from 0 (`stages/2/blocks/5/mlp/fc1/kernel`, `stages/1/downsample/…`).
+
+    remat: keep only each block's input for the backward pass and compute the rest again.
+    """
+
+    def __init__(self, shape: ConvNeXtShape, *, dtype: jnp.dtype | None = None, remat: bool = False, rngs: nnx.Rngs):
+        self.shape, self.remat = shape, remat
+        self.stem = Stem(shape.widths[0], dtype=dtype, rngs=rngs)
+        self.stages = nnx.List(Stage(shape, index, dtype=dtype, rngs=rngs) for index in range(len(shape.widths)))
+        self.norm = layer_norm(shape.width, EPSILON, rngs)
+
+    def maps(self, image: jax.Array) -> list[jax.Array]:
+        """Return the maps after the stem and after each stage for f32[B,H,W,3]; map i has the stride 4, 4, 8, 16, …."""
+        maps = [self.stem(image)]
+        for stage in self.stages:
+            maps.append(stage(maps[-1], self.remat))
+        return maps
+
+    def __call__(
+        self, image: jax.Array, prompts: Prompts | None = None, *, read: Collection[str] = (CLS,), norm: bool = True
+    ) -> Features:
+        """Encode f32[B,H,W,3] of any size from 32 up; the grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
+
+        read: `patches` is the last map, `cls` its mean. norm: apply the final LayerNorm to them. The source knows it
+        on the mean only; on single cells it is this package's way to give heads on the map a scale they can work with.
+        Raises ValueError for prompts and for images that are smaller than one cell.
+        """
+        check_read(prompts, read)
+        height, width = image.shape[1:3]
+        if min(height, width) < self.shape.patch:
+            raise ValueError(f"images of {height}×{width} pixels are smaller than the stride {self.shape.patch}")
+        return read_map(self.maps(image)[-1], read, self.norm if norm else None)

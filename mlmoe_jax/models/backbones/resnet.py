@@ -1,0 +1,169 @@
+"""ResNets with bottleneck blocks (He et al., CVPR 2016), numerically those of torchvision's first weights.
+
+As torchvision has it, a stage's stride is in the 3×3 convolution ("v1.5"), and padding is symmetric: XLA's `SAME` pads
+stride-2 convolutions on one side more.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, Features, Prompts
+from mlmoe_jax.models.normalization import BatchNorm
+
+EXPANSION = 4
+# To stand before the trainable rules where batch normalisation is frozen: weight decay needs no gradient to move it.
+FROZEN_BATCH_NORM = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scale|bias)$", False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetShape:
+    """The architecture of a bottleneck ResNet: blocks of each stage, and the width of the stem.
+
+    Stage i works at `stem`·2^i channels and gives `EXPANSION` times as many.
+    """
+
+    blocks: tuple[int, ...]
+    stem: int = 64
+
+    @property
+    def width(self) -> int:
+        """D, the channels of the last map."""
+        return self.stem * 2 ** (len(self.blocks) - 1) * EXPANSION
+
+    @property
+    def patch(self) -> int:
+        """The stride of the last map in pixels."""
+        return 2 ** (len(self.blocks) + 1)
+
+
+def _convolution(into: int, out: int, size: int, stride: int, dtype: jnp.dtype | None, rngs: nnx.Rngs) -> nnx.Conv:
+    return nnx.Conv(
+        into,
+        out,
+        (size, size),
+        strides=stride,
+        padding=((size // 2, size // 2),) * 2,
+        use_bias=False,
+        kernel_init=nnx.initializers.variance_scaling(2.0, "fan_out", "normal"),
+        dtype=dtype,
+        rngs=rngs,
+    )
+
+
+class ConvNorm(nnx.Module):
+    """A convolution and its batch normalisation: the stem and the shortcuts."""
+
+    def __init__(
+        self, into: int, out: int, size: int, stride: int, *, dtype: jnp.dtype | None, batch_norm: str, rngs: nnx.Rngs
+    ):
+        self.conv = _convolution(into, out, size, stride, dtype, rngs)
+        self.norm = BatchNorm(out, mode=batch_norm, dtype=dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f32[B,H,W,C] -> f32[B,⌈H/stride⌉,⌈W/stride⌉,D]."""
+        return self.norm(self.conv(x))
+
+
+class Bottleneck(nnx.Module):
+    """relu(shortcut(x) + 1×1, 3×3, 1×1 convolutions of x), each with batch normalisation (He et al., figure 5)."""
+
+    def __init__(self, into: int, inner: int, stride: int, *, dtype: jnp.dtype | None, batch_norm: str, rngs: nnx.Rngs):
+        out = inner * EXPANSION
+        self.conv1 = _convolution(into, inner, 1, 1, dtype, rngs)
+        self.norm1 = BatchNorm(inner, mode=batch_norm, dtype=dtype)
+        self.conv2 = _convolution(inner, inner, 3, stride, dtype, rngs)
+        self.norm2 = BatchNorm(inner, mode=batch_norm, dtype=dtype)
+        self.conv3 = _convolution(inner, out, 1, 1, dtype, rngs)
+        self.norm3 = BatchNorm(out, mode=batch_norm, dtype=dtype)
+        shortcut = None
+        if stride != 1 or into != out:
+            shortcut = ConvNorm(into, out, 1, stride, dtype=dtype, batch_norm=batch_norm, rngs=rngs)
+        self.shortcut = shortcut
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f32[B,H,W,C] -> f32[B,⌈H/stride⌉,⌈W/stride⌉,D]."""
+        y = jax.nn.relu(self.norm1(self.conv1(x)))
+        y = jax.nn.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        return jax.nn.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+def check_read(prompts: Prompts | None, read: Collection[str]) -> None:
+    """Raise ValueError for what no convolutional backbone can do."""
+    if prompts is not None or PROMPTS in read:
+        raise ValueError("a convolutional backbone has no prompts: they need a ViT")
+    if not read or set(read) - {CLS, PATCHES}:
+        raise ValueError(f"cannot read {sorted(read)} from a convolutional backbone: it gives cls and patches")
+
+
+def read_map(
+    feature_map: jax.Array, read: Collection[str], norm: Callable[[jax.Array], jax.Array] | None = None
+) -> Features:
+    """Return the mean over a map f32[B,h,w,D] as `cls` and its cells as `patches`, each through `norm` if there is one.
+
+    The mean is taken, and returned, in float32 whatever the map's type.
+    """
+    batch, *grid, width = feature_map.shape
+    parts = {}
+    if CLS in read:
+        parts[CLS] = feature_map.mean((1, 2), dtype=jnp.float32)
+    if PATCHES in read:
+        parts[PATCHES] = feature_map.reshape(batch, -1, width)
+    if norm is not None:
+        parts = {name: norm(part) for name, part in parts.items()}
+    return Features(parts.get(CLS), None, parts.get(PATCHES), tuple(grid))
+
+
+class ResNet(nnx.Module):
+    """A ResNet body; stages and blocks count from 0 (`stages/2/5/conv1/kernel`, `stages/0/0/shortcut/norm/scale`).
+
+    batch_norm: see `BatchNorm`. Stages are frozen as any parameters are, by rules over these paths. remat: keep only
+    each block's input for the backward pass and compute the rest again.
+    """
+
+    def __init__(
+        self,
+        shape: ResNetShape,
+        *,
+        dtype: jnp.dtype | None = None,
+        batch_norm: str = "frozen",
+        remat: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.shape, self.remat = shape, remat
+        self.stem = ConvNorm(3, shape.stem, 7, 2, dtype=dtype, batch_norm=batch_norm, rngs=rngs)
+        stages, into = [], shape.stem
+        for stage, count in enumerate(shape.blocks):
+            inner, blocks = shape.stem * 2**stage, []
+            for block in range(count):
+                stride = 2 if block == 0 and stage > 0 else 1
+                blocks.append(Bottleneck(into, inner, stride, dtype=dtype, batch_norm=batch_norm, rngs=rngs))
+                into = inner * EXPANSION
+            stages.append(nnx.List(blocks))
+        self.stages = nnx.List(stages)
+
+    def maps(self, image: jax.Array) -> list[jax.Array]:
+        """Return the maps after the stem and after each stage for f32[B,H,W,3]; map i has the stride 4, 4, 8, 16, …."""
+        x = jax.nn.relu(self.stem(image))
+        maps = [nnx.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))]
+        for stage in self.stages:
+            x = maps[-1]
+            for block in stage:
+                x = nnx.remat(Bottleneck.__call__)(block, x) if self.remat else block(x)
+            maps.append(x)
+        return maps
+
+    def __call__(
+        self, image: jax.Array, prompts: Prompts | None = None, *, read: Collection[str] = (CLS,), norm: bool = True
+    ) -> Features:
+        """Encode f32[B,H,W,3] of any size; the grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
+
+        read: `patches` is the last map, `cls` its mean, which is what the source's classifier sees. norm: without
+        effect, a ResNet has no final norm. Raises ValueError for prompts.
+        """
+        check_read(prompts, read)
+        return read_map(self.maps(image)[-1], read)

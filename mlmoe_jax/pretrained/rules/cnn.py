@@ -1,0 +1,177 @@
+"""CNN layouts: ResNet as torchvision (and timm) and Hugging Face name it, ConvNeXt as these and the authors do."""
+
+import numpy as np
+
+from mlmoe_jax.pretrained.rules.base import Rule, Source, nested, transpose
+
+_COUNTERS = r".*\.num_batches_tracked"
+
+
+def conv_kernel(tensor: np.ndarray) -> np.ndarray:
+    """[out, in/groups, rows, columns] as PyTorch stores a convolution -> [rows, columns, in/groups, out]."""
+    return tensor.transpose(2, 3, 1, 0)
+
+
+def channels(tensor: np.ndarray) -> np.ndarray:
+    """[D, 1, 1] -> [D]."""
+    return tensor.squeeze((1, 2))
+
+
+def _conv(pattern: str, target: str, *, bias: bool = True) -> tuple[Rule, ...]:
+    weight = Rule(rf"{pattern}\.weight", f"{target}/kernel", conv_kernel)
+    return (weight, Rule(rf"{pattern}\.bias", f"{target}/bias")) if bias else (weight,)
+
+
+def _linear(pattern: str, target: str) -> tuple[Rule, ...]:
+    return (
+        Rule(rf"{pattern}\.weight", f"{target}/kernel", transpose),
+        Rule(rf"{pattern}\.bias", f"{target}/bias"),
+    )
+
+
+def _affine(pattern: str, target: str) -> tuple[Rule, ...]:
+    return Rule(rf"{pattern}\.weight", f"{target}/scale"), Rule(rf"{pattern}\.bias", f"{target}/bias")
+
+
+def _batch_norm(pattern: str, target: str) -> tuple[Rule, ...]:
+    return (
+        *_affine(pattern, target),
+        Rule(rf"{pattern}\.running_mean", f"{target}/mean"),
+        Rule(rf"{pattern}\.running_var", f"{target}/var"),
+    )
+
+
+def torchvision_resnet_rules() -> tuple[Rule, ...]:
+    """Return the rules of the layout that torchvision and timm use; it counts stages from 1."""
+    rules = [*_conv("conv1", "stem/conv", bias=False), *_batch_norm("bn1", "stem/norm")]
+    for stage in range(4):
+        theirs, ours = rf"layer{stage + 1}\.(\d+)", rf"stages/{stage}/\1"
+        rules += _conv(rf"{theirs}\.conv([123])", rf"{ours}/conv\2", bias=False)
+        rules += _batch_norm(rf"{theirs}\.bn([123])", rf"{ours}/norm\2")
+        rules += _conv(rf"{theirs}\.downsample\.0", rf"{ours}/shortcut/conv", bias=False)
+        rules += _batch_norm(rf"{theirs}\.downsample\.1", rf"{ours}/shortcut/norm")
+    return tuple(rules)
+
+
+def _hugging_face_resnet() -> tuple[Rule, ...]:
+    theirs, ours = r"encoder\.stages\.(\d+)\.layers\.(\d+)", r"stages/\1/\2"
+    places = {
+        r"embedder\.embedder": ("stem/conv", "stem/norm"),
+        rf"{theirs}\.shortcut": (f"{ours}/shortcut/conv", f"{ours}/shortcut/norm"),
+        **{rf"{theirs}\.layer\.{i}": (f"{ours}/conv{i + 1}", f"{ours}/norm{i + 1}") for i in range(3)},
+    }
+    return tuple(
+        rule
+        for pattern, (conv, norm) in places.items()
+        for rule in (
+            *_conv(rf"{pattern}\.convolution", conv, bias=False),
+            *_batch_norm(rf"{pattern}\.normalization", norm),
+        )
+    )
+
+
+def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str]) -> tuple[Rule, ...]:
+    """Return the rules of a block but for its layer scale; names: of the depthwise, LayerNorm and linear layers."""
+    depthwise, norm, first, second = (rf"{pattern}\.{name}" for name in names)
+    return (
+        *_conv(depthwise, f"{target}/depthwise"),
+        *_affine(norm, f"{target}/norm"),
+        *_linear(first, f"{target}/mlp/fc1"),
+        *_linear(second, f"{target}/mlp/fc2"),
+    )
+
+
+def torchvision_convnext_rules() -> tuple[Rule, ...]:
+    """Return the rules of torchvision's layout: one list in which downsampling and stages alternate."""
+    rules = [*_conv(r"features\.0\.0", "stem/conv"), *_affine(r"features\.0\.1", "stem/norm")]
+    for stage in range(4):
+        theirs, ours = rf"features\.{2 * stage + 1}\.(\d+)", rf"stages/{stage}/blocks/\1"
+        rules += _convnext_block(rf"{theirs}\.block", ours, ("0", "2", "3", "5"))
+        rules.append(Rule(rf"{theirs}\.layer_scale", f"{ours}/layer_scale/gamma", channels))
+        if stage:
+            theirs, ours = rf"features\.{2 * stage}", f"stages/{stage}/downsample"
+            rules += [*_affine(rf"{theirs}\.0", f"{ours}/norm"), *_conv(rf"{theirs}\.1", f"{ours}/conv")]
+    return (*rules, *_affine(r"classifier\.0", "norm"))
+
+
+def _convnext(
+    *, stem: tuple[str, str], down: str, block: str, layers: tuple[str, str, str, str], scale: str, norm: str
+) -> tuple[Rule, ...]:
+    """Return the rules of a layout that counts stages from 0; `down` and `block` match the stage, `block` the block."""
+    return (
+        *_conv(stem[0], "stem/conv"),
+        *_affine(stem[1], "stem/norm"),
+        *_affine(rf"{down}\.0", r"stages/\1/downsample/norm"),
+        *_conv(rf"{down}\.1", r"stages/\1/downsample/conv"),
+        *_convnext_block(block, r"stages/\1/blocks/\2", layers),
+        Rule(rf"{block}\.{scale}", r"stages/\1/blocks/\2/layer_scale/gamma"),
+        *_affine(norm, "norm"),
+    )
+
+
+_ORIGINAL_CONVNEXT = _convnext(
+    stem=(r"downsample_layers\.0\.0", r"downsample_layers\.0\.1"),
+    down=r"downsample_layers\.([1-3])",
+    block=r"stages\.(\d+)\.(\d+)",
+    layers=("dwconv", "norm", "pwconv1", "pwconv2"),
+    scale="gamma",
+    norm="norm",
+)
+_TIMM_CONVNEXT = _convnext(
+    stem=(r"stem\.0", r"stem\.1"),
+    down=r"stages\.(\d+)\.downsample",
+    block=r"stages\.(\d+)\.blocks\.(\d+)",
+    layers=("conv_dw", "norm", r"mlp\.fc1", r"mlp\.fc2"),
+    scale="gamma",
+    norm=r"head\.norm",
+)
+_HUGGING_FACE_CONVNEXT = _convnext(
+    stem=(r"embeddings\.patch_embeddings", r"embeddings\.layernorm"),
+    down=r"encoder\.stages\.(\d+)\.downsampling_layer",
+    block=r"encoder\.stages\.(\d+)\.layers\.(\d+)",
+    layers=("dwconv", "layernorm", "pwconv1", "pwconv2"),
+    scale="layer_scale_parameter",
+    norm="layernorm",
+)
+
+OWN_CNN = Source("own_cnn", "stem/conv/kernel", (Rule(r"([^.]+)", r"\1"),))
+TORCHVISION_RESNET = Source(
+    "torchvision_resnet", "layer1.0.conv1.weight", torchvision_resnet_rules(), ignored=(_COUNTERS, r"fc\..*")
+)
+HUGGING_FACE_RESNET = Source(
+    "hugging_face_resnet",
+    "resnet.embedder.embedder.convolution.weight",
+    nested(_hugging_face_resnet(), r"resnet\.", ""),
+    ignored=(_COUNTERS, r"classifier\..*"),
+)
+HUGGING_FACE_RESNET_BODY = Source(
+    "hugging_face_resnet_body", "embedder.embedder.convolution.weight", _hugging_face_resnet(), ignored=(_COUNTERS,)
+)
+TORCHVISION_CONVNEXT = Source(
+    "torchvision_convnext", "features.1.0.layer_scale", torchvision_convnext_rules(), ignored=(r"classifier\.2\..*",)
+)
+ORIGINAL_CONVNEXT = Source(
+    "original_convnext", "downsample_layers.0.0.weight", _ORIGINAL_CONVNEXT, ignored=(r"head\..*",)
+)
+TIMM_CONVNEXT = Source("timm_convnext", "stages.0.blocks.0.conv_dw.weight", _TIMM_CONVNEXT, ignored=(r"head\.fc\..*",))
+HUGGING_FACE_CONVNEXT = Source(
+    "hugging_face_convnext",
+    "convnext.embeddings.patch_embeddings.weight",
+    nested(_HUGGING_FACE_CONVNEXT, r"convnext\.", ""),
+    ignored=(r"classifier\..*",),
+)
+HUGGING_FACE_CONVNEXT_BODY = Source(
+    "hugging_face_convnext_body", "embeddings.patch_embeddings.weight", _HUGGING_FACE_CONVNEXT
+)
+
+SOURCES = (
+    OWN_CNN,
+    TORCHVISION_RESNET,
+    HUGGING_FACE_RESNET,
+    HUGGING_FACE_RESNET_BODY,
+    TORCHVISION_CONVNEXT,
+    ORIGINAL_CONVNEXT,
+    TIMM_CONVNEXT,
+    HUGGING_FACE_CONVNEXT,
+    HUGGING_FACE_CONVNEXT_BODY,
+)

@@ -1,0 +1,244 @@
+"""The ViT family against its twins in PyTorch (tests/parity/make_vit.py), and what its options mean."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.contracts import Prompts
+from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.state import ModelDef
+
+PARITY = Path(__file__).parents[1] / "parity"
+TOLERANCE = 2e-5
+
+
+def _script(name: str):
+    spec = importlib.util.spec_from_file_location(name, PARITY / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+make_vit = _script("make_vit")
+
+
+def error(ours, theirs) -> float:
+    """Return the largest difference relative to the largest reference entry."""
+    return float(np.abs(np.asarray(ours, np.float32) - theirs).max() / np.abs(theirs).max())
+
+
+def random_vit(shape: ViTShape, seed: int = 0, **options) -> ViT:
+    """Return a ViT in which every value is random, so that none of them can be forgotten."""
+    vit = ViT(shape, rngs=nnx.Rngs(0), **options)
+    draw = np.random.default_rng(seed)
+    nnx.update(vit, jax.tree.map(lambda x: x + jnp.asarray(0.2 * draw.normal(size=x.shape), x.dtype), nnx.state(vit)))
+    return vit
+
+
+# ----------------------------------------------------------------------------------------------------------- twins
+class Twin:
+    def __init__(self, name: str, folder: Path):
+        self.name, self.arrays = name, np.load(PARITY / f"vit_{name}.npz")
+        weights = {key[8:]: self.arrays[key].astype(np.float32) for key in self.arrays if key.startswith("weights/")}
+        file = folder / f"{name}.safetensors"
+        save_file(weights, file, {"format": "pt"})
+        self.shape = ViTShape(**make_vit.SHAPES[name])
+        self.vit = ViT(self.shape, rngs=nnx.Rngs(0))
+        self.report = load_weights(self.vit, file)
+
+
+@pytest.fixture(scope="module", params=make_vit.SHAPES)
+def twin(request, tmp_path_factory):
+    with jax.default_matmul_precision("highest"):
+        yield Twin(request.param, tmp_path_factory.mktemp("twins"))
+
+
+def test_every_tensor_of_the_published_file_is_accounted_for(twin):
+    assert twin.report.source == ("hugging_face_dinov2" if "dinov2" in twin.name else "hugging_face_vit")
+    assert twin.report.missing == twin.report.reshaped == ()
+    assert all(name.startswith(("pooler.", "decoder.")) for name in twin.report.unused)
+
+
+@pytest.mark.parametrize("size", make_vit.SIZES, ids=str)
+def test_equals_pytorch_block_by_block(twin, size):
+    place = f"{size[1]}x{size[2]}"
+    blocks, last = twin.arrays[f"{place}/blocks"], twin.arrays[f"{place}/last"]
+
+    @jax.jit
+    def run(image):
+        tokens, _ = twin.vit.embed(image)
+        after = [tokens]
+        for block in twin.vit.blocks:
+            after.append(block(after[-1]))
+        return after, [twin.vit(image, read=("cls", "patches"), norm=norm) for norm in (False, True)]
+
+    after, ends = run(make_vit.image(*size))
+    errors = [error(ours, theirs) for ours, theirs in zip(after, blocks, strict=True)]
+    for features, reference in zip(ends, (blocks[-1], last), strict=True):
+        assert features.grid == size[1:]
+        assert features.patches.shape[1] == size[1] * size[2]
+        ours = np.concatenate([features.cls[:, None], features.patches], axis=1)
+        errors.append(error(ours, np.delete(reference, range(1, 1 + twin.shape.registers), axis=1)))
+    print(twin.name, place, " ".join(f"{value:.1e}" for value in errors))
+    assert max(errors) < TOLERANCE
+
+
+def test_another_resampling_would_be_noticed(twin):
+    wrong = ViTShape(**make_vit.SHAPES[twin.name] | {"position_antialias": not twin.shape.position_antialias})
+    vit = nnx.clone(twin.vit)
+    vit.shape = wrong
+    tokens, _ = vit.embed(make_vit.image(1, 3, 5))
+    assert error(tokens, twin.arrays["3x5/blocks"][0]) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", make_vit.SHAPES)
+def test_the_stored_twins_are_what_the_script_makes(name):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    stored, made = np.load(PARITY / f"vit_{name}.npz"), make_vit.twin(name)
+    assert set(stored) == set(made)
+    for key in stored:
+        assert error(made[key], stored[key].astype(np.float32)) < 1e-5, key
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+TINY = ViTShape(width=16, depth=3, heads=2, patch=4, native=16, layer_scale=0.5)
+REGISTERS = ViTShape(width=16, depth=3, heads=2, patch=4, native=16, layer_scale=0.5, registers=3)
+
+
+@pytest.fixture(scope="module")
+def image():
+    return jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    mask = np.eye(5, dtype=bool)
+    return Prompts(jax.random.normal(jax.random.key(1), (3, 1, 5, 16)), mask)
+
+
+@pytest.mark.parametrize("read", [("cls",), ("prompts",), ("patches",), ("cls", "prompts", "patches")], ids="+".join)
+def test_registers_go_through_every_block_with_prompts_too(image, prompts, read):
+    vit = random_vit(REGISTERS)
+    embedded, _ = vit.embed(image)
+    assert embedded.shape == (2, 1 + 3 + 16, 16)
+    np.testing.assert_array_equal(embedded[:, 1:4], np.broadcast_to(vit.register_tokens[...], (2, 3, 16)))
+    mask = np.ones((25, 25), bool)
+    mask[:5, :5] = prompts.mask
+
+    @jax.jit
+    def naive(tokens, fresh):
+        for i, block in enumerate(vit.blocks):
+            both = jnp.concatenate([jnp.broadcast_to(fresh[i], (2, 5, 16)), tokens], axis=1)
+            tokens = block(both, mask=mask)[:, 5 if i < 2 else 0 :]
+        return vit.norm(tokens)
+
+    every = np.asarray(naive(embedded, prompts.tokens))
+    expected = {"prompts": every[:, :5], "cls": every[:, 5], "patches": every[:, 9:]}
+    run = jax.jit(lambda image, tokens: vit(image, Prompts(tokens, prompts.mask), read=read))
+    features = run(image, prompts.tokens)
+    for name in read:
+        assert error(getattr(features, name), expected[name]) < 2e-6
+
+
+def test_registers_are_not_read(image):
+    with pytest.raises(ValueError, match="cannot read"):
+        random_vit(REGISTERS)(image, read=("registers",))
+
+
+def test_swiglu_by_hand():
+    vit = random_vit(ViTShape(width=16, depth=1, heads=2, patch=4, native=16, mlp="swiglu"))
+    mlp = vit.blocks[0].mlp
+    assert mlp.fc1.kernel.shape == (16, 96)  # 64 · 2/3 = 42.7, up to 48, twice
+    x = jax.random.normal(jax.random.key(2), (2, 5, 16))
+    both = x @ mlp.fc1.kernel[...] + mlp.fc1.bias[...]
+    hidden = both[..., :48] / (1 + jnp.exp(-both[..., :48])) * both[..., 48:]
+    np.testing.assert_allclose(mlp(x), hidden @ mlp.fc2.kernel[...] + mlp.fc2.bias[...], atol=1e-5)
+
+
+def test_recomputing_blocks_changes_no_value(image, prompts):
+    def run(remat):
+        definition, params, _ = ModelDef.split(random_vit(REGISTERS, remat=remat))
+
+        def loss(params, tokens):
+            features = definition.merge(params)(image, Prompts(tokens, prompts.mask), read=("prompts", "cls"))
+            return jnp.sum(features.prompts**2) + jnp.sum(features.cls**3)
+
+        text = str(jax.make_jaxpr(jax.grad(loss, argnums=1))(params, prompts.tokens))
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, prompts.tokens), text
+
+    (value, gradients), text = run(remat=True)
+    (expected, references), plain = run(remat=False)
+    assert text.count("checkpoint[") + text.count("remat2[") >= 3 > plain.count("checkpoint[") + plain.count("remat2[")
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    for ours, theirs in zip(jax.tree.leaves(gradients), jax.tree.leaves(references), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max() + 1e-12)
+
+
+def test_recomputing_blocks_keeps_less(image):
+    """Numbers that the forward pass leaves for the backward pass, of 32 images with 17 tokens of width 16."""
+
+    def kept(remat):
+        definition, params, _ = ModelDef.split(random_vit(TINY, remat=remat))
+        images = jax.ShapeDtypeStruct((32, 16, 16, 3), np.float32)
+        residuals = jax.eval_shape(lambda x: jax.vjp(lambda x: definition.merge(params)(x).cls, x)[1], images)
+        return sum(leaf.size for leaf in jax.tree.leaves(residuals))
+
+    every_input, weights = 3 * 32 * 17 * 16, sum(x.size for x in ModelDef.split(random_vit(TINY))[1].values())
+    assert kept(remat=True) < 1.1 * (every_input + weights) < 0.2 * kept(remat=False)
+
+
+def test_bfloat16_computes_matrices_only(image, prompts):
+    exact, half = random_vit(REGISTERS), random_vit(REGISTERS, dtype=jnp.bfloat16)
+    assert all(value.dtype == np.float32 for value in ModelDef.split(half)[1].values())
+    tokens, _ = half.embed(image)
+    assert tokens.dtype == half.blocks[0](tokens).dtype == np.float32
+    everything = ("cls", "prompts", "patches")
+    ours, theirs = half(image, prompts, read=everything), exact(image, prompts, read=everything)
+    for name in everything:
+        assert getattr(ours, name).dtype == np.float32
+        assert 1e-4 < error(getattr(ours, name), np.asarray(getattr(theirs, name))) < 0.03
+
+
+def test_kernels_kept_in_bfloat16_give_what_casting_them_gives(image, prompts):
+    definition, params, _ = ModelDef.split(random_vit(REGISTERS, dtype=jnp.bfloat16))
+    stored = {path: x.astype(jnp.bfloat16) if path.endswith("/kernel") else x for path, x in params.items()}
+    outputs = [definition.merge(values)(image, prompts, read=("cls",)).cls for values in (params, stored)]
+    np.testing.assert_array_equal(*outputs)
+    definition, _, _ = ModelDef.split(random_vit(REGISTERS))
+    rounded = {path: x.astype(np.float32) for path, x in stored.items()}
+    outputs = [definition.merge(values)(image, prompts, read=("cls",)).cls for values in (rounded, stored)]
+    assert outputs[1].dtype == np.float32
+    np.testing.assert_allclose(*outputs, atol=1e-6)
+
+
+def test_a_table_may_be_smaller_or_larger_than_the_image():
+    vit = random_vit(REGISTERS)
+    for rows, columns in ((4, 4), (1, 3), (8, 5)):
+        image = jax.ShapeDtypeStruct((1, 4 * rows, 4 * columns, 3), np.float32)
+        features = jax.eval_shape(lambda x: vit(x, read=("patches",)), image)
+        assert features.grid == (rows, columns)
+        assert features.patches.shape == (1, rows * columns, 16)
+
+
+# ----------------------------------------------------------------------------------------------------------- counts
+def count(shape: ViTShape) -> int:
+    state = nnx.state(nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))), nnx.Param)
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(state))
+
+
+def test_counts_are_the_published_ones():
+    dino = {"patch": 14, "native": 518, "layer_scale": 1e-5, "mask_token": True}
+    assert count(ViTShape(384, 12, 6, **dino)) == 22_056_576
+    assert count(ViTShape(768, 12, 12, **dino)) == 86_580_480
+    assert count(ViTShape(1024, 24, 16, **dino)) == 304_368_640
+    assert count(ViTShape(1536, 40, 24, mlp="swiglu", **dino)) == 1_136_480_768
+    assert count(ViTShape(768, 12, 12, registers=4, **dino)) == 86_580_480 + 4 * 768
+    assert count(ViTShape(768, 12, 12, patch=16, native=224)) == 85_798_656

@@ -1,0 +1,239 @@
+"""Every CNN layout fills every parameter and statistic, and nothing of a file is left over."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
+from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
+from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.pretrained.rules.cnn import SOURCES, TORCHVISION_CONVNEXT, TORCHVISION_RESNET, channels, conv_kernel
+
+TESTS = Path(__file__).parents[1]
+TORCHVISION = {"resnet": TORCHVISION_RESNET, "convnext": TORCHVISION_CONVNEXT}
+
+
+def empty(kind: str, blocks: tuple[int, ...] = (1, 2, 1, 1)) -> nnx.Module:
+    """Return the twin's architecture without values."""
+    if kind == "resnet":
+        return nnx.eval_shape(lambda: ResNet(ResNetShape(blocks, stem=4), rngs=nnx.Rngs(0)))
+    return nnx.eval_shape(lambda: ConvNeXt(ConvNeXtShape(blocks, (8, 12, 16, 24)), rngs=nnx.Rngs(0)))
+
+
+def values_of(module: nnx.Module) -> dict[str, np.ndarray]:
+    return {"/".join(map(str, path)): np.asarray(v[...]) for path, v in nnx.to_flat_state(nnx.state(module))}
+
+
+def published(kind: str) -> dict[str, np.ndarray]:
+    """Return the twin's tensors under torchvision's names, with a classifier as published files have it."""
+    stored = np.load(TESTS / "parity" / f"cnn_{kind}.npz")
+    tensors = {n.removeprefix("weights/"): stored[n] for n in stored.files if n.startswith("weights/")}
+    head = "fc" if kind == "resnet" else "classifier.2"
+    return tensors | {f"{head}.weight": np.ones((5, 3), np.float32), f"{head}.bias": np.ones(5, np.float32)}
+
+
+# A layout by substitutions on torchvision's names, in order; (\d) behind < counts from one less, halved for features.
+HUGGING_FACE_RESNET = (
+    (r"^fc\.", "classifier.1."),
+    (r"^(conv|bn)1\.", r"resnet.embedder.embedder.\1."),
+    (r"^layer(\d)\.(\d)\.", r"resnet.encoder.stages.<\1>.layers.\2."),
+    (r"\.downsample\.0\.", ".shortcut.conv."),
+    (r"\.downsample\.1\.", ".shortcut.bn."),
+    (r"\.(conv|bn)(\d)\.", r".layer.<\2>.\1."),
+    (r"\.conv\.", ".convolution."),
+    (r"\.bn\.", ".normalization."),
+)
+CONVNEXT_STAGES = (
+    (r"^features\.(\d)\.(\d)\.block\.(\d)", r"stages.<<\1>>.\2.LAYER\3"),
+    (r"^features\.(\d)\.(\d)\.layer_scale", r"stages.<<\1>>.\2.SCALE"),
+)
+ORIGINAL_CONVNEXT = (
+    *CONVNEXT_STAGES,
+    (r"^features\.(\d)\.(\d)\.", r"downsample_layers.<<\1>>.\2."),
+    (r"^classifier\.0", "norm"),
+    (r"^classifier\.2", "head"),
+    ("LAYER0", "dwconv"),
+    ("LAYER2", "norm"),
+    ("LAYER3", "pwconv1"),
+    ("LAYER5", "pwconv2"),
+    ("SCALE", "gamma"),
+)
+TIMM_CONVNEXT = (
+    *CONVNEXT_STAGES,
+    (r"^stages\.(<<\d>>)\.(\d)\.", r"stages.\1.blocks.\2."),
+    (r"^features\.0\.", "stem."),
+    (r"^features\.(\d)\.(\d)\.", r"stages.<<\1>>.downsample.\2."),
+    (r"^classifier\.0", "head.norm"),
+    (r"^classifier\.2", "head.fc"),
+    ("LAYER0", "conv_dw"),
+    ("LAYER2", "norm"),
+    ("LAYER3", "mlp.fc1"),
+    ("LAYER5", "mlp.fc2"),
+    ("SCALE", "gamma"),
+)
+HUGGING_FACE_CONVNEXT = (
+    *CONVNEXT_STAGES,
+    (r"^stages\.(<<\d>>)\.(\d)\.", r"convnext.encoder.stages.\1.layers.\2."),
+    (r"^features\.0\.0", "convnext.embeddings.patch_embeddings"),
+    (r"^features\.0\.1", "convnext.embeddings.layernorm"),
+    (r"^features\.(\d)\.(\d)\.", r"convnext.encoder.stages.<<\1>>.downsampling_layer.\2."),
+    (r"^classifier\.0", "convnext.layernorm"),
+    (r"^classifier\.2", "classifier"),
+    ("LAYER0", "dwconv"),
+    ("LAYER2", "layernorm"),
+    ("LAYER3", "pwconv1"),
+    ("LAYER5", "pwconv2"),
+    ("SCALE", "layer_scale_parameter"),
+)
+
+
+def renamed(tensors: dict[str, np.ndarray], substitutions: tuple[tuple[str, str], ...]) -> dict[str, np.ndarray]:
+    """Return tensors under another layout's names; <n> counts from 0 where torchvision counts from 1."""
+    result = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in substitutions:
+            name = re.sub(pattern, replacement, name)
+        name = re.sub(r"<<(\d)>>", lambda match: str(int(match[1]) // 2), name)
+        name = re.sub(r"<(\d)>", lambda match: str(int(match[1]) - 1), name)
+        result[name] = tensor.reshape(-1) if name.endswith(("gamma", "layer_scale_parameter")) else tensor
+    return result
+
+
+def without(prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def layouts() -> dict[str, tuple[str, dict[str, np.ndarray]]]:
+    resnet, convnext = published("resnet"), published("convnext")
+    theirs = {
+        "hugging_face_resnet": ("resnet", renamed(resnet, HUGGING_FACE_RESNET)),
+        "hugging_face_convnext": ("convnext", renamed(convnext, HUGGING_FACE_CONVNEXT)),
+    }
+    return theirs | {
+        "torchvision_resnet": ("resnet", resnet),
+        "hugging_face_resnet_body": ("resnet", without("resnet.", theirs["hugging_face_resnet"][1])),
+        "torchvision_convnext": ("convnext", convnext),
+        "original_convnext": ("convnext", renamed(convnext, ORIGINAL_CONVNEXT)),
+        "timm_convnext": ("convnext", renamed(convnext, TIMM_CONVNEXT)),
+        "hugging_face_convnext_body": ("convnext", without("convnext.", theirs["hugging_face_convnext"][1])),
+    }
+
+
+LAYOUTS = layouts()
+
+
+def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """What torchvision's layout gives, by kind of backbone."""
+    values = {}
+    for kind, source in TORCHVISION.items():
+        module = empty(kind)
+        load_weights(module, write(tmp_path_factory.mktemp(kind) / "w.safetensors", published(kind)), source=source)
+        values[kind] = values_of(module)
+    return values
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_fills_every_value(reference, tmp_path, layout):
+    kind, tensors = LAYOUTS[layout]
+    module = empty(kind)
+    report = load_weights(module, write(tmp_path / "w.safetensors", tensors))
+    assert report.source == layout
+    loaded = values_of(module)
+    assert set(loaded) == set(reference[kind]) == set(report.loaded)
+    for path, value in loaded.items():
+        np.testing.assert_array_equal(value, reference[kind][path], err_msg=path)
+    assert all(n.startswith(("fc.", "classifier.", "head.")) or n.endswith("_tracked") for n in report.unused)
+
+
+def test_values_come_from_the_right_tensors(reference):
+    tensors, values = published("resnet"), reference["resnet"]
+    np.testing.assert_array_equal(values["stages/1/0/norm2/var"], tensors["layer2.0.bn2.running_var"])
+    np.testing.assert_array_equal(
+        values["stages/1/0/shortcut/norm/mean"], tensors["layer2.0.downsample.1.running_mean"]
+    )
+    np.testing.assert_array_equal(
+        values["stages/3/0/conv2/kernel"][2, 0, 5, 7], tensors["layer4.0.conv2.weight"][7, 5, 2, 0]
+    )
+    tensors, values = published("convnext"), reference["convnext"]
+    np.testing.assert_array_equal(
+        values["stages/1/blocks/1/layer_scale/gamma"], tensors["features.3.1.layer_scale"][:, 0, 0]
+    )
+    np.testing.assert_array_equal(values["stages/1/downsample/norm/bias"], tensors["features.2.0.bias"])
+    np.testing.assert_array_equal(
+        values["stages/2/blocks/0/depthwise/kernel"][6, 1, 0, 9], tensors["features.5.0.block.0.weight"][9, 0, 6, 1]
+    )
+
+
+@pytest.mark.parametrize("kind", ["resnet", "convnext"])
+def test_our_own_layout(reference, tmp_path, kind):
+    module = empty(kind)
+    assert load_weights(module, write(tmp_path / "w.safetensors", reference[kind])).source == "own_cnn"
+    for path, value in values_of(module).items():
+        np.testing.assert_array_equal(value, reference[kind][path], err_msg=path)
+
+
+def test_one_marker_recognises_each_layout(reference):
+    files = {layout: tensors for layout, (_, tensors) in LAYOUTS.items()} | {"own_cnn": reference["resnet"]}
+    assert set(files) == {source.name for source in SOURCES}
+    for layout, tensors in files.items():
+        assert [source.name for source in SOURCES if source.marker in tensors] == [layout]
+
+
+def test_transforms():
+    tensor = np.arange(24).reshape(2, 3, 4, 1)
+    assert conv_kernel(tensor).shape == (4, 1, 3, 2)
+    assert conv_kernel(tensor)[3, 0, 1, 1] == tensor[1, 1, 3, 0]
+    assert channels(np.arange(3).reshape(3, 1, 1)).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="axes"):
+        conv_kernel(tensor[0])
+
+
+def targets(tensors: dict[str, tuple[int, ...]], source) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """Return {our path: shape} and the names that no rule takes, of tensors that have shapes only."""
+    shapes, left = {}, []
+    for name, shape in tensors.items():
+        rules = [rule for rule in source.rules if re.fullmatch(rule.pattern, name)]
+        assert len(rules) <= 1, name
+        if not rules:
+            left.append(name)
+            continue
+        path = re.fullmatch(rules[0].pattern, name).expand(rules[0].target)
+        assert path not in shapes
+        shapes[path] = rules[0].transform(np.broadcast_to(np.float32(0), shape)).shape
+    return shapes, left
+
+
+def test_every_key_of_the_published_resnet_101_is_consumed():
+    keys = TESTS.parents[1] / "shared" / "spec" / "checkpoint_keys.json"
+    if not keys.exists():
+        pytest.skip("the shared key lists are not here")
+    listed = json.loads(keys.read_text())["ResNet-101 (torchvision v1)"]["keys"]
+    shapes, left = targets({name: tuple(shape) for name, shape in listed}, TORCHVISION_RESNET)
+    module = nnx.eval_shape(lambda: ResNet(ResNetShape((3, 4, 23, 3)), rngs=nnx.Rngs(0)))
+    ours = {"/".join(map(str, path)): v.shape for path, v in nnx.to_flat_state(nnx.state(module))}
+    assert shapes == ours
+    assert all(any(re.fullmatch(p, name) for p in TORCHVISION_RESNET.ignored) for name in left)
+    assert len(listed) - len(left) == 104 * 5
+
+
+def test_another_depth_is_refused(tmp_path):
+    path = write(tmp_path / "w.safetensors", published("resnet"))
+    with pytest.raises(UserError, match="no tensor for stages/0/1/conv1/kernel"):
+        load_weights(empty("resnet", (2, 2, 1, 1)), path, source=TORCHVISION_RESNET)
+    with pytest.raises(UserError, match="stages/1/1/conv1/kernel is not a parameter of this model"):
+        load_weights(empty("resnet", (1, 1, 1, 1)), path, source=TORCHVISION_RESNET)
+    path = write(tmp_path / "w.safetensors", published("resnet") | {"layer1.0.se.fc1.weight": np.ones(3)})
+    with pytest.raises(UserError, match=r"tensor layer1\.0\.se\.fc1\.weight is unknown"):
+        load_weights(empty("resnet"), path, source=TORCHVISION_RESNET)

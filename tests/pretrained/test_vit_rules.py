@@ -1,0 +1,367 @@
+"""Every published layout of a ViT fills the model that it was made for."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.build import Classifier
+from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.prompts import DeepPrompts, prompt_groups
+from mlmoe_jax.pretrained import load
+from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.state import ModelDef
+
+TESTS = Path(__file__).parents[1]
+SPEC = TESTS.parents[1] / "shared" / "spec" / "checkpoint_keys.json"
+D, PATCH, HEADS = 16, 4, 2
+PLAIN = ViTShape(width=D, depth=2, heads=HEADS, patch=PATCH, native=8)
+DINOV2 = ViTShape(width=D, depth=2, heads=HEADS, patch=PATCH, native=8, layer_scale=1.0, mask_token=True)
+REGISTERS = ViTShape(**vars(DINOV2) | {"registers": 4})
+GIANT = ViTShape(**vars(DINOV2) | {"mlp": "swiglu"})
+
+
+def make_vit(shape: ViTShape, seed: int) -> ViT:
+    """Return a ViT with random values in every parameter."""
+    vit, draw = nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
+    nnx.update(vit, jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), nnx.state(vit)))
+    return vit
+
+
+def params_of(module: nnx.Module) -> dict[str, np.ndarray]:
+    return {path: np.asarray(value) for path, value in ModelDef.split(module)[1].items()}
+
+
+# --------------------------------------------------------------------------------- layouts, from our parameters
+def timm(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    tensors = {}
+    for path, value in p.items():
+        if path == "patch_embed/kernel":
+            value = value.reshape(PATCH, PATCH, 3, D).transpose(3, 2, 0, 1)
+        elif path.endswith("/kernel"):
+            value = value.T
+        name = re.sub(r"/(kernel|scale)$", "/weight", path).replace("/", ".")
+        tensors[name.replace("patch_embed.", "patch_embed.proj.")] = value
+    return tensors
+
+
+def renamed(tensors: dict[str, np.ndarray], *changes: tuple[str, str]) -> dict[str, np.ndarray]:
+    names = {name: name for name in tensors}
+    for pattern, replacement in changes:
+        names = {old: re.sub(pattern, replacement, new) for old, new in names.items()}
+    return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def split_qkv(tensors: dict[str, np.ndarray], into: str) -> dict[str, np.ndarray]:
+    """Split fused projections along the first axis; `into` is the name with QKV in it."""
+    result = {}
+    for name, tensor in tensors.items():
+        if ".qkv." in name:
+            for part, which in zip(np.split(tensor, 3), ("query", "key", "value"), strict=True):
+                result[name.replace("qkv", into.replace("QKV", which))] = part
+        else:
+            result[name] = tensor
+    return result
+
+
+def chunked(p):
+    return renamed(timm(p), (r"^blocks\.", "blocks.0."))
+
+
+def original_giant(p):
+    return renamed(timm(p), (r"mlp\.fc1", "mlp.w12"), (r"mlp\.fc2", "mlp.w3"))
+
+
+def moco_linear(p):
+    """As torch_file gives it, without the `module.` that all names share."""
+    return timm(p) | {"head.weight": np.ones((3, D), np.float32), "head.bias": np.ones(3, np.float32)}
+
+
+def moco_pretraining(p):
+    head = {"head.0.weight": np.ones((4, D), np.float32), "head.1.running_mean": np.ones(4, np.float32)}
+    encoder = timm(p) | head
+    return {
+        **renamed(encoder, ("^", "module.momentum_encoder.")),
+        **renamed(encoder, ("^", "module.base_encoder.")),
+        "module.predictor.0.weight": np.ones((4, 4), np.float32),
+    }
+
+
+def autoencoder(p):
+    decoder = {"mask_token": (1, 1, 3), "decoder_embed.weight": (3, D), "decoder_norm.bias": (3,)}
+    return timm(p) | {name: np.ones(shape, np.float32) for name, shape in decoder.items()}
+
+
+def vpt(p):
+    tensors = renamed(
+        split_qkv(timm(p), "QKV"),
+        (r"^blocks\.(\d+)", r"encoder.layer.\1"),
+        (r"\.norm1", ".attention_norm"),
+        (r"\.norm2", ".ffn_norm"),
+        (r"attn\.proj", "attn.out"),
+        (r"mlp", "ffn"),
+        (r"^norm", "encoder.encoder_norm"),
+        (r"^cls_token", "embeddings.cls_token"),
+        (r"^pos_embed", "embeddings.position_embeddings"),
+        (r"^patch_embed\.proj", "embeddings.patch_embeddings"),
+        (r"^", "transformer."),
+    )
+    return tensors | {"head.bias": np.ones(3, np.float32), "transformer.prompt_embeddings": np.ones((1, 5, D))}
+
+
+def gate_vpt(p):
+    return timm(p) | {"prompt_embeddings": np.ones((1, 5, D)), "gate_logit": np.ones(1), "temp": np.ones(2)}
+
+
+def augreg(p, wrapper=""):
+    names = {"cls_token": "cls", "pos_embed": "Transformer/posembed_input/pos_embedding"}
+    modules = {"norm1": "LayerNorm_0", "norm2": "LayerNorm_2", "mlp/fc1": "MlpBlock_3/Dense_0"}
+    modules |= {"mlp/fc2": "MlpBlock_3/Dense_1", "attn": "MultiHeadDotProductAttention_1"}
+    tensors = {"head/kernel": np.ones((D, 3)), "head/bias": np.ones(3), "pre_logits/kernel": np.ones((D, D))}
+    for path, value in p.items():
+        name = re.sub(r"^blocks/(\d+)", r"Transformer/encoderblock_\1", names.get(path, path))
+        name = re.sub(r"^norm", "Transformer/encoder_norm", name)
+        for ours, theirs in modules.items():
+            name = name.replace(f"/{ours}/", f"/{theirs}/")
+        if path == "patch_embed/kernel":
+            value = value.reshape(PATCH, PATCH, 3, D)
+        name = name.replace("patch_embed", "embedding").replace("/proj/", "/out/")
+        if "/out/kernel" in name:
+            value = value.reshape(HEADS, D // HEADS, D)
+        if "/qkv/" in name:
+            for part, which in zip(np.split(value, 3, axis=-1), ("query", "key", "value"), strict=True):
+                tensors[name.replace("qkv", which)] = part.reshape(*part.shape[:-1], HEADS, D // HEADS)
+        else:
+            tensors[name] = value
+    return {wrapper + name: tensor for name, tensor in tensors.items()}
+
+
+def augreg_in_a_training_state(p):
+    return augreg(p, "opt/target/") | {"opt/state/step": np.zeros((), np.int32)}
+
+
+LAYOUTS = {
+    "dinov2": (DINOV2, timm, "timm", ()),
+    "dinov2_chunked": (DINOV2, chunked, "timm", ()),
+    "dinov2_registers": (REGISTERS, timm, "timm", ()),
+    "dinov2_giant": (GIANT, original_giant, "timm", ()),
+    "timm_giant": (GIANT, timm, "timm", ()),
+    "mae": (PLAIN, timm, "timm", ()),
+    "mae_with_decoder": (PLAIN, autoencoder, "mae", ("mask_token", "decoder_embed.weight", "decoder_norm.bias")),
+    "moco_linear": (PLAIN, moco_linear, "timm", ("head.weight", "head.bias")),
+    "moco_pretraining": (PLAIN, moco_pretraining, "timm", None),
+    "augreg": (PLAIN, augreg, "augreg", ("head/kernel", "head/bias", "pre_logits/kernel")),
+    "augreg_in_a_training_state": (PLAIN, augreg_in_a_training_state, "augreg", None),
+    "vpt": (PLAIN, vpt, "vpt", ("head.bias", "transformer.prompt_embeddings")),
+    "gate_vpt": (PLAIN, gate_vpt, "gate_vpt", ("prompt_embeddings", "gate_logit", "temp")),
+}
+
+
+def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **tensors)
+    else:
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_layout_fills_every_parameter(tmp_path, name, suffix):
+    shape, layout, source, unused = LAYOUTS[name]
+    wanted, vit = params_of(make_vit(shape, 1)), make_vit(shape, 2)
+    report = load_weights(vit, write(tmp_path / f"weights{suffix}", layout(wanted)))
+    loaded = params_of(vit)
+    for path, value in wanted.items():
+        np.testing.assert_array_equal(loaded[path], value, err_msg=path)
+    assert (report.source, report.loaded) == (source, tuple(sorted(wanted)))
+    assert report.missing == report.reshaped == ()
+    assert unused is None or set(report.unused) == set(unused)
+
+
+def test_a_pretraining_file_of_moco_gives_its_encoder(tmp_path):
+    wanted, vit = params_of(make_vit(PLAIN, 1)), make_vit(PLAIN, 2)
+    tensors = moco_pretraining(wanted)
+    tensors |= {name: tensor + 1 for name, tensor in tensors.items() if "momentum" in name}
+    report = load_weights(vit, write(tmp_path / "weights.npz", tensors))
+    np.testing.assert_array_equal(params_of(vit)["cls_token"], wanted["cls_token"])
+    assert {name.split(".")[1] for name in report.unused} == {"momentum_encoder", "predictor", "base_encoder"}
+    assert {name for name in report.unused if "base_encoder" in name} == {
+        "module.base_encoder.head.0.weight",
+        "module.base_encoder.head.1.running_mean",
+    }
+
+
+def test_registers_as_timm_keeps_them(tmp_path):
+    """No mask token, and the class token's position is part of the token."""
+    source, vit = make_vit(REGISTERS, 1), make_vit(REGISTERS, 2)
+    before, p = params_of(vit)["mask_token"], params_of(source)
+    tensors = renamed(timm(p), ("register_tokens", "reg_token"))
+    tensors |= {"cls_token": p["cls_token"] + p["pos_embed"][:, :1], "pos_embed": p["pos_embed"][:, 1:]}
+    del tensors["mask_token"]
+    report = load_weights(vit, write(tmp_path / "weights.safetensors", tensors))
+    assert (report.source, report.missing) == ("timm_registers", ("mask_token",))
+    np.testing.assert_array_equal(params_of(vit)["mask_token"], before)
+    for size in (8, 12):
+        image = jax.random.normal(jax.random.key(0), (2, size, size, 3))
+        np.testing.assert_allclose(vit.embed(image)[0], source.embed(image)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "wrapper"), [("vit", "vit."), ("dinov2_small", "dinov2."), ("vit", "model.vit.")])
+def test_a_classifier_of_hugging_face_gives_its_backbone(tmp_path, name, wrapper):
+    stored = np.load(TESTS / "parity" / f"vit_{name}.npz")
+    tensors = {key[8:]: stored[key].astype(np.float32) for key in stored if key.startswith("weights/")}
+    shape = ViTShape(16, 3, 4 if name == "vit" else 2, patch=7, native=28)
+    if name != "vit":
+        shape = ViTShape(**vars(shape) | {"layer_scale": 1.0, "mask_token": True})
+    body, whole = make_vit(shape, 1), make_vit(shape, 2)
+    load_weights(body, write(tmp_path / "body.safetensors", tensors))
+    inside = {wrapper + key: tensor for key, tensor in tensors.items() if not key.startswith("pooler")}
+    inside["classifier.weight"] = np.ones((3, 16), np.float32)
+    report = load_weights(whole, write(tmp_path / "whole.safetensors", inside))
+    assert report.unused == ("classifier.weight",)
+    for path, value in params_of(body).items():
+        np.testing.assert_array_equal(params_of(whole)[path], value, err_msg=path)
+
+
+@pytest.mark.parametrize("wrapping", [{"model": None}, {"state_dict": None, "epoch": 3}])
+def test_a_file_of_torch_in_full(tmp_path, wrapping):
+    torch = pytest.importorskip("torch")
+    wanted, vit = params_of(make_vit(PLAIN, 1)), make_vit(PLAIN, 2)
+    weights = {f"module.{name}": torch.tensor(np.ascontiguousarray(x)) for name, x in moco_linear(wanted).items()}
+    content = {key: weights if value is None else value for key, value in wrapping.items()}
+    torch.save(content, tmp_path / "weights.pth.tar")
+    report = load_weights(vit, tmp_path / "weights.pth.tar")
+    assert set(report.unused) == {"head.weight", "head.bias"}
+    for path, value in params_of(vit).items():
+        np.testing.assert_array_equal(value, wanted[path], err_msg=path)
+
+
+@pytest.mark.parametrize("suffix", load.TORCH_SUFFIXES)
+def test_files_of_torch_go_to_their_reader(tmp_path, monkeypatch, suffix):
+    wanted, vit = params_of(make_vit(PLAIN, 1)), make_vit(PLAIN, 2)
+    asked = []
+    monkeypatch.setattr(load, "read_torch_file", lambda path: asked.append(path) or moco_linear(wanted))
+    assert load_weights(vit, tmp_path / f"weights{suffix}").source == "timm"
+    assert asked == [tmp_path / f"weights{suffix}"]
+
+
+# ------------------------------------------------------------------------------------------- prompt-tuned models
+def spec_layout(name: str) -> dict[str, np.ndarray]:
+    if not SPEC.exists():
+        pytest.skip("the shared specification is not here")
+    draw = np.random.default_rng(0)
+    keys = json.loads(SPEC.read_text())[name]["keys"]
+    return {key: draw.normal(size=shape).astype(np.float32) for key, shape in keys}
+
+
+@pytest.mark.parametrize("name", ["VPT deep", "VPT shallow", "E2VPT", "GateVPT"])
+def test_the_backbone_of_a_prompt_tuned_model_is_taken_and_the_rest_listed(tmp_path, name):
+    tensors = spec_layout(name)
+    vit = make_vit(ViTShape(48, 3, 4, patch=16, native=64), 1)
+    report = load_weights(vit, write(tmp_path / "weights.safetensors", tensors))
+    own = {"VPT deep": 2, "VPT shallow": 1, "E2VPT": 7, "GateVPT": 3}[name]  # prompts, masks, gates, temperatures
+    assert len(report.unused) == own + 2
+    assert {"head.weight", "head.bias"} < set(report.unused)
+    assert all(re.search("head|prompt|QKV_embeddings|gate_logit|temp", key) for key in report.unused)
+    assert report.missing == report.reshaped == ()
+
+
+@pytest.mark.parametrize("on", ["DINOv2", "the supervised ViT-B/16 class", "MAE", "MoCo v3"])
+def test_ml_vpt_is_taken_as_a_whole(tmp_path, on):
+    tensors = spec_layout(f"ML-VPT on {on}")
+    shape = ViTShape(48, 3, 4, patch=16, native=64)
+    if on == "DINOv2":
+        shape = ViTShape(48, 3, 4, patch=14, native=56, layer_scale=1.0, mask_token=True)
+    rngs, groups = nnx.Rngs(0), [0, 1, 0, 1, 0, 1, 0]
+    model = Classifier(
+        ViT(shape, rngs=rngs),
+        DeepPrompts(3, 48, shape.patch, group_of=prompt_groups(2, 2, 3), mask="all_prompts", rngs=rngs),
+        GroupExpertsHead(48, groups, groups, groups=2, per_group=3, rngs=rngs),
+        final_norm=True,
+    )
+    report = load_weights(model, write(tmp_path / "weights.npz", tensors))
+    assert report.source == ("ml_vpt_dinov2" if on == "DINOv2" else "ml_vpt")
+    assert report.unused == report.missing == ()
+    assert len(report.loaded) == len(tensors) - 1  # two prompt tensors become one
+
+
+# ------------------------------------------------------------------------------------------------------ mistakes
+def refused(refusal, vit, path) -> str:
+    """Return what loading says, after a check that the module is as it was."""
+    before = params_of(vit)
+    sentence = refusal(load_weights, vit, path)
+    after = params_of(vit)
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+    return sentence
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_lost_tensor_is_named_in_every_layout(refusal, tmp_path, name):
+    shape, layout, source, _ = LAYOUTS[name]
+    tensors = layout(params_of(make_vit(shape, 1)))
+    lost = next(key for key in tensors if re.search(r"(fc2|w3|Dense_1)[./]bias", key) and "momentum" not in key)
+    del tensors[lost]
+    sentence = refused(refusal, make_vit(shape, 2), write(tmp_path / "weights.npz", tensors))
+    assert sentence.endswith(f"({source} layout) does not fit the model: no tensor for blocks/0/mlp/fc2/bias")
+
+
+def test_an_unknown_tensor_is_named_as_it_stands_in_the_file(refusal, tmp_path):
+    tensors = renamed(timm(params_of(make_vit(PLAIN, 1))), ("^", "module."))
+    tensors |= {"module.blocks.0.adapter": np.ones(3), "scheduler": np.ones(3)}
+    sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "weights.npz", tensors))
+    assert sentence.endswith("tensor module.blocks.0.adapter is unknown; tensor scheduler is unknown")
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "says"),
+    [
+        (REGISTERS, DINOV2, "register_tokens is not a parameter of this model"),
+        (DINOV2, REGISTERS, "no tensor for register_tokens"),
+        (GIANT, DINOV2, "blocks/0/mlp/fc1/bias has shape (96,) instead of (64,)"),
+        (DINOV2, PLAIN, "blocks/0/ls1/gamma is not a parameter of this model"),
+        (PLAIN, DINOV2, "no tensor for blocks/0/ls1/gamma"),
+        (PLAIN, ViTShape(**vars(PLAIN) | {"depth": 3}), "no tensor for blocks/2/attn/proj/bias"),
+        (PLAIN, ViTShape(**vars(PLAIN) | {"native": 12}), "pos_embed has shape (1, 5, 16) instead of (1, 10, 16)"),
+    ],
+    ids=["registers", "no registers", "swiglu", "layer scale", "no layer scale", "depth", "grid"],
+)
+def test_another_architecture_is_one_sentence(refusal, tmp_path, file, model, says):
+    path = write(tmp_path / "weights.safetensors", timm(params_of(make_vit(file, 1))))
+    assert says in refused(refusal, make_vit(model, 2), path)
+
+
+def test_a_cnn_is_no_vit(refusal, tmp_path):
+    tensors = {"conv1.weight": np.ones((4, 3, 7, 7)), "layer1.0.conv1.weight": np.ones((4, 4, 1, 1))}
+    sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "weights.npz", tensors))
+    assert "(torchvision_resnet layout) does not fit the model: no tensor for" in sentence
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_a_truncated_file_is_one_sentence(refusal, tmp_path, suffix):
+    path = write(tmp_path / f"weights{suffix}", timm(params_of(make_vit(PLAIN, 1))))
+    path.write_bytes(path.read_bytes()[:-500])
+    assert refused(refusal, make_vit(PLAIN, 2), path).startswith(f"cannot read weights from {path}: ")
+
+
+def test_two_tensors_for_one_parameter_are_refused(refusal, tmp_path):
+    tensors = timm(params_of(make_vit(PLAIN, 1)))
+    tensors["blocks.0.1.norm1.bias"] = tensors["blocks.1.norm1.bias"]
+    sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "weights.npz", tensors))
+    assert sentence == (
+        "more than one tensor would become blocks/1/norm1/bias: blocks.1.norm1.bias, blocks.0.1.norm1.bias"
+    )
+
+
+def test_numbers_of_another_kind_are_refused(refusal, tmp_path):
+    tensors = timm(params_of(make_vit(PLAIN, 1)))
+    tensors["norm.weight"] = np.ones(D, np.int8)
+    sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "weights.npz", tensors))
+    assert sentence.endswith("norm/scale is made of int8 and not of floating-point numbers")

@@ -1,0 +1,102 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mlmoe_jax import cost
+from mlmoe_jax.config import load_config
+from mlmoe_jax.main import main, split_references
+
+
+def summary(reference, **overrides):
+    return cost.summarize(load_config(reference, [(key.replace("__", "."), str(v)) for key, v in overrides.items()]))
+
+
+@pytest.fixture(scope="module")
+def ml_vpt():
+    return summary("mlvpt_dinov2", eval__batch_size=64)
+
+
+@pytest.fixture(scope="module")
+def probe():
+    return summary("linear_probe:dataset=coco2014", eval__batch_size=64)
+
+
+# -------------------------------------------------------------------------------- the figures of the ML-VPT paper
+def test_parameters_of_ml_vpt_on_dinov2_b(ml_vpt):
+    assert ml_vpt["params"] == {"total": 87_602_710, "trainable": 1_022_230, "backbone": 86_580_480}
+
+
+def test_macs_as_the_papers_count(ml_vpt, probe):
+    assert probe["macs"]["layers"] == 21_963_611_136
+    assert ml_vpt["macs"]["layers"] == 24_513_954_816
+    norms = 25 * 4 * 768
+    assert round((probe["macs"]["full"] - 257 * norms) / 1e9, 2) == 23.16, "with attention products, without norms"
+    assert round((ml_vpt["macs"]["full"] - 287 * norms) / 1e9, 2) == 26.01
+
+
+def test_what_runs_is_less_than_what_the_papers_count(ml_vpt, probe):
+    """In batches of 64: 30 prompts on the fast path cost less than a linear probe that runs every token to the end."""
+    assert ml_vpt["macs"]["executed"] == pytest.approx(21.85e9, rel=1e-3)
+    assert probe["macs"]["executed"] < 0.95 * probe["macs"]["full"]
+
+
+def test_memory_and_modules(ml_vpt):
+    assert ml_vpt["memory"]["frozen"] == 4 * 86_580_480
+    assert ml_vpt["memory"]["trainable"] == ml_vpt["memory"]["average"] == 4 * 1_022_230
+    assert ml_vpt["memory"]["optimizer"] == 8 * 1_022_230
+    assert sum(total for total, _ in ml_vpt["modules"].values()) == 87_602_710
+    assert ml_vpt["modules"]["prompts"] == (276_480, 276_480)
+
+
+def test_macs_of_resnet_101():
+    of_224 = summary("linear_probe:dataset=voc2012,backbone=resnet101", eval__batch_size=1)
+    assert of_224["params"]["backbone"] == 42_500_160
+    assert of_224["macs"]["layers"] == 7_799_357_440 + 20 * 2048
+    assert of_224["macs"]["executed"] == 7_799_357_440 + 20 * 2048
+
+
+def test_macs_of_a_convnext_count_its_norms():
+    of_224 = summary("linear_probe:dataset=voc2012,backbone=convnext_tiny", eval__batch_size=1)
+    assert of_224["params"]["backbone"] == 27_820_128
+    norms = of_224["macs"]["layers"] - of_224["macs"]["executed"]
+    positions = {96: 56**2, 192: 28**2, 384: 14**2, 768: 7**2}
+    blocks = {96: 3, 192: 3, 384: 9, 768: 3}
+    inside = sum(blocks[width] * positions[width] * width for width in positions)
+    between = 56**2 * 96 * 2 + 28**2 * 192 + 14**2 * 384 + 768
+    assert norms == 4 * (inside + between)
+
+
+# ----------------------------------------------------------------------------------------------------- counting
+def test_dots_and_convolutions_are_counted_wherever_they_are():
+    def inner(x):
+        return jax.lax.scan(lambda c, _: (jnp.sin(c @ jnp.ones((4, 4))), None), x, length=5)[0]
+
+    jaxpr = jax.make_jaxpr(jax.jit(lambda x: jnp.einsum("bij,bjk->bik", inner(x), x)))(jnp.ones((2, 4, 4)))
+    assert cost.count_macs(jaxpr.jaxpr) == 5 * 2 * 4 * 4 * 4 + 2 * 4 * 4 * 4
+    image, kernel = jnp.ones((1, 8, 8, 6)), jnp.ones((3, 3, 2, 9))
+    grouped = jax.make_jaxpr(
+        lambda x, k: jax.lax.conv_general_dilated(
+            x, k, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=3
+        )
+    )(image, kernel)
+    assert cost.count_macs(grouped.jaxpr) == 4 * 4 * 9 * (3 * 3 * 2)
+    branches = jax.make_jaxpr(lambda p, x: jax.lax.cond(p, lambda y: y @ y, lambda y: y, x))(True, jnp.ones((3, 3)))
+    assert cost.count_macs(branches.jaxpr) == 27
+
+
+# ------------------------------------------------------------------------------------------------ the command
+def test_a_list_of_configs_keeps_their_arguments():
+    assert split_references("a,b:x=1,y=2,c") == ["a", "b:x=1,y=2", "c"]
+    assert split_references("a:x=1,b:y=2,") == ["a:x=1", "b:y=2"]
+
+
+def test_the_table_has_a_row_a_config_and_a_row_a_module(capsys):
+    assert main(["--mode=summary", "--configs=linear_probe,mlvpt_digits", "--config.eval.batch_size=1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["config", "linear_probe", "mlvpt_digits"]
+    assert any(line.split() == ["head/classifier", "1,290", "1,290"] for line in lines)
+
+
+def test_summary_wants_one_or_several_configs(capsys):
+    assert main(["--mode=summary"]) == 2
+    assert "needs either --config=FILE or --configs" in capsys.readouterr().err
