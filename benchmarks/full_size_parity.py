@@ -1,6 +1,6 @@
 """Compare DINOv2-B at full size with PyTorch's, weights drawn at random and written as they are published.
 
-    python benchmarks/full_size_parity.py --torch=PYTHON [--sides=224,448]
+    python -m benchmarks.full_size_parity --torch=PYTHON [--sides=224,448]
 
 `--torch` names a Python with torch and transformers. Prints the largest difference at the end, relative to the largest
 entry, with and without the last norm, and the parameters.

@@ -1,6 +1,6 @@
 """How fast pictures get from JPEG files into batches, images/s on one core, beside a PyTorch DataLoader with PIL.
 
-    python benchmarks/input_pipeline.py --images=FOLDER [--size=224] [--seconds=5] [--torch=PYTHON]
+    python -m benchmarks.input_pipeline --images=FOLDER [--size=224] [--seconds=5] [--torch=PYTHON]
 
 Each row reads the same files: ours through data/pipeline.py, theirs as is usual (PIL decode and square bilinear resize,
 cutout, torchvision's RandAugment, to a normalised tensor). `full` is a whole training input: decode, resize, cutout and

@@ -50,7 +50,7 @@ def get_config(arg=""):
     # ---- the method: ML-VPT on a frozen backbone; label groups come from your training labels
     use_ml_vpt(config)
     config.model.backbone.name = options.backbone
-    config.model.prompts.num_groups = 3  # at most the number of your classes
+    config.model.prompts.num_groups = 2  # at most the number of your classes
     config.augment.flip = True  # False where left and right matter
     config.augment.cutout = 0.5
     config.augment.randaugment = "uda"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,16 +66,17 @@ class Run:
     notes: dict[str, Any]
 
 
-def start_jax(config: ConfigDict) -> Mesh:
+def start_jax(config: ConfigDict, *, sections: Sequence[str] = ("train", "eval")) -> Mesh:
     """Set what JAX must know before its first computation, and return the mesh.
 
-    Raises UserError where the mesh does not fit the devices, or a batch does not split over them.
+    sections: of the config, whose `batch_size` has to fit the mesh. Raises UserError where the mesh does not fit the
+    devices, or a batch does not split over them.
     """
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
     mesh = make_mesh(config.mesh)
-    for key, size in (("train.batch_size", config.train.batch_size), ("eval.batch_size", config.eval.batch_size)):
-        if size % mesh.size:
-            raise UserError(f"{key} is {size}, which does not split over {mesh.size} devices")
+    for section in sections:
+        if (size := config[section].batch_size) % mesh.size:
+            raise UserError(f"{section}.batch_size is {size}, which does not split over {mesh.size} devices")
     return mesh
 
 
@@ -89,13 +91,13 @@ def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool
                 say(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
     definition, params, stats = ModelDef.split(model)
     trainable, frozen = split_trainable(params, trainable_rules(config))
-    frozen = _as_kept(frozen, config)
+    frozen = as_kept(frozen, config)
     if not trainable:
         raise UserError("config.trainable freezes every parameter; leave at least the head trainable")
     return Parts(definition, trainable, frozen, stats)
 
 
-def _as_kept(frozen: Params, config: ConfigDict) -> Params:
+def as_kept(frozen: Params, config: ConfigDict) -> Params:
     """Return frozen weights in the type they are kept in: only kernels change, which bfloat16 products round anyway."""
     dtype = config.model.frozen_dtype
     return {path: v.astype(dtype) if path.endswith("/kernel") else v for path, v in frozen.items()}
@@ -117,6 +119,18 @@ def preprocess_for(config: ConfigDict) -> Preprocess:
             f"{entry.shape.patch}"
         )
     return Preprocess(config.data.image_size, entry.mean, entry.std)
+
+
+def require_same_frozen(folder: RunFolder, frozen: Params) -> None:
+    """Raise UserError where the folder holds checkpoints of a run with other frozen weights."""
+    if not ((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
+        return
+    before = folder.read_json(BACKBONE)
+    if before["fingerprint"] != fingerprint(frozen):
+        raise UserError(
+            f"the frozen weights of {before['name']} ({before['weights']}) are not those that {folder} was trained "
+            "with; put the original file back, or give another --workdir"
+        )
 
 
 def describe_run(
@@ -168,7 +182,7 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
     image_size = preprocess_for(config).image_size
     preprocess = Preprocess(image_size, tuple(stored["mean"]), tuple(stored["std"]))
 
-    mesh = start_jax(config)
+    mesh = start_jax(config, sections=("eval",))
     parts = _with_frozen(folder, config, label_space)
     values = place({**parts.trainable, **parts.stats}, mesh)
     with checkpoint.open_manager(folder, writing=False) as manager:
@@ -197,7 +211,7 @@ def _with_frozen(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     parts = assemble(config, label_space, load_backbone=from_file)
     if stored.exists():
         try:
-            frozen = _as_kept(dict(load(stored.read_bytes())), config)
+            frozen = as_kept(dict(load(stored.read_bytes())), config)
         except SafetensorError as error:
             raise UserError(f"{stored} is damaged: {error}") from error
         parts = Parts(parts.definition, parts.trainable, frozen, parts.stats)

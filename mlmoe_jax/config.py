@@ -241,7 +241,8 @@ def _read(text: str, present: Any, what: str) -> Any:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if isinstance(present, tuple):
             if text[:1] not in ("(", "["):
-                return tuple(part for part in text.split(",") if part)
+                kind = float if present and all(isinstance(value, float) for value in present) else str
+                return tuple(kind(part) for part in text.split(",") if part)
             value = ast.literal_eval(text)
             return tuple(_tuples(item) for item in value) if isinstance(value, tuple | list) else (value,)
         return type(present)(text)
@@ -374,6 +375,15 @@ def validate(config: ConfigDict) -> None:
         wrong.append("data.val_fraction holds out data.val_split, which is empty")
     counts = ("data.workers", "pack.short_side", "pack.processes", "augment.margin")
     wrong += [f"{key} is {flat[key]!r} and must be 0 or more" for key in counts if flat[key] < 0]
+    for key in ("augment.crop_scale", "augment.crop_ratio"):
+        pair = flat[key]
+        if not (len(pair) == 2 and all(isinstance(v, int | float) for v in pair) and 0 < pair[0] <= pair[1]):
+            wrong.append(f"{key} is {pair!r} and must be two numbers above 0, the smaller one first")
+    if config.data.bad_images == "skip" and config.model.backbone.batch_norm == "trainable":
+        wrong.append(
+            "model.backbone.batch_norm=trainable would count the blanks that data.bad_images=skip leaves, so take "
+            "batch_norm=running, or leave bad images out with --mode=pack"
+        )
     if config.pack.quality > 100:
         wrong.append(f"pack.quality is {config.pack.quality} and must be at most 100")
     if config.eval.select_on == "val" and not config.data.val_split:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.assemble import preprocess_for, trainable_rules
+from mlmoe_jax.assemble import as_kept, preprocess_for, trainable_rules
 from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.sources import count_labels
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
@@ -28,6 +28,7 @@ from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import backbone_shape, build_backbone, build_model
 from mlmoe_jax.models.contracts import CLS
 from mlmoe_jax.models.transformer import hidden_width
+from mlmoe_jax.optim import make_optimizer
 from mlmoe_jax.state import ModelDef, module_rows, split_trainable
 from mlmoe_jax.steps import eval_logits
 
@@ -46,7 +47,9 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
     image = jax.ShapeDtypeStruct((batch, preprocess.image_size, preprocess.image_size, 3), jnp.uint8)
     step = jax.make_jaxpr(lambda values, image: eval_logits(definition, preprocess, values, {"image": image}))
     layers, extra = published_macs(config, len(space.names))
-    learned = _bytes(trainable)
+    frozen = jax.eval_shape(lambda values: as_kept(values, config), frozen)
+    moments = jax.eval_shape(make_optimizer(config.optim, 10**9, trainable).init, trainable)
+    learned = _bytes(trainable) + _bytes(stats)
     return {
         "params": {
             "total": sum(p.size for p in params.values()),
@@ -61,8 +64,9 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
         "memory": {
             "frozen": _bytes(frozen),
             "trainable": learned,
-            "optimizer": learned * (1 if config.optim.name == "sgd" else 2),
-            "average": learned + _bytes(stats),
+            "optimizer": sum(m.size * m.dtype.itemsize for m in jax.tree.leaves(moments) if m.ndim),
+            "average": learned,
+            "selected": learned,
         },
         "modules": module_rows(trainable, frozen),
     }
@@ -82,7 +86,9 @@ def published_macs(config: ConfigDict, labels: int) -> tuple[int, int]:
     side = config.data.image_size
     carried = 2 * prompts.num_groups * prompts.per_group if prompts.kind == "group" else 0
     layers, extra = (_vit_macs if isinstance(shape, ViTShape) else _cnn_macs)(shape, side, carried)
-    layers += labels * shape.width
+    classified = {"cls": 1, "patches": (side // shape.patch) ** 2}
+    classified["both"] = sum(classified.values())
+    layers += labels * shape.width * (classified[head.pool] if head.kind == "linear" else 1)
     if head.kind == "group_experts":
         experts = 2 * prompts.num_groups * prompts.per_group * 2 * shape.width * head.expert_hidden
         gates = 2 * labels * prompts.per_group * shape.width

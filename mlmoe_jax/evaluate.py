@@ -66,6 +66,11 @@ def score_split(
         np.concatenate([jax.device_get(o[name]) for o in outputs]) for name in ("logits", "id", "mask")
     )
     scores = np.full((len(split), logits.shape[1]), np.nan)
+    if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):
+        raise UserError(
+            f"the model gives no finite score for {diverged:,} images of {split.name}: it has diverged; lower "
+            "config.optim.learning_rate, or set model.dtype=float32"
+        )
     scores[row[mask > 0]] = probabilities(logits[mask > 0])
     return Scored(split, scores)
 
@@ -112,6 +117,8 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix:
     if rows := [row for of_split in skipped for row in of_split.table()]:
         folder.write_csv(f"{prefix}{SKIPPED}", ["split", "image", "why"], rows)
         say(f"{len(rows):,} images could not be read and were skipped; {folder / f'{prefix}{SKIPPED}'} lists them")
+    else:
+        (folder / f"{prefix}{SKIPPED}").unlink(missing_ok=True)  # that of an earlier evaluation
 
 
 def evaluate_run(folder: RunFolder, overrides: list[tuple[str, str]]) -> dict[str, dict[str, float]]:

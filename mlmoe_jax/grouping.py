@@ -87,7 +87,9 @@ def group_labels(
     matrix = affinity(counts, positives, tau=tau, side=side)
     labels = len(matrix)
     if not 1 <= num_groups <= labels:
-        raise UserError(f"{labels} labels cannot be cut into {num_groups} groups; ask for 1 to {labels}")
+        raise UserError(
+            f"{labels} labels cannot be cut into {num_groups} groups; set model.prompts.num_groups to 1 … {labels}"
+        )
     if num_groups in (1, labels):
         return np.arange(labels, dtype=np.int32) % num_groups
     from sklearn.cluster import SpectralClustering  # here, because it takes a second to import

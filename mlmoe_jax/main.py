@@ -141,7 +141,7 @@ def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
 
 
 def split_references(text: str) -> list[str]:
-    """Split `a,b:x=1,y=2,c` into its configs `a`, `b:x=1,y=2` and `c`: what has a "=" but no ":" goes on with arguments."""
+    """Split `a,b:x=1,y=2,c` into its configs `a`, `b:x=1,y=2` and `c`: "=" without a ":" goes on with arguments."""
     references: list[str] = []
     for part in text.split(","):
         if references and "=" in part and ":" not in part.partition("=")[0]:

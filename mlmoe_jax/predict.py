@@ -16,7 +16,7 @@ import numpy as np
 
 from mlmoe_jax.assemble import Run, open_run
 from mlmoe_jax.data.images import BadImage, read_image
-from mlmoe_jax.data.transforms import make_host_transform
+from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluate import probabilities
 from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
@@ -50,7 +50,9 @@ class Predictor:
     def __init__(self, run: Run, thresholds: dict[str, float]):
         self.run, self.names = run, run.label_space.names
         self.thresholds = np.array([thresholds[name] for name in self.names])
-        self._transform = make_host_transform(run.config.data, None, training=False)
+        data = run.config.data
+        self._transform = make_host_transform(data, None, training=False)
+        self._at_least = smallest_useful_side(data, None, training=False) if data.reduced_decoding else 0
         self._step = make_eval_step(run.definition, run.preprocess, run.mesh)
 
     @classmethod
@@ -78,7 +80,7 @@ class Predictor:
 
     def _read(self, image: str | Path | bytes | np.ndarray) -> np.ndarray | BadImage:
         try:
-            pixels = image if isinstance(image, np.ndarray) else read_image(image)
+            pixels = image if isinstance(image, np.ndarray) else read_image(image, at_least=self._at_least)
             return self._transform(pixels, None)
         except BadImage as error:
             return error

@@ -16,7 +16,8 @@ from safetensors.numpy import save as safetensors_bytes
 
 from mlmoe_jax import checkpoint
 from mlmoe_jax import config as configuration
-from mlmoe_jax.assemble import assemble, describe_run, preprocess_for, start_jax
+from mlmoe_jax.assemble import assemble, describe_run, preprocess_for, require_same_frozen, start_jax
+from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.check import require_sound
 from mlmoe_jax.data.labels import LabelSpace, label_space_of
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
@@ -88,6 +89,7 @@ def train(config: ConfigDict, folder: RunFolder) -> dict[str, dict[str, float]]:
     configuration.validate(config)
     _require_same_config(config, folder)
     job, state = set_up(config, folder)
+    require_same_frozen(folder, state.frozen)
     writer = jax.process_index() == 0
     with folder.writing() if writer else contextlib.nullcontext():
         if writer:
@@ -123,7 +125,7 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
     # ------------------------------------------------------------------------------------------------- steps
     optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
     learning_rate, _ = make_schedules(config.optim, total_steps)
-    objective = make_objective(config.loss, _negatives_over_positives(label_space))
+    objective = make_objective(config.loss, _negatives_over_positives(train_split.labels, config.data.difficult))
     train_step = make_train_step(
         parts.definition,
         objective,
@@ -163,7 +165,9 @@ def start(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[
     restored = checkpoint.restore_newest(manager, selected=selection.values, state=state.replace(frozen={}))
     if restored is not None:
         state = restored.state.replace(frozen=state.frozen)
-        selection = Selection(restored.selected, **restored.notes)
+        notes = dict(restored.notes)
+        job.skipped.rows.update(notes.pop("skipped", ()))
+        selection = Selection(restored.selected, **notes)
         say(f"going on from step {restored.step} of {job.total_steps}")
     if jax.process_index() == 0:
         job.folder.drop_rows_after(int(state.step))
@@ -199,7 +203,8 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
             if step % save_every == 0 or last or selection.finished or asked.is_set():
                 log.write()
                 require_finite(step, float(metrics["loss"]))
-                checkpoint.save(manager, step, state.replace(frozen={}), selection.values, selection.notes())
+                notes = {**selection.notes(), "skipped": sorted(job.skipped.rows)}
+                checkpoint.save(manager, step, state.replace(frozen={}), selection.values, notes)
             if asked.is_set():
                 raise Stopped(f"stopped at step {step} of {job.total_steps}; the same command goes on from there")
     log.write()
@@ -260,10 +265,14 @@ def _copy(values: Params) -> Params:
     return jax.tree.map(jnp.copy, values)
 
 
-def _negatives_over_positives(label_space: LabelSpace) -> jax.Array:
-    """The weight that balances each label's positives, f32[K]; 1 where a label has none."""
-    positives = np.maximum(label_space.positives, 1)
-    weight = np.where(label_space.positives > 0, (label_space.images - label_space.positives) / positives, 1.0)
+def _negatives_over_positives(labels: np.ndarray, difficult: str) -> jax.Array:
+    """The weight that balances each label's positives with its known negatives, f32[K]; 1 where it has no positive."""
+    positives, known = (np.zeros(labels.shape[1]) for _ in range(2))
+    for rows in np.array_split(labels, max(1, len(labels) // 10_000)):
+        label, mask = targets(rows, difficult)
+        positives += (label * mask).sum(axis=0)
+        known += mask.sum(axis=0)
+    weight = np.where(positives > 0, (known - positives) / np.maximum(positives, 1), 1.0)
     return jnp.asarray(np.maximum(weight, 1e-3), jnp.float32)
 
 

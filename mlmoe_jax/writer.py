@@ -136,7 +136,7 @@ class MetricLog:
 
     def note(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
         """Remember a step's metrics, still on the device."""
-        self._on_device = metrics
+        self._on_device = {**metrics, "learning_rate": self.learning_rate(step - 1)}
         self._row = {
             "step": step,
             "epoch": step / self.steps_per_epoch,
@@ -155,9 +155,8 @@ class MetricLog:
         step = self._row["step"]
         numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
         require_finite(step, numbers["loss"])
-        rate = float(self.learning_rate(step - 1))
         if jax.process_index() == 0:
-            self.folder.append_row({**self._row, "learning_rate": rate, **numbers})
+            self.folder.append_row({**self._row, **numbers})
         self._row, self.summary = {}, f"loss {numbers['loss']:.4g}"
 
 

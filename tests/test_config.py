@@ -281,6 +281,12 @@ def test_limits_of_the_data_keys(refusal):
     assert mistakes(refusal, data__val_fraction=0.1, data__val_split="", eval__select_on="none") == [
         "data.val_fraction holds out data.val_split, which is empty"
     ]
+    for key in ("augment.crop_scale", "augment.crop_ratio"):
+        for pair in ((0.5,), (0.0, 1.0), (1.0, 0.5), ("a", "b")):
+            wrong = [f"{key} is {pair!r} and must be two numbers above 0, the smaller one first"]
+            assert mistakes(refusal, **{key.replace(".", "__"): pair}) == wrong
+    (blanks,) = mistakes(refusal, data__bad_images="skip", model__backbone__batch_norm="trainable")
+    assert blanks.startswith("model.backbone.batch_norm=trainable would count the blanks")
     for key in ("data.workers", "pack.short_side", "pack.processes", "augment.margin"):
         assert mistakes(refusal, **{key.replace(".", "__"): -1}) == [f"{key} is -1 and must be 0 or more"]
 

@@ -42,10 +42,20 @@ def test_what_runs_is_less_than_what_the_papers_count(ml_vpt, probe):
 
 def test_memory_and_modules(ml_vpt):
     assert ml_vpt["memory"]["frozen"] == 4 * 86_580_480
-    assert ml_vpt["memory"]["trainable"] == ml_vpt["memory"]["average"] == 4 * 1_022_230
+    assert {ml_vpt["memory"][part] for part in ("trainable", "average", "selected")} == {4 * 1_022_230}
     assert ml_vpt["memory"]["optimizer"] == 8 * 1_022_230
     assert sum(total for total, _ in ml_vpt["modules"].values()) == 87_602_710
     assert ml_vpt["modules"]["prompts"] == (276_480, 276_480)
+
+
+def test_settings_show_in_the_memory_and_the_macs(probe):
+    half = summary("linear_probe:dataset=coco2014", eval__batch_size=64, model__frozen_dtype="bfloat16")
+    kernels = 12 * 12 * 768**2 + 3 * 14**2 * 768
+    assert half["memory"]["frozen"] == probe["memory"]["frozen"] - 2 * kernels
+    sgd = summary("linear_probe:dataset=coco2014", eval__batch_size=64, optim__name="sgd")
+    assert sgd["memory"]["optimizer"] == 4 * 61_520 == probe["memory"]["optimizer"] / 2
+    both = summary("linear_probe:dataset=coco2014", eval__batch_size=64, model__head__pool="both")
+    assert both["macs"]["layers"] == probe["macs"]["layers"] + 256 * 80 * 768
 
 
 def test_macs_of_resnet_101():

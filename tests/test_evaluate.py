@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax import assemble as assembly
 from mlmoe_jax import checkpoint, evaluate, rules
-from mlmoe_jax.assemble import assemble, describe_run, open_run, preprocess_for, start_jax
+from mlmoe_jax.assemble import assemble, describe_run, open_run, preprocess_for, require_same_frozen, start_jax
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.data import sources
 from mlmoe_jax.data.images import ArrayImages, BadImage
@@ -161,6 +161,16 @@ def test_results_are_shown_in_percent():
     assert len({len(line) for line in text.splitlines()}) == 1
 
 
+def test_a_model_that_has_diverged_is_no_unreadable_image(refusal):
+    def eval_step(values, frozen, batch):
+        return {"logits": jnp.full((4, 3), jnp.nan), "id": batch["id"], "mask": batch["mask"]}
+
+    data = default_config().data
+    data.image_size = 8
+    sentence = refusal(score_split, eval_step, {}, {}, make_split(6), data, 4, make_mesh(default_config().mesh))
+    assert sentence.startswith("the model gives no finite score for 6 images of val: it has diverged")
+
+
 # ------------------------------------------------------------------------------------------ runs and their folders
 SPACE = synthetic_label_space(3, 1)
 
@@ -269,6 +279,15 @@ def test_images_that_cannot_be_read_are_left_out_and_listed(config, tmp_path, mo
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed.take(np.array([0]), "val"))
     sentence = refusal(evaluate_run, folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
     assert sentence == "none of the 1 images of val can be read"
+
+
+def test_a_run_does_not_go_on_with_other_frozen_weights(config, tmp_path, refusal):
+    folder = RunFolder(tmp_path / "run")
+    parts, _ = train_nothing(folder, config)
+    require_same_frozen(folder, parts.frozen)
+    other = {path: value + 1 for path, value in parts.frozen.items()}
+    assert "are not those that" in refusal(require_same_frozen, folder, other)
+    require_same_frozen(RunFolder(tmp_path / "new"), other)
 
 
 def test_frozen_kernels_in_bfloat16_survive_the_run_folder(config, tmp_path):

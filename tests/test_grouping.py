@@ -135,7 +135,7 @@ def test_labels_without_positives_get_a_group_too(side, num_groups, silent):
 @pytest.mark.parametrize("num_groups", [-1, 0, 6])
 def test_impossible_number_of_groups(num_groups):
     counts, positives, _ = blocks(2, 3)
-    with pytest.raises(UserError, match=f"into {num_groups} groups; ask for 1 to 5"):
+    with pytest.raises(UserError, match=f"into {num_groups} groups; set model.prompts.num_groups to 1 … 5"):
         grouping.group_labels(counts, positives, num_groups=num_groups, tau=2, side="co", seed=0)
 
 

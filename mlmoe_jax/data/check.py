@@ -38,6 +38,11 @@ def require_sound(train: Split, others: Sequence[Split]) -> list[str]:
     for split in splits:
         if not len(split):
             raise UserError(f"split {split.name} has no images; check the data set or name another split")
+        if not (split.labels == POSITIVE).any():
+            raise UserError(
+                f"no image of split {split.name} has a positive label, so that nothing can be learned or measured "
+                "there; correct its labels, name another split, or hold out more with data.val_fraction"
+            )
     ids = {split.name: set(split.ids) for split in splits}
     for first, second in itertools.combinations(splits, 2):
         if not ids[first.name].isdisjoint(ids[second.name]):

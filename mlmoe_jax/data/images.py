@@ -41,7 +41,7 @@ class BadImage(UserError):
 
 
 def read_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: int = 0) -> np.ndarray:
-    """Decode a file, or the bytes of one, to u8[h,w,3]: RGB, upright as its EXIF says.
+    """Decode a file, or the bytes of one, to u8[h,w,3], read-only: RGB, upright as its EXIF says.
 
     name: what errors call it; by default its path or its length. at_least: where above 0, a JPEG may be decoded at
     1/2, 1/4 or 1/8 of its size, as long as no side falls below this many pixels.
@@ -84,7 +84,7 @@ def _decode(data: bytes, at_least: int) -> np.ndarray:
         if at_least:
             image.draft(None, (at_least, at_least))
         image.load()
-        return np.array(_rgb(_upright(image)))
+        return np.asarray(_rgb(_upright(image)))  # one copy less than np.array, and read-only
     except _Unreadable:
         raise
     except Image.DecompressionBombError as error:
@@ -117,7 +117,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _from_deep(grey: np.ndarray) -> Image.Image:

@@ -30,7 +30,7 @@ class _Examples(grain.transforms.MapWithIndex):
         training = augment is not None
         self.split, self.seed, self.process = split, seed, process
         self.size, self.skip = data.image_size, data.bad_images == "skip"
-        self.labels, self.label_mask = targets(split.labels, data.difficult)
+        self.difficult = data.difficult
         self.transform = make_host_transform(data, augment, training=training)
         self.at_least = smallest_useful_side(data, augment, training=training) if data.reduced_decoding else 0
 
@@ -51,7 +51,7 @@ class _Examples(grain.transforms.MapWithIndex):
             if not self.skip:
                 raise
             return self._nothing(row)
-        return self._example(image, self.labels[row], self.label_mask[row], 1.0, row)
+        return self._example(image, *targets(self.split.labels[row], self.difficult), 1.0, row)
 
     def _nothing(self, row: int) -> Batch:
         blank = np.zeros((self.size, self.size, 3), np.uint8)

@@ -47,6 +47,10 @@ def test_splits_that_share_images_are_refused(refusal):
 def test_an_empty_split_is_refused(refusal):
     assert "split val has no images" in refusal(require_sound, split_of(["1"]), [split_of([], name="val")])
     assert "split train has no images" in refusal(require_sound, split_of([]), [])
+    nothing = split_of(["2"], [0, -1, 2, 0], name="val")
+    assert refusal(require_sound, split_of(["1"]), [nothing]).startswith(
+        "no image of split val has a positive label, so that nothing can be learned or measured there"
+    )
 
 
 def test_classes_without_positives_are_a_warning():
@@ -139,7 +143,7 @@ SOUND = {
         ("3.jpg", photo(3), (0, 1, 1, -1)),
         ("4.jpg", photo(4), (0, 0, 0, 1)),
     ],
-    "val": [("5.jpg", photo(5), (0, 0, 0, 0))],
+    "val": [("5.jpg", photo(5), (0, 0, 1, 0))],
     "test": [("6.jpg", photo(6), (1, 1, 1, 1)), ("7.jpg", photo(7), (1, 0, 0, 0))],
 }
 
@@ -156,7 +160,7 @@ def test_a_sound_data_set(data_set, capsys):
     assert (train["width"], train["height"]) == ([99, 160, 160], [30, 120, 120])
     assert (train["mean_labels"], train["images_by_labels"]) == (1.75, [0, 1, 3])
     assert (train["positive"], train["difficult"], train["unknown"]) == ([2, 3, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1])
-    assert report["splits"]["val"]["images_by_labels"] == [1]
+    assert report["splits"]["val"]["images_by_labels"] == [0, 1]
 
     together = report["cooccurrence"]
     strongest = [(pair["a"], pair["b"], pair["images"], pair["of"]) for pair in together["strongest"]]

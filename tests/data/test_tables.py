@@ -52,7 +52,9 @@ def test_other_columns_separators_places_and_a_byte_order_mark(tmp_path):
 
 def test_images_in_a_folder_for_each_split(tmp_path):
     write(tmp_path, "sub.csv", "image,labels\nc.png,x\n")
-    assert open_table(settings(tmp_path, images="{split}"), "sub").images[0].shape[1] == 3
+    of_sub = open_table(settings(tmp_path, images="{split}"), "sub")
+    assert of_sub.images[0].shape[1] == 3
+    assert all(name.startswith("sub/") for name in of_sub.ids), "so that splits with the same file names stay apart"
 
 
 def test_absolute_paths(tmp_path, refusal):

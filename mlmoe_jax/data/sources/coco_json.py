@@ -15,7 +15,7 @@ import numpy as np
 
 from mlmoe_jax.data.images import data_folder, image_files
 from mlmoe_jax.data.sources.coco import read_instances, with_positive
-from mlmoe_jax.data.sources.tables import images_folder, refuse_other_splits, relative_to, table_path
+from mlmoe_jax.data.sources.tables import ids_of, images_folder, refuse_other_splits, relative_to, table_path
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
@@ -41,7 +41,8 @@ def open_coco_json(data, split: str, *, classes: Sequence[str] | None = None) ->
         raise UserError(f"no image of {path} has an annotation; check the file or set data.keep_empty")
     below = images_folder(folder, data.images, split)
     files = relative_to(below, files, path)
-    return Split(split, names, labels, files, image_files(below, files, check=data.bad_images == "error"))
+    images = image_files(below, files, check=data.bad_images == "error")
+    return Split(split, names, labels, ids_of(files, data.images, split), images)
 
 
 def _by_classes(labels: np.ndarray, names: Sequence[str], classes: Sequence[str], path: Path) -> np.ndarray:

@@ -82,7 +82,13 @@ def open_table(data, split: str, *, classes: Sequence[str] | None = None) -> Spl
             names, labels = _by_column(file, path, data, chosen, classes)
     below = images_folder(folder, data.images, split)
     files = relative_to(below, chosen.images, path)
-    return Split(split, names, labels, files, image_files(below, files, check=data.bad_images == "error"))
+    images = image_files(below, files, check=data.bad_images == "error")
+    return Split(split, names, labels, ids_of(files, data.images, split), images)
+
+
+def ids_of(files: list[str], images: str, split: str) -> list[str]:
+    """Return ids that tell the splits apart, also where each has an `images` folder of its own with the same names."""
+    return [f"{split}/{file}" for file in files] if "{split}" in images else files
 
 
 def table_path(folder: Path, table: str, split: str) -> Path:
