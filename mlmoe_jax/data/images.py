@@ -52,6 +52,11 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: i
 
     Raises BadImage for what is missing, empty, cut short, damaged, above MAX_PIXELS or in none of FORMATS.
     """
+    return np.asarray(open_image(source, name=name, at_least=at_least))  # one copy less than np.array, and read-only
+
+
+def open_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: int = 0) -> Image.Image:
+    """Decode like `read_image`, to Pillow's picture: what is only resized next is spared two copies."""
     if not isinstance(source, bytes):
         name, source = name or os.fspath(source), read_file(source)
     name = name or f"{len(source):,} bytes"
@@ -73,7 +78,7 @@ class _Unreadable(Exception):
     """Why some bytes are no picture, to follow 'cannot read … as an image:'."""
 
 
-def _decode(data: bytes, at_least: int) -> np.ndarray:
+def _decode(data: bytes, at_least: int) -> Image.Image:
     if not data:
         raise _Unreadable("it is empty")
     too_large = f"it has more than {MAX_PIXELS:,} pixels; store it smaller"
@@ -84,7 +89,7 @@ def _decode(data: bytes, at_least: int) -> np.ndarray:
         if at_least:
             image.draft(None, (at_least, at_least))
         image.load()
-        return np.asarray(_rgb(_upright(image)))  # one copy less than np.array, and read-only
+        return _rgb(_upright(image))
     except _Unreadable:
         raise
     except Image.DecompressionBombError as error:
@@ -140,6 +145,10 @@ class Images:
         """
         raise NotImplementedError
 
+    def open(self, row: int, at_least: int = 0) -> np.ndarray | Image.Image:
+        """Return what `read` does, or Pillow's picture of it where that is at hand."""
+        return self.read(row, at_least)
+
     def encoded(self, row: int) -> bytes:
         """Return picture `row` as the bytes of an image file: the stored ones if there are, else a PNG's."""
         buffer = io.BytesIO()
@@ -167,6 +176,10 @@ class _Taken(Images):
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
         """Return the picture that row stands for."""
         return self.whole.read(int(self.rows[row]), at_least)
+
+    def open(self, row: int, at_least: int = 0) -> np.ndarray | Image.Image:
+        """Open the picture that row stands for."""
+        return self.whole.open(int(self.rows[row]), at_least)
 
     def encoded(self, row: int) -> bytes:
         """Return its bytes."""
@@ -196,7 +209,11 @@ class EncodedImages(Images):
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
         """Decode picture `row`."""
-        return read_image(self.encoded(row), name=self.name(row), at_least=at_least)
+        return np.asarray(self.open(row, at_least))
+
+    def open(self, row: int, at_least: int = 0) -> Image.Image:
+        """Decode picture `row` to Pillow's."""
+        return open_image(self.encoded(row), name=self.name(row), at_least=at_least)
 
 
 class ImageFiles(EncodedImages):

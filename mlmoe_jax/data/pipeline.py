@@ -46,7 +46,7 @@ class _Examples(grain.transforms.MapWithIndex):
         if row >= len(self.split):
             return self._nothing(-1)
         try:
-            image = self.transform(self.split.images.read(row, self.at_least), random)
+            image = self.transform(self.split.images.open(row, self.at_least), random)
         except BadImage:
             if not self.skip:
                 raise

@@ -31,8 +31,10 @@ CROP_PLACES = (
 
 
 # ----------------------------------------------------------------------------------------------------------- geometry
-def resize_square(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize u8[h,w,3] to u8[size,size,3] whatever its aspect, with Pillow's antialiased bilinear filter.
+def resize_square(image: np.ndarray | Image.Image, size: int) -> np.ndarray:
+    """Resize u8[h,w,3], or Pillow's RGB picture, to u8[size,size,3] whatever its aspect.
+
+    The filter is Pillow's antialiased bilinear one.
 
     ML-VPT's code does this in training and in evaluation. A picture of that size already is returned as it is.
     """
@@ -101,12 +103,14 @@ def multi_scale_crop(image: np.ndarray, random: np.random.Generator, size: int) 
     return _resize(image[top : top + down, left : left + across], (size, size))
 
 
-def _resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarray:
     """Resize a picture to `size` (width, height)."""
-    if image.shape[1::-1] == size:
-        return image
+    if isinstance(image, np.ndarray):
+        if image.shape[1::-1] == size:
+            return image
+        image = Image.fromarray(image)
     # Pillow's own `box` would let pixels outside a crop into its borders; torchvision and the papers crop first.
-    return np.array(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
+    return np.array(image.resize(size, Image.Resampling.BILINEAR))
 
 
 # ---------------------------------------------------------------------------------------- pixels; the size is the same
@@ -190,8 +194,8 @@ class HostTransform:
     cutout: float = 0.0
     policy: Policy | None = None
 
-    def __call__(self, image: np.ndarray, random: np.random.Generator | None = None) -> np.ndarray:
-        """Return u8[S,S,3] of u8[h,w,3]. Without anything random (in evaluation) no generator is needed."""
+    def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
+        """Return u8[S,S,3] of u8[h,w,3] or of Pillow's RGB picture; in evaluation no generator is needed."""
         image = self._fit(image, random)
         if self.flip:
             image = flip(image, random)
@@ -208,9 +212,10 @@ class HostTransform:
             image = randaugment.apply(image, random, self.policy)
         return np.ascontiguousarray(image)
 
-    def _fit(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
+    def _fit(self, image: np.ndarray | Image.Image, random: np.random.Generator | None) -> np.ndarray:
         if self.fit == "square":
             return resize_square(image, self.image_size)
+        image = np.asarray(image)
         if self.fit == "crop":
             return centre_crop(resize_short_side(image, self.short_side), self.image_size)
         if self.fit == "random_resized_crop":

@@ -282,9 +282,9 @@ class Photos(EncodedImages):
     def encoded(self, row: int) -> bytes:
         return self.data
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
-        image = super().read(row, at_least)
-        self.asked.append((at_least, image.shape))
+    def open(self, row: int, at_least: int = 0) -> Image.Image:
+        image = super().open(row, at_least)
+        self.asked.append((at_least, np.asarray(image).shape))
         return image
 
 

@@ -350,3 +350,13 @@ def test_the_smallest_useful_side_enlarges_nothing(changes, training, side, monk
     transform = make_host_transform(data, augment, training=training)
     assert not any(enlarges(*size) for size in ((side, side), (side, 3 * side), (2 * side, side)))
     assert enlarges(side - 1, 2 * side), "a smaller picture would do as well"
+
+
+@pytest.mark.parametrize("fit", ["square", "crop"])
+@pytest.mark.parametrize("size", [24, 48])
+def test_pillows_picture_gives_what_its_array_gives(fit, size):
+    array = np.random.default_rng(3).integers(0, 256, (48, 48, 3), np.uint8)
+    data = default_config().data
+    data.update({"image_size": size, "resize": fit})
+    transform = make_host_transform(data, None, training=False)
+    np.testing.assert_array_equal(transform(Image.fromarray(array)), transform(array))
