@@ -125,11 +125,14 @@ def require_same_frozen(folder: RunFolder, frozen: Params) -> None:
     """Raise UserError where the folder holds checkpoints of a run with other frozen weights."""
     if not ((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
         return
-    before = folder.read_json(BACKBONE)
-    if before["fingerprint"] != fingerprint(frozen):
+    _require_fingerprint(folder, folder.read_json(BACKBONE), frozen)
+
+
+def _require_fingerprint(folder: RunFolder, described: dict[str, Any], frozen: Params) -> None:
+    if fingerprint(frozen) != described["fingerprint"]:
         raise UserError(
-            f"the frozen weights of {before['name']} ({before['weights']}) are not those that {folder} was trained "
-            "with; put the original file back, or give another --workdir"
+            f"the frozen weights of {described['name']} ({described['weights']}) are not those that {folder} was "
+            "trained with; put the original file back, or train in another --workdir"
         )
 
 
@@ -215,9 +218,5 @@ def _with_frozen(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
         except SafetensorError as error:
             raise UserError(f"{stored} is damaged: {error}") from error
         parts = Parts(parts.definition, parts.trainable, frozen, parts.stats)
-    if fingerprint(parts.frozen) != described["fingerprint"]:
-        raise UserError(
-            f"the frozen weights of {described['name']} ({described['weights']}) are not those that {folder} was "
-            "trained with; put the original file back"
-        )
+    _require_fingerprint(folder, described, parts.frozen)
     return parts

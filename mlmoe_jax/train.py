@@ -125,7 +125,9 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
     # ------------------------------------------------------------------------------------------------- steps
     optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
     learning_rate, _ = make_schedules(config.optim, total_steps)
-    objective = make_objective(config.loss, _negatives_over_positives(train_split.labels, config.data.difficult))
+    balanced = config.loss.kind == "bce" and not config.loss.positive_weight
+    weight = _negatives_over_positives(train_split.labels, config.data.difficult) if balanced else None
+    objective = make_objective(config.loss, weight)
     train_step = make_train_step(
         parts.definition,
         objective,
