@@ -22,6 +22,7 @@ from mlmoe_jax.data.labels import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.resnet import FROZEN_BATCH_NORM, ResNetShape
 from mlmoe_jax.models.build import backbone_shape, build_model
+from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained import catalog
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.runfolder import (
@@ -104,10 +105,13 @@ def as_kept(frozen: Params, config: ConfigDict) -> Params:
 
 
 def trainable_rules(config: ConfigDict) -> tuple:
-    """Return `config.trainable`, before it what a backbone's own settings freeze."""
+    """Return `config.trainable`, before it what the settings of backbone and prompts freeze."""
+    frozen = []
     if isinstance(backbone_shape(config), ResNetShape) and config.model.backbone.batch_norm == "frozen":
-        return (FROZEN_BATCH_NORM, *config.trainable)  # no gradient reaches them, but weight decay would
-    return tuple(config.trainable)
+        frozen.append(FROZEN_BATCH_NORM)  # no gradient reaches them, but weight decay would
+    if config.model.prompts.masks == "fixed":
+        frozen.append(PRUNING_MASKS)
+    return (*frozen, *config.trainable)
 
 
 def preprocess_for(config: ConfigDict) -> Preprocess:
@@ -118,6 +122,8 @@ def preprocess_for(config: ConfigDict) -> Preprocess:
             f"data.image_size is {config.data.image_size}, no multiple of {config.model.backbone.name}'s patch size "
             f"{entry.shape.patch}"
         )
+    if config.model.backbone.normalization == "imagenet":
+        return Preprocess(config.data.image_size, catalog.IMAGENET_MEAN, catalog.IMAGENET_STD)
     return Preprocess(config.data.image_size, entry.mean, entry.std)
 
 

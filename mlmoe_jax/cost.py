@@ -25,8 +25,8 @@ from mlmoe_jax.data.sources import count_labels
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.models.build import backbone_shape, build_backbone, build_model
-from mlmoe_jax.models.contracts import CLS
+from mlmoe_jax.models.build import Classifier, backbone_shape, build_backbone, build_model
+from mlmoe_jax.models.contracts import CLS, Features
 from mlmoe_jax.models.transformer import hidden_width
 from mlmoe_jax.optim import make_optimizer
 from mlmoe_jax.state import ModelDef, module_rows, split_trainable
@@ -46,7 +46,7 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
     batch = config.eval.batch_size
     image = jax.ShapeDtypeStruct((batch, preprocess.image_size, preprocess.image_size, 3), jnp.uint8)
     step = jax.make_jaxpr(lambda values, image: eval_logits(definition, preprocess, values, {"image": image}))
-    layers, extra = published_macs(config, len(space.names))
+    layers, extra = published_macs(config, model)
     frozen = jax.eval_shape(lambda values: as_kept(values, config), frozen)
     moments = jax.eval_shape(make_optimizer(config.optim, 10**9, trainable).init, trainable)
     learned = _bytes(trainable) + _bytes(stats)
@@ -80,38 +80,40 @@ def _bytes(params: dict[str, Any]) -> int:
     return sum(p.size * p.dtype.itemsize for p in params.values())
 
 
-def published_macs(config: ConfigDict, labels: int) -> tuple[int, int]:
-    """Return `layers` and what `full` adds to it, for one image of the config's size and K = `labels`."""
-    shape, prompts, head = backbone_shape(config), config.model.prompts, config.model.head
-    side = config.data.image_size
-    carried = 2 * prompts.num_groups * prompts.per_group if prompts.kind == "group" else 0
-    layers, extra = (_vit_macs if isinstance(shape, ViTShape) else _cnn_macs)(shape, side, carried)
-    classified = {"cls": 1, "patches": (side // shape.patch) ** 2}
-    classified["both"] = sum(classified.values())
-    layers += labels * shape.width * (classified[head.pool] if head.kind == "linear" else 1)
-    if head.kind == "group_experts":
-        experts = 2 * prompts.num_groups * prompts.per_group * 2 * shape.width * head.expert_hidden
-        gates = 2 * labels * prompts.per_group * shape.width
-        mixing = gates  # Σ w·E over the experts of a label's group, on both sides
-        extra += experts + gates + mixing + labels * shape.width  # the second side's classifier
-    return layers, extra
+def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int]:
+    """Return `layers` and what `full` adds to it, for one image of the config's size; `model` may be abstract."""
+    shape, side = backbone_shape(config), config.data.image_size
+    if isinstance(shape, ViTShape):
+        patches = (side // shape.patch) ** 2
+        layers, extra = _vit_macs(shape, patches, model.prompts)
+    else:
+        layers, extra, patches = _cnn_macs(shape, side)
+    of_head = model.head.published_macs(patches)
+    return layers + of_head[0], extra + of_head[1]
 
 
-def _vit_macs(shape: ViTShape, side: int, prompts: int) -> tuple[int, int]:
-    patches, width = (side // shape.patch) ** 2, shape.width
-    tokens = 1 + shape.registers + prompts + patches
+def _vit_macs(shape: ViTShape, patches: int, prompts: nnx.Module | None) -> tuple[int, int]:
+    width, carried, answering = shape.width, 0, 0
+    if prompts is not None:
+        carried, answering = prompts.count, prompts.key_values
+    tokens = 1 + shape.registers + carried + patches
     hidden = hidden_width(width, shape.mlp_ratio, shape.mlp)
     mlp = (3 if shape.mlp == "swiglu" else 2) * width * hidden
     linear = patches * 3 * shape.patch**2 * width + shape.depth * tokens * (4 * width**2 + mlp)
     norms = (2 * shape.depth + 1) * 4 * tokens * width
-    return linear + norms, shape.depth * 2 * tokens**2 * width
+    return linear + norms, shape.depth * 2 * tokens * (tokens + answering) * width
 
 
-def _cnn_macs(shape: ResNetShape | ConvNeXtShape, side: int, prompts: int) -> tuple[int, int]:
+def _cnn_macs(shape: ResNetShape | ConvNeXtShape, side: int) -> tuple[int, int, int]:
+    """Return `layers`, what `full` adds, and the number of patch tokens."""
     backbone = nnx.eval_shape(lambda: build_backbone(shape, rngs=nnx.Rngs(0)))
     definition, params, stats = ModelDef.split(backbone)
     image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-    run = jax.make_jaxpr(lambda values, image: definition.merge(values)(image, read=(CLS,)).cls)
+
+    def run(values: dict[str, Any], image: jax.Array) -> Features:
+        return definition.merge(values)(image, read=(CLS,))
+
+    jaxpr, features = jax.make_jaxpr(run, return_shape=True)({**params, **stats}, image)
     norms = 0
     if isinstance(shape, ConvNeXtShape):
         widths, grids = shape.widths, [(side // (4 * 2**stage)) ** 2 for stage in range(len(shape.widths))]
@@ -119,7 +121,7 @@ def _cnn_macs(shape: ResNetShape | ConvNeXtShape, side: int, prompts: int) -> tu
         # one in each block, one after the stem, one before each downsampling, one on the pooled feature
         norms = 4 * sum(blocks * grid * width for blocks, width, grid in stages)
         norms += 4 * (grids[0] * widths[0] + sum(g * w for g, w in zip(grids, widths[:-1], strict=False)) + widths[-1])
-    return count_macs(run({**params, **stats}, image).jaxpr) + norms, 0
+    return count_macs(jaxpr.jaxpr) + norms, 0, math.prod(features.grid)
 
 
 def count_macs(jaxpr) -> int:

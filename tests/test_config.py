@@ -214,7 +214,7 @@ def test_every_mistake_is_listed_at_once(refusal):
         "model.backbone.final_norm": "auto, yes, no",
         "model.backbone.batch_norm": ", ".join(BATCH_NORMS),
         "model.matmul_precision": "default, high, highest",
-        "model.prompts.kind": "none, group",
+        "model.prompts.kind": "none, deep, shallow, e2vpt, group",
         "model.prompts.mask": ", ".join(MASKS),
         "model.head.kind": ", ".join(HEADS),
         "model.head.activation": ", ".join(ACTIVATIONS),

@@ -11,7 +11,7 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.prompts import DeepPrompts, prompt_groups
+from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.sharding import make_mesh
 from mlmoe_jax.state import ModelDef, TrainState, fingerprint, initial_state, parameter_table, split_trainable
 from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step
@@ -23,8 +23,8 @@ def ml_vpt() -> Classifier:
     rngs = nnx.Rngs(0)
     return Classifier(
         ViT(ViTShape(width=16, depth=2, heads=2, patch=8, native=16, layer_scale=0.1), rngs=rngs),
-        DeepPrompts(2, 16, 8, group_of=prompt_groups(2, 2, 2), mask="all_prompts", rngs=rngs),
-        GroupExpertsHead(16, CO, DC, groups=2, per_group=2, hidden=3, rngs=rngs),
+        DeepPrompts(2, 16, 8, count=8, mask=np.eye(8, dtype=bool), rngs=rngs),
+        GroupExpertsHead(16, {"co": CO, "dc": DC}, groups=2, per_group=2, hidden=3, rngs=rngs),
         final_norm=True,
     )
 

@@ -363,7 +363,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.prompts import DeepPrompts, prompt_groups
+from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.optim import make_optimizer
 from mlmoe_jax.sharding import AXES, make_mesh, place, shard_batch
 from mlmoe_jax.state import ModelDef, initial_state, split_trainable
@@ -384,8 +384,8 @@ class Normalised(nnx.Module):
         self.norm = nnx.BatchNorm(3, rngs=rngs)
         self.model = Classifier(
             ViT(ViTShape(width=16, depth=2, heads=2, patch=4, native=8), rngs=rngs),
-            DeepPrompts(2, 16, 4, group_of=prompt_groups(2, 2, 2), mask="all_prompts", rngs=rngs),
-            GroupExpertsHead(16, [0, 1, 0], [1, 1, 0], groups=2, per_group=2, hidden=3, rngs=rngs),
+            DeepPrompts(2, 16, 4, count=8, mask=np.eye(8, dtype=bool), rngs=rngs),
+            GroupExpertsHead(16, {"co": [0, 1, 0], "dc": [1, 1, 0]}, groups=2, per_group=2, hidden=3, rngs=rngs),
             final_norm=True,
         )
 

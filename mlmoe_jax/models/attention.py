@@ -14,7 +14,7 @@ class FusedProjection(nnx.Linear):
     def key_value(self, tokens: jax.Array) -> jax.Array:
         """Project f32[b,T,D] to keys and values only, f32[b,T,2D]."""
         width = self.in_features
-        kernel, bias, tokens = self.kernel[:, width:], self.bias[width:], tokens
+        kernel, bias = self.kernel[:, width:], self.bias[width:]
         dtype = self.dtype or jnp.result_type(tokens, kernel)
         return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
 
@@ -28,23 +28,32 @@ class Attention(nnx.Module):
         self.proj = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
 
     def __call__(
-        self, tokens: jax.Array, context: Sequence[jax.Array] = (), mask: np.ndarray | None = None
+        self,
+        tokens: jax.Array,
+        context: Sequence[jax.Array] = (),
+        mask: np.ndarray | jax.Array | None = None,
+        *,
+        key_value: jax.Array | None = None,
+        temperature: jax.Array | float = 1.0,
     ) -> jax.Array:
-        """Let `tokens` attend to themselves and to `context`.
+        """Let `tokens` attend to themselves, to `context` and to `key_value`.
 
         tokens: f32[b,Q,D], which ask and answer. context: arrays f32[b,C,D] which only answer: no query is computed
-        for them. Each leading size b is B or 1; what has 1 is projected once for the whole batch.
-        mask: bool[Q,T], T = Q plus all C in order, True where attention is allowed; None = everywhere.
-        Returns f32[B,Q,D].
+        for them. key_value: f32[1 or 2, m, D], keys and values as they are (with 1, keys are values). Each leading size
+        b is B or 1; what has 1 is projected once for the whole batch.
+        mask: bool[Q,T], T = Q plus all C plus m in order, True where attention is allowed; None = everywhere.
+        temperature: divides the attention logits. Returns f32[B,Q,D].
         """
         query, key, value = jnp.split(self.qkv(tokens), 3, axis=-1)
         pairs = [(key, value), *(jnp.split(self.qkv.key_value(part), 2, axis=-1) for part in context)]
+        if key_value is not None:
+            pairs.append((key_value[:1].astype(key.dtype), key_value[-1:].astype(key.dtype)))
         batch = max(key.shape[0] for key, _ in pairs)
         key, value = (
             jnp.concatenate([jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts], axis=1)
             for parts in zip(*pairs, strict=True)
         )
-        query = jnp.broadcast_to(query, (batch, *query.shape[1:]))
+        query = jnp.broadcast_to(query / jnp.asarray(temperature, query.dtype), (batch, *query.shape[1:]))
         query, key, value = (
             part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
         )

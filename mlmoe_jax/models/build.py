@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from mlmoe_jax.data.labels import LabelSpace
@@ -11,11 +12,13 @@ from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.heads.group_linear import GroupLinearHead
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.prompts import DeepPrompts, prompt_groups
+from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, prompt_groups, prompt_mask
 from mlmoe_jax.pretrained import catalog
 
 BackboneShape = ViTShape | ResNetShape | ConvNeXtShape
+SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # config.model.prompts.sides
 
 
 class Classifier(nnx.Module):
@@ -28,22 +31,29 @@ class Classifier(nnx.Module):
         self, image: jax.Array, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
         """Classify f32[B,H,W,3]. labels f32[B,K] and rngs are for models whose training needs them."""
-        prompts = None if self.prompts is None else self.prompts()
-        return self.head(self.backbone(image, prompts, read=self.head.read, norm=self.final_norm))
+        prompts = None if self.prompts is None else self.prompts(len(image), rngs=rngs)
+        features = self.backbone(image, prompts, read=self.head.read, norm=self.final_norm)
+        return self.head(features, labels=labels, rngs=rngs)
 
 
 def _linear(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
     return LinearHead(shape.width, len(space.names), pool=config.model.head.pool, rngs=rngs)
 
 
+def _group_of(config, space: LabelSpace) -> dict[str, np.ndarray]:
+    """Return the group of every label on each side that the config has prompts for."""
+    both = {"co": space.co_group, "dc": space.dc_group}
+    return {name: both[name] for name in SIDES[config.model.prompts.sides]}
+
+
 def _group_experts(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
     head, prompts = config.model.head, config.model.prompts
     return GroupExpertsHead(
         shape.width,
-        space.co_group,
-        space.dc_group,
+        _group_of(config, space),
         groups=prompts.num_groups,
         per_group=prompts.per_group,
+        gates_of=head.gates_of,
         hidden=head.expert_hidden,
         activation=head.activation,
         gate_bias=head.gate_bias,
@@ -54,7 +64,51 @@ def _group_experts(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> n
     )
 
 
-HEADS = {"linear": _linear, "group_experts": _group_experts}
+def _group_linear(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
+    return GroupLinearHead(
+        shape.width,
+        _group_of(config, space),
+        groups=config.model.prompts.num_groups,
+        per_group=config.model.prompts.per_group,
+        combine=config.model.head.combine,
+        rngs=rngs,
+    )
+
+
+HEADS = {"linear": _linear, "group_experts": _group_experts, "group_linear": _group_linear}
+
+
+def build_prompts(settings, shape: ViTShape, *, rngs: nnx.Rngs) -> nnx.Module | None:
+    """Build the prompts that `config.model.prompts` describes, or None for kind `none`."""
+    if settings.kind == "none":
+        return None
+    place = (shape.depth, shape.width, shape.patch)
+    common = {"count": settings.count, "project": settings.project, "dropout": settings.dropout, "rngs": rngs}
+    if settings.kind == "group":
+        group_of = prompt_groups(len(SIDES[settings.sides]), settings.num_groups, settings.per_group)
+        common["count"] = len(group_of)
+        return DeepPrompts(*place, mask=prompt_mask(settings.mask, group_of), **common)
+    if settings.kind == "deep":
+        return DeepPrompts(*place, **common)
+    if settings.kind == "shallow":
+        gate_init = settings.gate_init if settings.gated else None
+        return ShallowPrompts(*place, gate_init=gate_init, learn_temperature=settings.learn_temperature, **common)
+    return PrunablePrompts(
+        *place,
+        key_values=settings.key_values,
+        shared=settings.share_key_values,
+        heads=shape.heads,
+        segments=0 if settings.masks == "none" else settings.segments,
+        token_mask=_bits(settings.kept_tokens) if settings.kept_tokens else None,
+        segment_mask=np.stack([_bits(row) for row in settings.kept_segments]) if settings.kept_segments else None,
+        absent=settings.masks == "fixed" and settings.pruned == "absent",
+        **common,
+    )
+
+
+def _bits(text: str) -> np.ndarray:
+    """Turn "1101" into f32[4]."""
+    return np.array([float(digit) for digit in text], np.float32)
 
 
 def backbone_shape(config) -> BackboneShape:
@@ -83,14 +137,9 @@ def build_model(config, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifie
     settings = config.model
     dtype = None if settings.dtype == "float32" else jnp.dtype(settings.dtype)
     shape = backbone_shape(config)
-    prompts = None
     if settings.prompts.kind != "none" and not isinstance(shape, ViTShape):
         raise UserError(f"model.prompts.kind={settings.prompts.kind} needs a ViT, and {settings.backbone.name} is none")
-    if settings.prompts.kind == "group":
-        group_of = prompt_groups(2, settings.prompts.num_groups, settings.prompts.per_group)
-        prompts = DeepPrompts(
-            shape.depth, shape.width, shape.patch, group_of=group_of, mask=settings.prompts.mask, rngs=rngs
-        )
+    prompts = build_prompts(settings.prompts, shape, rngs=rngs)
     backbone = build_backbone(
         shape, dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs
     )

@@ -16,12 +16,22 @@ CLS, PROMPTS, PATCHES = "cls", "prompts", "patches"
 class Prompts:
     """What a prompt method hands to the ViT.
 
-    tokens: f32[L,1 or B,P,D]; block i uses `tokens[i]` and forgets it afterwards (deep prompts).
+    tokens: f32[L or 1, 1 or B, P, D]. L sets: block i uses `tokens[i]` and forgets it afterwards (deep prompts). One
+    set, and `carry`: the prompts enter the first block and travel on.
     mask: bool[P,P] numpy, True where a prompt (row) may attend to a prompt (column); None = everywhere.
+    present: bool[P]; a prompt that is not present is as if it were not in the sequence; None = all are.
+    key_value: f32[L, 1 or 2, m, D], further keys and values of every block after its projection; with 1, the keys are
+    the values.
+    carry: f32[L−1] in 0…1. What enters block i+1 is c·(prompts leaving block i) + (1 − c)·(prompts entering it).
+    temperature: f32[L], divides the attention logits of every block.
     """
 
     tokens: jax.Array
     mask: np.ndarray | None = None
+    present: jax.Array | None = None
+    key_value: jax.Array | None = None
+    carry: jax.Array | None = None
+    temperature: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -91,10 +91,17 @@ class Block(nnx.Module):
             self.ls1, self.ls2 = LayerScale(width, layer_scale), LayerScale(width, layer_scale)
 
     def __call__(
-        self, tokens: jax.Array, context: Sequence[jax.Array] = (), mask: np.ndarray | None = None
+        self,
+        tokens: jax.Array,
+        context: Sequence[jax.Array] = (),
+        mask: np.ndarray | jax.Array | None = None,
+        *,
+        key_value: jax.Array | None = None,
+        temperature: jax.Array | float = 1.0,
     ) -> jax.Array:
         """Advance `tokens` f32[b,Q,D]; `context` arrays f32[b,C,D] give keys and values only (see Attention)."""
-        mixed = self.attn(self.norm1(tokens), [self.norm1(part) for part in context], mask)
+        context = [self.norm1(part) for part in context]
+        mixed = self.attn(self.norm1(tokens), context, mask, key_value=key_value, temperature=temperature)
         tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
         mixed = self.mlp(self.norm2(tokens))
         return tokens + (self.ls2(mixed) if self.scaled else mixed)

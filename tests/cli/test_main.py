@@ -205,7 +205,7 @@ def test_random_backbone_travels_with_the_run(program, tmp_path):
     small = (*SMALL, "--config.train.epochs=1", "--config.data.test_splits=test")
     small = tuple(item for item in small if item != "--config.train.epochs=2")
     done = program(
-        "--config=linear_probe", f"--workdir={folder}", "--json", "--config.model.backbone.weights=none", *small
+        "--config=linear_probe:dataset=digits", f"--workdir={folder}", "--json", "--config.model.backbone.weights=none", *small
     )
     assert done.returncode == 0, done.stderr
     assert (folder / "frozen.safetensors").exists()

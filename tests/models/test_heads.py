@@ -9,7 +9,7 @@ from mlmoe_jax.data.labels import synthetic_label_space
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.experts import BottleneckExpert, apply_bank, make_bank
-from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, combine_sides
 from mlmoe_jax.models.prompts import prompt_groups, prompt_mask
 from mlmoe_jax.state import ModelDef, split_trainable
 
@@ -18,7 +18,7 @@ CO, DC = [0, 1, 2, 0, 1], [2, 2, 1, 0, 0]
 
 
 def make_head(**options):
-    return GroupExpertsHead(D, CO, DC, groups=G, per_group=M, rngs=nnx.Rngs(0), **options)
+    return GroupExpertsHead(D, {"co": CO, "dc": DC}, groups=G, per_group=M, rngs=nnx.Rngs(0), **options)
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,7 @@ def test_combinations(tokens):
     sigmoid = jax.nn.sigmoid
     mean = (sigmoid(paper.terms["co"]) + sigmoid(paper.terms["dc"])) / 2
     np.testing.assert_allclose(sigmoid(paper.logits), mean, rtol=1e-5)
-    head = make_head(combine="mean_probability")
-    extreme = head._combine(jnp.array([200.0, -200.0, 200.0]), jnp.array([180.0, -190.0, -200.0]))
+    extreme = combine_sides([jnp.array([200.0, -200.0, 200.0]), jnp.array([180.0, -190.0, -200.0])], "mean_probability")
     assert np.isfinite(extreme).all()
     np.testing.assert_allclose(extreme[2], 0, atol=1e-4)
 
@@ -81,7 +80,8 @@ def test_combinations(tokens):
 def test_permuting_labels_permutes_logits(tokens):
     order = np.array([3, 0, 4, 1, 2])
     head = make_head()
-    permuted = GroupExpertsHead(D, np.take(CO, order), np.take(DC, order), groups=G, per_group=M, rngs=nnx.Rngs(1))
+    groups = {"co": np.take(CO, order), "dc": np.take(DC, order)}
+    permuted = GroupExpertsHead(D, groups, groups=G, per_group=M, rngs=nnx.Rngs(1))
     params = ModelDef.split(head)[1]
     label_axis = {"gate": 1, "classifier": 0}
     moved = {

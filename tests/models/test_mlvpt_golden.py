@@ -16,7 +16,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.prompts import DeepPrompts, prompt_groups
+from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.state import ModelDef
 from mlmoe_jax.steps import make_objective
@@ -48,8 +48,8 @@ def tiny_model(case: dict) -> Classifier:
     shape = ViTShape(48, 3, 4, 14, 56, layer_scale=1.0, mask_token=True, position_offset=0.1)
     return Classifier(
         ViT(shape, rngs=rngs),
-        DeepPrompts(3, 48, 14, group_of=prompt_groups(2, 2, 3), mask="all_prompts", rngs=rngs),
-        GroupExpertsHead(48, case["co_group"], case["dc_group"], groups=2, per_group=3, rngs=rngs),
+        DeepPrompts(3, 48, 14, count=12, mask=np.eye(12, dtype=bool), rngs=rngs),
+        GroupExpertsHead(48, {"co": case["co_group"], "dc": case["dc_group"]}, groups=2, per_group=3, rngs=rngs),
         final_norm=True,
     )
 
@@ -67,15 +67,15 @@ def test_every_tensor_of_the_authors_file_is_used(golden):
 
 
 def test_prompts_and_experts(golden):
-    features = golden.model.backbone(golden.image, golden.model.prompts(), read=("prompts",))
+    features = golden.model.backbone(golden.image, golden.model.prompts(2), read=("prompts",))
     assert error(features.prompts, golden.arrays["prompt_features"]) < FORWARD
     assert error(golden.model.head.experts(features.prompts), golden.arrays["expert_out"]) < FORWARD
-    before = golden.model.backbone(golden.image, golden.model.prompts(), read=("prompts",), norm=False)
+    before = golden.model.backbone(golden.image, golden.model.prompts(2), read=("prompts",), norm=False)
     assert error(before.prompts, golden.arrays["prenorm_features"][:, 1:13]) < FORWARD
 
 
 def test_all_tokens_after_the_last_norm(golden):
-    features = golden.model.backbone(golden.image, golden.model.prompts(), read=("cls", "prompts", "patches"))
+    features = golden.model.backbone(golden.image, golden.model.prompts(2), read=("cls", "prompts", "patches"))
     ours = jnp.concatenate([features.cls[:, None], features.prompts, features.patches], axis=1)
     assert error(ours, golden.arrays["norm_features"]) < FORWARD
 
@@ -88,7 +88,7 @@ def test_logits_and_gates(golden):
     for side in ("co", "dc"):
         ours = prediction.gates[side]
         assert error(jnp.moveaxis(ours, 2, 1), golden.arrays[f"gate_{side}"]) < FORWARD
-        features = golden.model.backbone(golden.image, golden.model.prompts(), read=("prompts",))
+        features = golden.model.backbone(golden.image, golden.model.prompts(2), read=("prompts",))
         np.testing.assert_allclose(golden.model.head.gates(features.prompts)[side], ours, atol=1e-7)
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.prompts import DeepPrompts, prompt_groups
+from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.pretrained import load
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.state import ModelDef
@@ -283,8 +283,8 @@ def test_ml_vpt_is_taken_as_a_whole(tmp_path, on):
     rngs, groups = nnx.Rngs(0), [0, 1, 0, 1, 0, 1, 0]
     model = Classifier(
         ViT(shape, rngs=rngs),
-        DeepPrompts(3, 48, shape.patch, group_of=prompt_groups(2, 2, 3), mask="all_prompts", rngs=rngs),
-        GroupExpertsHead(48, groups, groups, groups=2, per_group=3, rngs=rngs),
+        DeepPrompts(3, 48, shape.patch, count=12, mask=np.eye(12, dtype=bool), rngs=rngs),
+        GroupExpertsHead(48, {"co": groups, "dc": groups}, groups=2, per_group=3, rngs=rngs),
         final_norm=True,
     )
     report = load_weights(model, write(tmp_path / "weights.npz", tensors))

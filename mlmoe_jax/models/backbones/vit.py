@@ -3,11 +3,12 @@
 A deep prompt is replaced before every block. So in every block but the last it acts only as a key and a value, and
 these do not depend on the image: they are computed once a batch, and no query and no MLP is spent on a prompt. In the
 last block only the tokens that the head reads ask. Outputs and gradients are those of running every token through
-every block; the prompt-to-prompt mask can only matter where prompts ask, in the last block.
+every block; the prompt-to-prompt mask can only matter where prompts ask, in the last block. Prompts that are carried
+from block to block (`Prompts.carry`) ask in all of them.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, Features, Prompts
 from mlmoe_jax.models.positions import resample_positions, sine_positions
 from mlmoe_jax.models.transformer import Block, hidden_width, layer_norm
 
-REGISTERS = "registers"
+IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that no head reads as such
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,42 +117,59 @@ class ViT(nnx.Module):
         if unknown or not read or (PROMPTS in read and prompts is None):
             raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
         tokens, grid = self.embed(image)
+        parts = {IMAGE: tokens} | ({} if prompts is None else {PROMPTS: prompts.tokens[0]})
         for index in range(self.shape.depth - 1):
-            context = [] if prompts is None else [prompts.tokens[index]]
-            tokens = self._advance(index, tokens, context)
-        parts = self._last_block(tokens, prompts, read)
+            if prompts is None or prompts.carry is None:
+                parts |= self._block(index, parts, (IMAGE,), prompts)
+                parts |= {} if prompts is None else {PROMPTS: prompts.tokens[index + 1]}
+            else:
+                advanced = self._block(index, parts, (PROMPTS, IMAGE), prompts)
+                kept = prompts.carry[index]
+                parts = advanced | {PROMPTS: kept * advanced[PROMPTS] + (1 - kept) * parts[PROMPTS]}
+        first = 1 + self.shape.registers
+        tokens = parts.pop(IMAGE)
+        parts |= {CLS: tokens[:, :1], REGISTERS: tokens[:, 1:first], PATCHES: tokens[:, first:]}
+        asking = [name for name in parts if name in read]
+        parts = self._block(self.shape.depth - 1, parts, asking, prompts)
         if norm:
             parts = {name: self.norm(part) for name, part in parts.items()}
         cls = parts.get(CLS)
         return Features(None if cls is None else cls[:, 0], parts.get(PROMPTS), parts.get(PATCHES), grid)
 
-    def _advance(
-        self, index: int, tokens: jax.Array, context: list[jax.Array], mask: np.ndarray | None = None
-    ) -> jax.Array:
-        """Run a block (see Block)."""
+    def _block(
+        self, index: int, parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts | None
+    ) -> dict[str, jax.Array]:
+        """Advance the parts in `asking`; the others are context. Each part is f32[B or 1, T, D]."""
+        context = [part for name, part in parts.items() if name not in asking and part.shape[1]]
+        batch = max(parts[name].shape[0] for name in asking)
+        joined = jnp.concatenate(
+            [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in asking], axis=1
+        )
+        settings = {}
+        if prompts is not None:
+            settings["mask"] = _mask(parts, asking, prompts)
+            settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]
+            settings["temperature"] = 1.0 if prompts.temperature is None else prompts.temperature[index]
 
         def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
-            return self.blocks[index](tokens, context, mask)
+            return self.blocks[index](tokens, context, **settings)
 
-        return (jax.checkpoint(run) if self.remat else run)(tokens, context)
+        advanced = (jax.checkpoint(run) if self.remat else run)(joined, context)
+        ends = np.cumsum([parts[name].shape[1] for name in asking])[:-1]
+        return dict(zip(asking, jnp.split(advanced, ends, axis=1), strict=True))
 
-    def _last_block(self, tokens: jax.Array, prompts: Prompts | None, read: Collection[str]) -> dict[str, jax.Array]:
-        """Advance only the tokens in `read`; all others are context."""
-        first = 1 + self.shape.registers
-        parts = {CLS: tokens[:, :1], PATCHES: tokens[:, first:]}
-        if self.shape.registers:
-            parts[REGISTERS] = tokens[:, 1:first]
-        if prompts is not None:
-            parts = {PROMPTS: prompts.tokens[-1], **parts}
-        asking = {name: part for name, part in parts.items() if name in read}
-        context = [part for name, part in parts.items() if name not in read]
-        sizes = {name: part.shape[1] for name, part in asking.items()}
-        mask = None
-        if PROMPTS in asking and prompts.mask is not None:
-            mask = np.ones((sum(sizes.values()), sum(part.shape[1] for part in parts.values())), bool)
-            mask[: sizes[PROMPTS], : sizes[PROMPTS]] = prompts.mask
-        batch = max(part.shape[0] for part in asking.values())
-        joined = jnp.concatenate([jnp.broadcast_to(p, (batch, *p.shape[1:])) for p in asking.values()], axis=1)
-        advanced = self._advance(self.shape.depth - 1, joined, context, mask)
-        pieces = jnp.split(advanced, np.cumsum(list(sizes.values()))[:-1], axis=1)
-        return dict(zip(sizes, pieces, strict=True))
+
+def _mask(parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts) -> np.ndarray | jax.Array | None:
+    """Return bool[Q,T] over the asking tokens and all in their order in `_block`, or None where all see all."""
+    among = prompts.mask if PROMPTS in asking else None
+    if among is None and prompts.present is None:
+        return None
+    order = [*asking, *(name for name in parts if name not in asking)]
+    size = {name: part.shape[1] for name, part in parts.items()}
+    further = 0 if prompts.key_value is None else prompts.key_value.shape[2]
+    mask = np.ones((sum(size[name] for name in asking), sum(size.values()) + further), bool)
+    start = sum(size[name] for name in order[: order.index(PROMPTS)])
+    columns = slice(start, start + size[PROMPTS])
+    if among is not None:
+        mask[columns, columns] = among
+    return mask if prompts.present is None else jnp.asarray(mask).at[:, columns].set(mask[:, columns] & prompts.present)

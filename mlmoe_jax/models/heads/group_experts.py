@@ -1,6 +1,6 @@
 """ML-VPT's head: one expert a prompt, a gate a label over the experts of its group, a classifier a side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,25 +34,48 @@ class Side(nnx.Module):
         per_group: int,
         *,
         gate_bias: str,
+        gates: str,
         own_classifier: bool,
         rngs: nnx.Rngs,
     ):
-        self.group_of, self.groups = tuple(int(group) for group in group_of), groups
-        self.gate = LabelGates(width, len(self.group_of), per_group, bias=gate_bias, rngs=rngs)
+        self.group_of, self.groups, self.gates_of = tuple(int(group) for group in group_of), groups, gates
+        owners = len(self.group_of) if gates == "label" else groups
+        self.gate = LabelGates(width, owners, per_group, bias=gate_bias, rngs=rngs)
         self.classifier = LabelClassifier(width, len(self.group_of), rngs=rngs) if own_classifier else None
 
     def gate_logits(self, tokens: jax.Array) -> jax.Array:
         """Return every label's gate logits from its own group's prompts: f32[B,M,G,D] -> f32[B,M,K]."""
-        return self.pick(self.gate.scores(tokens)) + self.gate.added_bias()
+        if self.gates_of == "group":
+            return (self.gate.own_scores(tokens) + self.gate.added_bias())[..., np.asarray(self.group_of)]
+        return pick(self.gate.scores(tokens), self.group_of) + self.gate.added_bias()
 
-    def pick(self, values: jax.Array) -> jax.Array:
-        """Pick for every label the entry of its own group: f32[B,M,G,K] -> f32[B,M,K].
 
-        Computing all G entries in one matrix product and picking afterwards is far cheaper than gathering the label's
-        tokens into [B,M,K,D] first.
-        """
-        member = np.arange(self.groups)[:, None] == np.asarray(self.group_of)
-        return jnp.sum(values, axis=2, where=member)
+def pick(values: jax.Array, group_of: Sequence[int]) -> jax.Array:
+    """Pick for every label the entry of its own group: f32[...,G,K] -> f32[...,K].
+
+    Computing all G entries in one matrix product and picking afterwards is far cheaper than gathering the label's
+    tokens into [B,M,K,D] first.
+    """
+    member = np.arange(values.shape[-2])[:, None] == np.asarray(group_of)
+    return jnp.sum(values, axis=-2, where=member)
+
+
+def combine_sides(sides: Sequence[jax.Array], how: str) -> jax.Array:
+    """Join the logits f32[B,K] of one or two sides: `mean_logit`, or the logit of the `mean_probability`."""
+    if how not in COMBINE:
+        raise ValueError(f"combine is one of {COMBINE}, not {how!r}")
+    if len(sides) == 1 or how == "mean_logit":
+        return sum(sides) / len(sides)
+    # the logit of the mean of two sigmoids; log-sigmoids keep it finite where a sigmoid rounds to 0 or 1
+    yes = jnp.logaddexp(*(jax.nn.log_sigmoid(logits) for logits in sides))
+    no = jnp.logaddexp(*(jax.nn.log_sigmoid(-logits) for logits in sides))
+    return yes - no
+
+
+def by_side(tokens: jax.Array, sides: Sequence[str], per_group: int, groups: int) -> dict[str, jax.Array]:
+    """Split prompts f32[B,P,D], in the order of `prompt_groups`, into those of each side, f32[B,M,G,D]."""
+    shape = (tokens.shape[0], len(sides), per_group, groups, tokens.shape[-1])
+    return dict(zip(sides, jnp.moveaxis(tokens.reshape(shape), 1, 0), strict=True))
 
 
 class GroupExpertsHead(nnx.Module):
@@ -61,20 +84,21 @@ class GroupExpertsHead(nnx.Module):
     terms: `co`, `dc` are the classifiers' logits on the label features Σₑ w·E(z) (eq. 15–16); `co_gate`, `dc_gate` are
     the gates' own logits weighted by themselves, Σₑ w·g, which the authors' code supervises as well.
     gates: `co`, `dc` f32[B,K,M].
+    groups: {side: the group of every label}, of `co`, `dc` or both. gates_of: a gate each `label` (the paper's strategy
+    2, and its model) or one for all labels of a `group` (strategy 1).
     combine: `mean_logit` reports σ((co + dc)/2) as the code does, `mean_probability` (σ(co) + σ(dc))/2 (eq. 17).
     """
 
     read = (PROMPTS,)
-    sides = ("co", "dc")
 
     def __init__(
         self,
         width: int,
-        co_group: Sequence[int],
-        dc_group: Sequence[int],
+        group_of: Mapping[str, Sequence[int]],
         *,
         groups: int,
         per_group: int,
+        gates_of: str = "label",
         hidden: int = 5,
         activation: str = "gelu",
         gate_bias: str = "unused",
@@ -83,21 +107,26 @@ class GroupExpertsHead(nnx.Module):
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
-        if combine not in COMBINE:
-            raise ValueError(f"combine is one of {COMBINE}, not {combine!r}")
         self.groups, self.per_group, self.combine = groups, per_group, combine
+        self.sides, self.labels = tuple(group_of), len(next(iter(group_of.values())))
 
         def expert(rngs: nnx.Rngs) -> BottleneckExpert:
             return BottleneckExpert(width, hidden, activation=activation, dtype=dtype, rngs=rngs)
 
-        def side(group_of: Sequence[int]) -> Side:
-            return Side(
-                width, group_of, groups, per_group, gate_bias=gate_bias, own_classifier=not shared_classifier, rngs=rngs
-            )
-
         self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs)
-        self.co, self.dc = side(co_group), side(dc_group)
-        self.classifier = LabelClassifier(width, len(co_group), rngs=rngs) if shared_classifier else None
+        for name, of in group_of.items():
+            side = Side(
+                width,
+                of,
+                groups,
+                per_group,
+                gate_bias=gate_bias,
+                gates=gates_of,
+                own_classifier=not shared_classifier,
+                rngs=rngs,
+            )
+            setattr(self, name, side)
+        self.classifier = LabelClassifier(width, self.labels, rngs=rngs) if shared_classifier else None
 
     def experts(self, tokens: jax.Array) -> jax.Array:
         """Let every expert work on its own prompt: f32[B,P,D] -> f32[B,P,D]."""
@@ -107,7 +136,9 @@ class GroupExpertsHead(nnx.Module):
         """Return the routing weights of each side for prompts f32[B,P,D]: f32[B,K,M]."""
         return _weights(self._gate_logits(tokens))
 
-    def __call__(self, features: Features) -> Prediction:
+    def __call__(
+        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
+    ) -> Prediction:
         """Classify `features.prompts` f32[B,P,D] into K labels."""
         tokens = features.prompts.astype(jnp.float32)
         gate_logits = self._gate_logits(tokens)
@@ -118,29 +149,32 @@ class GroupExpertsHead(nnx.Module):
             side = getattr(self, name)
             classifier = side.classifier or self.classifier
             # V·Σₑ wₑEₑ = Σₑ wₑ(V·Eₑ): voting before mixing keeps label features [B,K,D] off the path
-            votes = side.pick(jnp.einsum("bmgd,kd->bmgk", worked[name], classifier.kernel[...]))
+            votes = pick(jnp.einsum("bmgd,kd->bmgk", worked[name], classifier.kernel[...]), side.group_of)
             weights = jnp.moveaxis(gates[name], 2, 1)
             terms[name] = jnp.sum(weights * votes, axis=1) + classifier.bias[...]
             terms[f"{name}_gate"] = jnp.sum(weights * gate_logits[name], axis=1)
-        return Prediction(self._combine(terms["co"], terms["dc"]), terms, gates)
+        return Prediction(combine_sides([terms[name] for name in self.sides], self.combine), terms, gates)
+
+    def published_macs(self, tokens: int) -> tuple[int, int]:
+        """Return the multiply-adds an image that the papers count (one classifier), and what a full count adds.
+
+        The full count adds experts, gates, the mixture over a label's experts and the second side's classifier.
+        """
+        width, hidden = self.bank.up.kernel.shape[1:]
+        experts = len(self.sides) * self.groups * self.per_group * 2 * width * hidden
+        gate_owners = sum(getattr(self, name).gate.kernel.shape[1] for name in self.sides)
+        gates = gate_owners * self.per_group * width
+        mixing = len(self.sides) * self.labels * self.per_group * width
+        return self.labels * width, experts + gates + mixing + (len(self.sides) - 1) * self.labels * width
 
     def _gate_logits(self, tokens: jax.Array) -> dict[str, jax.Array]:
         """f32[B,P,D] -> a side: f32[B,M,K]."""
-        by_side = self._by_side(tokens)
-        return {name: getattr(self, name).gate_logits(by_side[name]) for name in self.sides}
+        sides = self._by_side(tokens)
+        return {name: getattr(self, name).gate_logits(sides[name]) for name in self.sides}
 
     def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
         """f32[B,P,D] -> a side: f32[B,M,G,D]."""
-        shape = (tokens.shape[0], len(self.sides), self.per_group, self.groups, tokens.shape[-1])
-        return dict(zip(self.sides, jnp.moveaxis(tokens.reshape(shape), 1, 0), strict=True))
-
-    def _combine(self, co: jax.Array, dc: jax.Array) -> jax.Array:
-        if self.combine == "mean_logit":
-            return (co + dc) / 2
-        # the logit of the mean of two sigmoids; log-sigmoids keep it finite where a sigmoid rounds to 0 or 1
-        yes = jnp.logaddexp(jax.nn.log_sigmoid(co), jax.nn.log_sigmoid(dc))
-        no = jnp.logaddexp(jax.nn.log_sigmoid(-co), jax.nn.log_sigmoid(-dc))
-        return yes - no
+        return by_side(tokens, self.sides, self.per_group, self.groups)
 
 
 def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:

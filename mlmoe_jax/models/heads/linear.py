@@ -21,7 +21,7 @@ class LinearHead(nnx.Module):
     """
 
     def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
-        self.read = POOLS[pool]
+        self.read, self.width, self.labels = POOLS[pool], width, labels
         draw = torch_linear(width)
 
         def linear() -> nnx.Linear:
@@ -32,7 +32,9 @@ class LinearHead(nnx.Module):
         if PATCHES in self.read:
             self.patch_classifier = linear()
 
-    def __call__(self, features: Features) -> Prediction:
+    def __call__(
+        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
+    ) -> Prediction:
         """Classify `features.cls` f32[B,D] and `features.patches` f32[B,N,D], as far as they are read, into K labels.
 
         Gives the terms `cls` and `patches` under these names, f32[B,K] each.
@@ -44,3 +46,8 @@ class LinearHead(nnx.Module):
             votes = self.patch_classifier(features.patches.astype(jnp.float32))
             terms[PATCHES] = jax.nn.logsumexp(votes, axis=1) - math.log(votes.shape[1])
         return Prediction(sum(terms.values()) / len(terms), terms)
+
+    def published_macs(self, tokens: int) -> tuple[int, int]:
+        """Return the multiply-adds an image, for `tokens` patch tokens; a full count adds nothing."""
+        classifiers = {CLS: 1, PATCHES: tokens}
+        return sum(classifiers[name] for name in self.read) * self.width * self.labels, 0

@@ -1,0 +1,16 @@
+"""Full fine-tuning: every parameter of the backbone learns, with a linear classifier on the class token.
+
+    python -m mlmoe_jax.main --config=configs/finetune.py:dataset=digits --workdir=runs/finetune_digits
+
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
+resolution: 224 | 448. backbone: any of mlmoe_jax.pretrained.catalog; by default dinov2_vitb14, for digits vit_digits.
+preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
+"""
+
+from mlmoe_jax.presets import prompt_tuning
+
+
+def get_config(arg=""):
+    config, _ = prompt_tuning(arg, digits_rate=1e-3)
+    config.trainable = ((r"", True),)
+    return config

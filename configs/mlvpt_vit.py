@@ -1,0 +1,25 @@
+"""ML-VPT on a frozen ViT-B/16, with the published recipe (that of configs/mlvpt_dinov2.py).
+
+    python -m mlmoe_jax.main --config=configs/mlvpt_vit.py:backbone=mae,root=/data/coco --workdir=runs/coco_mae
+
+backbone: in1k (supervised, ImageNet-21k then 1k) | in21k (supervised) | mae | mocov3. Prompts are read after the last
+LayerNorm for in1k and before it for the others, as in the authors' code.
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits. resolution: 224 | 448.
+preset: code (what the authors ran; the default) | paper (what they wrote; the supervised ViTs then get pictures
+normalised with 0.5, as they were trained, and not with ImageNet's mean and deviation).
+"""
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.presets import prompt_tuning, use_ml_vpt
+
+BACKBONES = ("in1k", "in21k", "mae", "mocov3")
+
+
+def get_config(arg=""):
+    config, options = prompt_tuning(arg, digits_rate=1e-2, backbone="in1k")
+    use_ml_vpt(config, preset=options.preset)
+    if options.dataset != "digits":
+        if options.backbone not in BACKBONES:
+            raise UserError(f"backbone={options.backbone} is not one of {', '.join(BACKBONES)}")
+        config.model.backbone.name = f"vit_b16_{options.backbone}"
+    return config

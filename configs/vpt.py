@@ -1,0 +1,25 @@
+"""VPT: learned prompts in a frozen ViT, a linear classifier on the class token (Jia et al., ECCV 2022).
+
+    python -m mlmoe_jax.main --config=configs/vpt.py:dataset=digits --workdir=runs/vpt_digits
+    python -m mlmoe_jax.main --config=configs/vpt.py:variant=shallow,root=/data/coco --workdir=runs/vpt_shallow
+
+variant: deep (a set of prompts for every block) | shallow (one set that travels through the blocks). prompts: how many
+(0 = as compared in the ML-VPT paper: 30; 18 on digits). dropout: of prompts; the VPT authors' own runs have 0.1.
+project: width in which prompts are learned before a linear layer; 0 = the backbone's.
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
+resolution: 224 | 448. backbone: a ViT of mlmoe_jax.pretrained.catalog; by default dinov2_vitb14, for digits vit_digits.
+preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
+"""
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.presets import prompt_tuning
+
+
+def get_config(arg=""):
+    config, options = prompt_tuning(arg, digits_rate=1e-2, variant="deep", prompts=0, dropout=0.0, project=0)
+    if options.variant not in ("deep", "shallow"):
+        raise UserError(f"variant={options.variant} is not one of deep, shallow")
+    prompts = config.model.prompts
+    prompts.kind, prompts.count = options.variant, options.prompts or prompts.count
+    prompts.dropout, prompts.project = options.dropout, options.project
+    return config
