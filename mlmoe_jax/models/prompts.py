@@ -54,11 +54,9 @@ class _PromptTokens(nnx.Module):
 
     def __init__(self, width: int, *, project: int, dropout: float, rngs: nnx.Rngs):
         self.learned_width = project or width
-        self.projection = None
-        if project:
-            normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
-            bias = torch_linear(project)
-            self.projection = nnx.Linear(project, width, kernel_init=normal, bias_init=bias, rngs=rngs)
+        kernel, bias = nnx.initializers.variance_scaling(2.0, "fan_out", "normal"), torch_linear(self.learned_width)
+        layer = nnx.Linear(project, width, kernel_init=kernel, bias_init=bias, rngs=rngs) if project else None
+        self.projection = layer
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     def prepare(self, tokens: jax.Array, batch: int, rngs: nnx.Rngs | None) -> jax.Array:

@@ -1,0 +1,223 @@
+"""What the methods of prompt tuning have to do with one another, and with a ViT that has no prompts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.contracts import Prompts
+from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts
+
+SHAPE = ViTShape(width=32, depth=3, heads=4, patch=8, native=32, layer_scale=0.5)
+PLACE = (SHAPE.depth, SHAPE.width, SHAPE.patch)
+B, P, N = 3, 4, 16
+
+
+def randomised(module, size=1.0):
+    """Give every value of a module, which may be abstract, a draw of its own, in numpy: nothing is compiled."""
+    draw = np.random.default_rng(1)
+    values = jax.tree.map(lambda x: jnp.asarray(size * draw.normal(size=x.shape), x.dtype), nnx.state(module))
+    nnx.update(module, values)
+    return module
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return randomised(nnx.eval_shape(lambda: ViT(SHAPE, rngs=nnx.Rngs(0))), 0.5)
+
+
+@pytest.fixture(scope="module")
+def image():
+    return jnp.asarray(np.random.default_rng(2).normal(size=(B, 32, 32, 3)), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def encode(vit, image):
+    """A jitted function from prompts (their arrays) to the class token f32[B,D]."""
+
+    @jax.jit
+    def run(arrays):
+        return vit(image, Prompts(**arrays)).cls
+
+    def call(prompts, **changes):
+        names = ("tokens", "present", "key_value", "carry", "temperature")
+        arrays = {name: getattr(prompts, name) for name in names} | changes
+        return np.asarray(run({name: value for name, value in arrays.items() if value is not None}))
+
+    return call
+
+
+def close(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+def different(ours, theirs):
+    assert np.abs(ours - theirs).max() > 1e-3
+
+
+# ---------------------------------------------------------------------------------------------------- VPT, GateVPT
+def test_deep_vpt_with_no_prompts_is_no_prompts(vit, image, encode):
+    none = DeepPrompts(*PLACE, count=0, rngs=nnx.Rngs(0))(B)
+    assert none.tokens.shape == (3, 1, 0, 32)
+    close(encode(none), vit(image).cls)
+
+
+def test_shallow_prompts_travel_through_every_block(vit, image, encode):
+    prompts = randomised(ShallowPrompts(*PLACE, count=P, rngs=nnx.Rngs(0)))
+    assert prompts.shallow.shape == (1, 1, P, 32)
+    tokens, _ = vit.embed(image)
+    x = jnp.concatenate([jnp.broadcast_to(prompts.shallow[0], (B, P, 32)), tokens], axis=1)
+    expected = jax.jit(lambda x: functools.reduce(lambda x, block: block(x), vit.blocks, x))(x)
+    close(encode(prompts(B)), vit.norm(expected)[:, P])
+
+
+def test_open_gates_are_shallow_vpt_and_closed_gates_keep_the_original_prompts(encode):
+    gated = randomised(ShallowPrompts(*PLACE, count=P, gate_init=10.0, rngs=nnx.Rngs(0)))
+    tokens = gated.shallow[...]
+    shallow = Prompts(tokens, carry=jnp.ones(2))
+    gated.gate[...] = jnp.full(2, 200.0)
+    np.testing.assert_array_equal(gated(B).carry, 1)
+    close(encode(gated(B)), encode(shallow))
+    gated.gate[...] = jnp.full(2, -200.0)
+    np.testing.assert_array_equal(gated(B).carry, 0)
+    every_block = Prompts(jnp.broadcast_to(tokens, (3, *tokens.shape[1:])))
+    close(encode(gated(B)), encode(every_block))
+    different(encode(shallow), encode(every_block))
+
+
+def test_a_gate_mixes_what_leaves_and_what_enters_a_block(vit, image, encode):
+    tokens, carry = jax.random.normal(jax.random.key(3), (1, 1, P, 32)), jnp.array([0.3, 0.8])
+
+    @jax.jit
+    def naive(image):
+        x, _ = vit.embed(image)
+        entering = jnp.broadcast_to(tokens[0], (B, P, 32))
+        for index, block in enumerate(vit.blocks):
+            after = block(jnp.concatenate([entering, x], axis=1))
+            leaving, x = after[:, :P], after[:, P:]
+            if index < 2:
+                entering = carry[index] * leaving + (1 - carry[index]) * entering
+        return vit.norm(x)[:, 0]
+
+    close(encode(Prompts(tokens, carry=carry)), naive(image))
+
+
+def test_gates_and_temperatures_start_as_in_the_authors_code():
+    prompts = ShallowPrompts(*PLACE, count=P, gate_init=5.0, learn_temperature=True, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(prompts.gate[...], [-5, -5])
+    np.testing.assert_array_equal(prompts.temperature[...], [1, 1, 1])
+    prompts.temperature[...] = jnp.array([1e-4, 2.0, 50.0])
+    np.testing.assert_allclose(prompts(B).temperature, [0.01, 2, 10])
+    assert ShallowPrompts(*PLACE, count=P, rngs=nnx.Rngs(0))(B).temperature is None
+
+
+def test_a_temperature_divides_the_logits_of_its_block_alone(vit, image, encode):
+    tokens = jax.random.normal(jax.random.key(3), (1, 1, P, 32))
+    prompts = Prompts(tokens, carry=jnp.ones(2))
+    close(encode(prompts, temperature=jnp.ones(3)), encode(prompts))
+    hot = encode(prompts, temperature=jnp.array([1.0, 4.0, 1.0]))
+    different(hot, encode(prompts))
+    cooled = nnx.clone(vit)
+    scale = jnp.concatenate([jnp.full(32, 0.25), jnp.ones(64)])  # of queries, keys and values
+    qkv = cooled.blocks[1].attn.qkv
+    qkv.kernel[...], qkv.bias[...] = qkv.kernel[...] * scale, qkv.bias[...] * scale
+    close(hot, jax.jit(lambda image: cooled(image, prompts).cls)(image))
+
+
+# ----------------------------------------------------------------------------------------------------------- E2VPT
+def prunable(**options):
+    settings = {"count": P, "key_values": 3, "heads": 4} | options
+    return randomised(PrunablePrompts(*PLACE, **settings, rngs=nnx.Rngs(0)))
+
+
+def test_masks_of_ones_change_nothing(encode):
+    plain, masked = prunable(), prunable(segments=8)
+    masked.token_mask[...], masked.segment_mask[...] = jnp.ones(P), jnp.ones((P, 8))
+    masked.deep[...], masked.key_value[...] = plain.deep[...], plain.key_value[...]
+    close(encode(masked(B)), encode(plain(B)))
+
+
+def test_a_pruned_token_is_as_if_absent(encode):
+    masked = prunable(segments=8, absent=True)
+    masked.segment_mask[...], masked.token_mask[...] = jnp.ones((P, 8)), jnp.array([1.0, 0.0, 1.0, 0.0])
+    fewer = prunable(count=2)
+    fewer.deep[...], fewer.key_value[...] = masked.deep[:, :, ::2], masked.key_value[...]
+    close(encode(masked(B)), encode(fewer(B)))
+    zeroed = masked(B)
+    different(encode(zeroed, present=None), encode(fewer(B)))
+
+
+def test_segments_are_interleaved_and_the_same_in_every_block():
+    masked = prunable(segments=8)
+    before = np.asarray(masked.deep[...])
+    masked.token_mask[...] = jnp.array([1.0, 2.0, 1.0, 1.0])
+    masked.segment_mask[...] = jnp.ones((P, 8)).at[2, 3].set(0.0)
+    expected = before.copy()
+    expected[:, :, 1] *= 2
+    expected[:, :, 2, 3::8] = 0
+    np.testing.assert_allclose(masked(B).tokens, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="do not divide"):
+        prunable(segments=5)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_key_values_join_every_block_after_the_projection(vit, image, encode, shared):
+    prompts = prunable(shared=shared, key_values=5)
+    given = prompts(B)
+    assert given.key_value.shape == (3, 1 if shared else 2, 5, 32)
+
+    @jax.jit
+    def naive(image):
+        x, _ = vit.embed(image)
+        for index, block in enumerate(vit.blocks):
+            y = jnp.concatenate([x, jnp.broadcast_to(given.tokens[index], (B, P, 32))], axis=1)
+            query, key, value = jnp.split(block.attn.qkv(block.norm1(y)), 3, axis=-1)
+            extra = given.key_value[index]
+            key = jnp.concatenate([jnp.broadcast_to(extra[:1], (B, 5, 32)), key], axis=1)
+            value = jnp.concatenate([jnp.broadcast_to(extra[-1:], (B, 5, 32)), value], axis=1)
+            query, key, value = (part.reshape(B, -1, 4, 8) for part in (query, key, value))
+            weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(8), axis=-1)
+            mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(B, -1, 32)
+            y = y + block.ls1(block.attn.proj(mixed))
+            x = (y + block.ls2(block.mlp(block.norm2(y))))[:, : 1 + N]
+        return vit.norm(x)[:, 0]
+
+    expected = naive(image)
+    close(encode(given), expected)
+    different(encode(given, key_value=None), expected)
+
+
+def test_key_values_are_drawn_as_in_the_authors_code():
+    prompts = PrunablePrompts(12, 768, 16, count=0, key_values=5, heads=12, rngs=nnx.Rngs(0))
+    largest = np.abs(np.asarray(prompts.key_value[...])).max()
+    assert 0.1368 < largest <= 0.136931
+
+
+# ------------------------------------------------------------------------------------------- projection and dropout
+def test_projected_prompts_have_the_width_of_the_backbone(encode):
+    prompts = DeepPrompts(*PLACE, count=P, project=6, rngs=nnx.Rngs(0))
+    assert prompts.deep.shape == (3, 1, P, 6)
+    assert np.abs(np.asarray(prompts.deep[...])).max() <= np.sqrt(6 / (3 * 64 + 6))
+    given = prompts(B)
+    expected = prompts.deep[...] @ prompts.projection.kernel[...] + prompts.projection.bias[...]
+    close(given.tokens, expected)
+    deviation = np.asarray(prompts.projection.kernel[...]).std()
+    assert deviation == pytest.approx(np.sqrt(2 / 32), rel=0.15), "kaiming normal by what goes out"
+    encode(given)
+
+
+def test_dropout_is_for_training_and_for_every_image_on_its_own():
+    prompts = randomised(DeepPrompts(*PLACE, count=P, dropout=0.25, rngs=nnx.Rngs(0)))
+    np.testing.assert_array_equal(prompts(B).tokens, prompts.deep[...])
+    prompts.train()
+    dropped = np.asarray(prompts(64, rngs=nnx.Rngs(5)).tokens)
+    assert dropped.shape == (3, 64, P, 32)
+    gone = dropped == 0
+    assert gone.mean() == pytest.approx(0.25, abs=0.01)
+    assert (gone[:, 0] != gone[:, 1]).any()
+    kept = np.broadcast_to(np.asarray(prompts.deep[...]) / 0.75, dropped.shape)
+    np.testing.assert_allclose(dropped[~gone], kept[~gone], rtol=1e-6)
