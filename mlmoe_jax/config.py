@@ -174,6 +174,7 @@ _CHOICES = {
     "optim.name": ("adamw", "sgd", "muon"),
     "optim.schedule": ("one_cycle", "cosine", "constant"),
     "eval.select_on": ("val", "test", "none"),
+    "prune.importance": ("signed", "absolute"),
     "checkpoint.include_frozen": ("auto", "always", "never"),
 }
 _POSITIVE = (
@@ -239,12 +240,16 @@ def validate(config: ConfigDict) -> None:
         "model.prompts.count",
         "model.prompts.project",
         "model.prompts.key_values",
+        "prune.keep_segments",
     )
     wrong += [f"{key} is {flat[key]!r} and must be 0 or more" for key in counts if flat[key] < 0]
     for key in ("augment.crop_scale", "augment.crop_ratio"):
         pair = flat[key]
         if not (len(pair) == 2 and all(isinstance(v, int | float) for v in pair) and 0 < pair[0] <= pair[1]):
             wrong.append(f"{key} is {pair!r} and must be two numbers above 0, the smaller one first")
+    for key in ("prune.token_levels", "prune.segment_levels"):
+        if not flat[key] or not all(isinstance(v, int | float) and 0 <= v < 1 for v in flat[key]):
+            wrong.append(f"{key} is {flat[key]!r} and must be shares from 0 to below 1")
     if config.data.bad_images == "skip" and config.model.backbone.batch_norm == "trainable":
         wrong.append(
             "model.backbone.batch_norm=trainable would count the blanks that data.bad_images=skip leaves, so take "

@@ -155,6 +155,12 @@ def default_config() -> ConfigDict:
     pack.quality = 95  # of those JPEGs
     pack.processes = 0  # that read and write; 0 = one a core
 
+    config.prune = prune = ConfigDict()  # --mode=prune, for the prompts of E2VPT
+    prune.token_levels = tuple(step / 10 for step in range(1, 10))  # shares of the prompts to mask
+    prune.segment_levels = tuple(step / 10 for step in range(1, 10))  # shares of every prompt's segments to mask
+    prune.keep_segments = 4  # at least, of each prompt
+    prune.importance = "signed"  # mean gradient of a mask: signed (code) | absolute (paper)
+
     config.mesh = mesh = ConfigDict()  # devices along each axis; -1 = all that remain
     mesh.data = -1
     mesh.fsdp = 1

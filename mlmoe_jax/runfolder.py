@@ -7,6 +7,8 @@ may lie on local disk or in an object store. Files are replaced whole, by renami
 replaces objects atomically by itself.
 """
 
+from __future__ import annotations
+
 import contextlib
 import csv
 import fcntl
@@ -39,6 +41,15 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
         return None if isinstance(item, float) and not math.isfinite(item) else item
 
     return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+def _files(folder: epath.Path) -> Iterator[epath.Path]:
+    """Go through all files below a folder."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files(path)
+        else:
+            yield path
 
 
 class RunFolder:
@@ -126,6 +137,12 @@ class RunFolder:
             return json.loads(self.read_text(name))
         except ValueError as error:
             raise UserError(f"{self / name} is damaged: {error}") from error
+
+    def adopt(self, other: RunFolder) -> None:
+        """Copy all files of another run folder, its config last: with it this is a run folder, not before."""
+        names = [str(path)[len(str(other)) :].lstrip("/") for path in _files(other.path)]
+        for name in sorted(set(names) - {".lock"}, key=lambda name: (name == CONFIG, name)):
+            self.write_bytes(name, (other / name).read_bytes())
 
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:

@@ -27,11 +27,11 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluate import Scored, list_skipped, measure, score_split, write_results
 from mlmoe_jax.interrupt import asked_to_stop
 from mlmoe_jax.optim import make_optimizer, make_schedules
-from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RunFolder
+from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
 from mlmoe_jax.selection import Selection
 from mlmoe_jax.sharding import on_device, place
 from mlmoe_jax.state import Params, TrainState, initial_state, parameter_table
-from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step
+from mlmoe_jax.steps import Objective, Preprocess, make_eval_step, make_objective, make_train_step
 from mlmoe_jax.writer import MetricLog, Progress, require_finite, say
 
 # Keys that may differ when a run goes on: they change where and how fast, not what.
@@ -40,6 +40,7 @@ FREE_KEYS = (
     "data.threads",
     "data.workers",
     "pack.",
+    "prune.",
     "train.log_every",
     "eval.batch_size",
     "checkpoint.",
@@ -87,7 +88,7 @@ def train(config: ConfigDict, folder: RunFolder) -> dict[str, dict[str, float]]:
     Raises UserError for what the user can put right, Stopped after SIGTERM or Ctrl-C once the state is saved.
     """
     configuration.validate(config)
-    _require_same_config(config, folder)
+    require_same_config(config, folder)
     job, state = set_up(config, folder)
     require_same_frozen(folder, state.frozen)
     writer = jax.process_index() == 0
@@ -125,9 +126,7 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
     # ------------------------------------------------------------------------------------------------- steps
     optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
     learning_rate, _ = make_schedules(config.optim, total_steps)
-    balanced = config.loss.kind == "bce" and not config.loss.positive_weight
-    weight = _negatives_over_positives(train_split.labels, config.data.difficult) if balanced else None
-    objective = make_objective(config.loss, weight)
+    objective = training_objective(config, train_split.labels)
     train_step = make_train_step(
         parts.definition,
         objective,
@@ -267,6 +266,12 @@ def _copy(values: Params) -> Params:
     return jax.tree.map(jnp.copy, values)
 
 
+def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
+    """Return the loss of a config; `labels` i8[N,K] of the training split balance it where it asks for that."""
+    balanced = config.loss.kind == "bce" and not config.loss.positive_weight
+    return make_objective(config.loss, _negatives_over_positives(labels, config.data.difficult) if balanced else None)
+
+
 def _negatives_over_positives(labels: np.ndarray, difficult: str) -> jax.Array:
     """The weight that balances each label's positives with its known negatives, f32[K]; 1 where it has no positive."""
     positives, known = (np.zeros(labels.shape[1]) for _ in range(2))
@@ -288,18 +293,22 @@ def _backbone_file(values: Params) -> bytes:
     return safetensors_bytes(tensors)
 
 
-def _require_same_config(config: ConfigDict, folder: RunFolder) -> None:
-    """Raise UserError where the folder holds checkpoints of a run that was configured otherwise."""
-    if not ((folder / CONFIG).exists() and (folder / CHECKPOINTS).exists()):
-        return
-    before, now = (configuration.flatten(c) for c in (configuration.from_json(folder.read_text(CONFIG)), config))
-    changed = [
-        f"{key} was {before[key]!r} and is {now[key]!r}"
-        for key in now
-        if before[key] != now[key] and not key.startswith(FREE_KEYS)
-    ]
-    if changed:
+def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
+    """Raise UserError where the folder holds a run that was configured otherwise."""
+    if changed := changed_keys(config, folder):
         raise UserError(
             f"{folder} holds a run with another config ({'; '.join(changed)}); give its own command to go on, or "
             "another --workdir"
         )
+
+
+def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
+    """Say which keys differ between a config and the one that the folder's run was trained with, if it holds one."""
+    if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in (CHECKPOINTS, RESULTS)):
+        return []
+    before, now = (configuration.flatten(c) for c in (configuration.from_json(folder.read_text(CONFIG)), config))
+    return [
+        f"{key} was {before[key]!r} and is {now[key]!r}"
+        for key in now
+        if before[key] != now[key] and not key.startswith(FREE_KEYS)
+    ]

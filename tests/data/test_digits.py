@@ -127,9 +127,17 @@ def test_unknown_splits(refusal):
 
 
 # --------------------------------------------------------------------------------------------------------- as files
-@pytest.mark.parametrize("image_format", ["png", "jpg"])
-def test_written_files_hold_the_scenes(tmp_path, monkeypatch, capsys, image_format):
+@pytest.fixture
+def few_scenes(monkeypatch):
     monkeypatch.setattr(digits, "SCENES", {"train": 12, "val": 4, "test": 6, "test_shift": 6})
+    digits._scenes.cache_clear()
+    yield
+    digits._scenes.cache_clear()
+
+
+@pytest.mark.usefixtures("few_scenes")
+@pytest.mark.parametrize("image_format", ["png", "jpg"])
+def test_written_files_hold_the_scenes(tmp_path, capsys, image_format):
     digits.write_files(tmp_path, image_format)
     assert capsys.readouterr().out.splitlines()[0] == f"{tmp_path}/train.csv: 12 images"
     for name, count in digits.SCENES.items():
