@@ -10,6 +10,7 @@ from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.experts import BottleneckExpert, apply_bank, make_bank
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, combine_sides
+from mlmoe_jax.models.heads.group_linear import GroupLinearHead
 from mlmoe_jax.models.prompts import prompt_groups, prompt_mask
 from mlmoe_jax.state import ModelDef, split_trainable
 
@@ -75,6 +76,49 @@ def test_combinations(tokens):
     extreme = combine_sides([jnp.array([200.0, -200.0, 200.0]), jnp.array([180.0, -190.0, -200.0])], "mean_probability")
     assert np.isfinite(extreme).all()
     np.testing.assert_allclose(extreme[2], 0, atol=1e-4)
+
+
+def test_a_gate_a_group_is_a_gate_a_label_that_its_labels_share(tokens):
+    features = Features(None, tokens, None, (1, 1))
+    for bias in ("used", "unused"):
+        by_group, by_label = make_head(gates_of="group", gate_bias=bias), make_head(gate_bias=bias)
+        assert by_group.co.gate.kernel.shape == (M, G, D)
+        for name, group_of in (("co", CO), ("dc", DC)):
+            shared, own = getattr(by_group, name), getattr(by_label, name)
+            own.gate.kernel[...] = shared.gate.kernel[...][:, np.array(group_of)]
+            own.gate.bias[...] = shared.gate.bias[...][:, np.array(group_of)]
+            own.classifier.kernel[...], own.classifier.bias[...] = (
+                shared.classifier.kernel[...],
+                shared.classifier.bias[...],
+            )
+        nnx.update(by_label.bank, nnx.state(by_group.bank))
+        ours, theirs = by_group(features), by_label(features)
+        for name, expected in {"logits": theirs.logits, **theirs.terms}.items():
+            np.testing.assert_allclose({"logits": ours.logits, **ours.terms}[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_one_side_is_that_side_of_both(tokens):
+    both, alone = make_head(), GroupExpertsHead(D, {"dc": DC}, groups=G, per_group=M, rngs=nnx.Rngs(3))
+    nnx.update(alone.bank, jax.tree.map(lambda x: x[G * M :], nnx.state(both.bank)))
+    nnx.update(alone.dc, nnx.state(both.dc))
+    prediction = alone(Features(None, tokens[:, G * M :], None, (1, 1)))
+    np.testing.assert_allclose(prediction.logits, both(Features(None, tokens, None, (1, 1))).terms["dc"], rtol=1e-5)
+    assert set(prediction.terms) == {"dc", "dc_gate"}
+
+
+@pytest.mark.parametrize("sides", [{"co": CO, "dc": DC}, {"dc": DC}])
+def test_group_prompts_without_experts_are_averaged_and_classified(tokens, sides):
+    head = GroupLinearHead(D, sides, groups=G, per_group=M, rngs=nnx.Rngs(0))
+    tokens = tokens[:, : len(sides) * G * M]
+    prediction = head(Features(None, tokens, None, (1, 1)))
+    for s, (name, group_of) in enumerate(sides.items()):
+        classifier = getattr(head, name)
+        for k in range(K):
+            mean = np.mean([tokens[:, s * G * M + e * G + group_of[k]] for e in range(M)], axis=0)
+            expected = mean @ np.asarray(classifier.kernel)[k] + np.asarray(classifier.bias)[k]
+            np.testing.assert_allclose(prediction.terms[name][:, k], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(prediction.logits, sum(prediction.terms.values()) / len(sides), rtol=1e-6)
+    assert not prediction.gates
 
 
 def test_permuting_labels_permutes_logits(tokens):

@@ -1,0 +1,232 @@
+"""Every method of the ML-VPT paper from its config file: what it trains, what it leaves alone, what it costs."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax import cost
+from mlmoe_jax.assemble import assemble, trainable_rules
+from mlmoe_jax.config import load_config
+from mlmoe_jax.data.labels import synthetic_label_space
+from mlmoe_jax.models.build import build_model
+from mlmoe_jax.optim import make_optimizer
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.sharding import make_mesh, place
+from mlmoe_jax.state import ModelDef, initial_state, split_trainable
+from mlmoe_jax.steps import Preprocess, make_objective, make_train_step
+
+BACKBONE = 86_580_480  # DINOv2-B
+
+# config -> parameters that train with DINOv2-B and 80 labels (ML-VPT, table 4, to the unit)
+PUBLISHED = {
+    "finetune": BACKBONE + 61_520,
+    "linear_probe": 61_520,
+    "vpt": 338_000,
+    "gatevpt": 84_571,
+    "gatevpt:temperature=true": 84_583,
+    "e2vpt": 430_160,
+    "gvpt": 399_520,
+    "mlvpt_dinov2": 1_022_230,
+    "mlvpt_dinov2:backbone=dinov2_vits14": 511_510,
+    "mlvpt_dinov2:dataset=voc2007": 653_110,
+    "mlvpt_dinov2:dataset=nuswide": 1_028_382,
+    "mlvpt_dinov2:dataset=vg256": 2_104_982,
+    "mlvpt_vit:backbone=in21k": 1_022_230,
+    # by the same formulas
+    "vpt:variant=shallow": 84_560,
+    "gatevpt:gates=false": 84_560,
+    "vpt:project=64": 61_520 + 30 * 12 * 64 + 64 * 768 + 768,
+    "e2vpt:shared=false,key_values=5": 430_160,
+    "gvpt:sides=co": 10 * 12 * 768 + 61_520,
+    "gvpt:sides=dc,per_group=3": 15 * 12 * 768 + 61_520,
+}
+
+
+def abstract(reference, labels=None, overrides=()):
+    """The config and its model, without values."""
+    config = load_config(reference, list(overrides))
+    configuration.validate(config)
+    names = {"voc2007": 20, "nuswide": 81, "vg256": 256, "digits": 10}
+    space = synthetic_label_space(labels or names.get(config.data.name, 80), config.model.prompts.num_groups)
+    return config, nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0)))
+
+
+def counts(config, model):
+    _, params, _ = ModelDef.split(model)
+    trainable, _ = split_trainable(params, trainable_rules(config))
+    return sum(p.size for p in params.values()), sum(p.size for p in trainable.values())
+
+
+@pytest.mark.parametrize("reference", PUBLISHED)
+def test_trainable_parameters_are_those_of_the_paper(reference):
+    total, trainable = counts(*abstract(reference))
+    assert trainable == PUBLISHED[reference]
+    if "finetune" in reference:
+        assert total == trainable
+    elif "backbone" not in reference and "mlvpt_vit" not in reference:
+        assert total == BACKBONE + trainable
+
+
+def test_masks_of_e2vpt_count_and_those_that_are_fixed_do_not_train():
+    learned = counts(*abstract("e2vpt", overrides=[("model.prompts.masks", "learned")]))
+    assert learned == (BACKBONE + 430_670, 430_670)
+    fixed = counts(*abstract("e2vpt", overrides=[("model.prompts.masks", "fixed")]))
+    assert fixed == (BACKBONE + 430_670, 430_160)
+
+
+@pytest.mark.parametrize(
+    ("reference", "layers"),
+    [
+        ("finetune", 21_963_611_136),
+        ("linear_probe", 21_963_611_136),
+        ("vpt", 24_513_954_816),
+        ("gatevpt", 24_513_954_816),
+        ("e2vpt", 24_513_954_816),
+        ("gvpt", 24_513_954_816),
+        ("mlvpt_dinov2", 24_513_954_816),
+    ],
+)
+def test_multiply_adds_are_those_of_table_4(reference, layers):
+    assert cost.published_macs(*abstract(reference))[0] == layers
+
+
+def test_what_the_full_count_adds():
+    tokens, width, labels = 287, 768, 80
+    attention = 12 * 2 * tokens**2 * width
+    added = {name: cost.published_macs(*abstract(name))[1] for name in ("vpt", "e2vpt", "gvpt", "mlvpt_dinov2")}
+    assert added["vpt"] == attention
+    assert added["e2vpt"] == attention + 12 * 2 * tokens * 10 * width
+    assert added["gvpt"] == attention + labels * width
+    moe = 30 * 2 * width * 5 + 2 * (2 * labels * 3 * width) + labels * width
+    assert added["mlvpt_dinov2"] == attention + moe
+    by_group = cost.published_macs(*abstract("mlvpt_dinov2", overrides=[("model.head.gates_of", "group")]))[1]
+    assert by_group == attention + moe - 2 * (labels - 5) * 3 * width
+
+
+# ------------------------------------------------------------------------------------------------ two steps of each
+METHODS = [
+    "linear_probe",
+    "finetune",
+    "vpt",
+    "vpt:dropout=0.5,project=8",
+    "vpt:variant=shallow",
+    "gatevpt:gate_init=1,temperature=true",
+    "e2vpt:key_values=2",
+    "e2vpt:key_values=2,shared=false",
+    "gvpt",
+    "gvpt:sides=dc",
+    "mlvpt_dinov2",
+    "mlvpt_dinov2:preset=paper",
+]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    entry = catalog.CATALOG["vit_digits"]
+    shape = dataclasses.replace(entry.shape, width=16, depth=2, heads=2, patch=32)
+    monkeypatch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(entry, shape=shape))
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("reference", METHODS)
+def test_frozen_values_stay_and_all_others_move(reference):
+    name, _, arguments = reference.partition(":")
+    config = load_config(f"{name}:dataset=digits{',' if arguments else ''}{arguments}", [])
+    config.model.backbone.weights = "none"
+    prompts = config.model.prompts
+    prompts.count, prompts.num_groups, prompts.per_group = 3, 2, 2
+    config.optim.schedule, config.optim.learning_rate = "constant", 1e-2
+    parts = assemble(config, synthetic_label_space(4, 2))
+    before = {name: jax.device_get(values) for name, values in (("t", parts.trainable), ("f", parts.frozen))}
+    optimizer = make_optimizer(config.optim, 10, parts.trainable)
+    mesh = make_mesh(config.mesh)
+    step = make_train_step(
+        parts.definition,
+        make_objective(config.loss),
+        optimizer,
+        Preprocess(64, (0.5,) * 3, (0.25,) * 3),
+        config.augment,
+        ema_decay=0.9,
+        seed=0,
+        mesh=mesh,
+    )
+    state = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
+    state = place(state, mesh)
+    draw = np.random.default_rng(0)
+    batch = {
+        "image": draw.integers(0, 256, (4, 64, 64, 3)).astype(np.uint8),
+        "label": draw.integers(0, 2, (4, 4)).astype(np.float32),
+        "label_mask": np.ones((4, 4), np.float32),
+        "mask": np.ones(4, np.float32),
+        "id": np.arange(4, dtype=np.int32),
+    }
+    for _ in range(2):
+        state, metrics = step(state, batch)
+    assert np.isfinite(metrics["loss"])
+    assert (name == "finetune") == (not before["f"])
+    for path, value in before["f"].items():
+        np.testing.assert_array_equal(state.frozen[path], value, err_msg=path)
+    rests = {"head/co/gate/bias", "head/dc/gate/bias"} if reference == "mlvpt_dinov2" else set()  # the code's own
+    for path, value in before["t"].items():
+        assert (np.asarray(state.trainable[path]) != value).any() == (path not in rests), path
+
+
+@pytest.mark.parametrize("name", ["linear_probe", "finetune", "vpt", "gatevpt", "e2vpt", "gvpt", "mlvpt_dinov2"])
+@pytest.mark.parametrize("dataset", ["digits", "voc2007"])
+@pytest.mark.parametrize("resolution", [224, 448])
+def test_every_config_takes_data_set_and_resolution(name, dataset, resolution):
+    config = load_config(f"{name}:dataset={dataset},resolution={resolution}", [])
+    configuration.validate(config)
+    assert (config.data.name, config.data.image_size) == (dataset, resolution)
+    assert config.model.backbone.name == ("vit_digits" if dataset == "digits" else "dinov2_vitb14")
+
+
+def test_learning_rates_are_the_published_ones():
+    def rate(arg):
+        return load_config(f"mlvpt_dinov2:{arg}", []).optim.learning_rate
+
+    assert rate("dataset=coco2014") == 1e-4
+    assert rate("dataset=coco2014,backbone=dinov2_vits14") == 5e-4
+    assert rate("dataset=nuswide") == 5e-4
+    assert rate("dataset=vg256") == 1e-4
+    assert rate("dataset=voc2007") == 5e-4
+    assert rate("dataset=voc2007,resolution=448") == 1e-4
+    assert rate("dataset=vg256,preset=paper") == 5e-4
+    assert load_config("mlvpt_dinov2:preset=paper", []).ema.decay == 0.9997
+
+
+def test_pictures_are_normalised_as_in_the_authors_code_or_as_the_weights_expect():
+    code, paper = (load_config(f"mlvpt_vit:backbone=in21k,preset={preset}", []) for preset in ("code", "paper"))
+    assert code.model.backbone.normalization == "imagenet"
+    assert paper.model.backbone.normalization == "auto"
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("vpt:variant=middle", "variant=middle is not one of deep, shallow"),
+        ("gvpt:sides=left", "sides=left is not one of both, co, dc"),
+        ("mlvpt_vit:backbone=vit_b16_mae", "backbone=vit_b16_mae is not one of in1k, in21k, mae, mocov3"),
+        ("e2vpt:preset=mine", "preset=mine is not one of code, paper"),
+    ],
+)
+def test_wrong_arguments_are_named(reference, complaint, refusal):
+    assert refusal(load_config, reference, []) == complaint
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ({"model.prompts.kept_tokens": "12"}, "digits 0 and 1"),
+        ({"model.prompts.kept_tokens": "101"}, "must have 30 digits"),
+        ({"model.head.kind": "group_linear"}, "reads group prompts"),
+        ({"loss.terms.co": "1"}, "which head linear does not give"),
+        ({"model.prompts.count": "-1"}, "0 or more"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(overrides, complaint, refusal):
+    assert complaint in refusal(configuration.validate, load_config("e2vpt", list(overrides.items())))
