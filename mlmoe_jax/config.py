@@ -171,8 +171,8 @@ _CHOICES = {
     "model.head.combine": ("mean_logit", "mean_probability"),
     "loss.kind": ("asymmetric", "bce", "focal", "softmax"),
     "loss.reduce": ("mean", "sum"),
-    "optim.name": ("adamw", "sgd", "muon"),
-    "optim.schedule": ("one_cycle", "cosine", "constant"),
+    "optim.name": ("adamw", "adam", "sgd", "muon"),
+    "optim.schedule": ("one_cycle", "cosine", "constant", "multi_step"),
     "eval.select_on": ("val", "test", "none"),
     "prune.importance": ("signed", "absolute"),
     "checkpoint.include_frozen": ("auto", "always", "never"),
@@ -247,7 +247,7 @@ def validate(config: ConfigDict) -> None:
         pair = flat[key]
         if not (len(pair) == 2 and all(isinstance(v, int | float) for v in pair) and 0 < pair[0] <= pair[1]):
             wrong.append(f"{key} is {pair!r} and must be two numbers above 0, the smaller one first")
-    for key in ("prune.token_levels", "prune.segment_levels"):
+    for key in ("prune.token_levels", "prune.segment_levels", "optim.milestones"):
         if not flat[key] or not all(isinstance(v, int | float) and 0 <= v < 1 for v in flat[key]):
             wrong.append(f"{key} is {flat[key]!r} and must be shares from 0 to below 1")
     if config.data.bad_images == "skip" and config.model.backbone.batch_norm == "trainable":

@@ -115,10 +115,12 @@ def default_config() -> ConfigDict:
     terms.co = terms.dc = terms.co_gate = terms.dc_gate = 0.0  # group_experts
 
     config.optim = optim = ConfigDict()
-    optim.name = "adamw"  # adamw | sgd | muon
+    optim.name = "adamw"  # adamw | adam (decay added to the gradient) | sgd | muon
     optim.learning_rate = 1e-3
-    optim.schedule = "one_cycle"  # one_cycle (torch's, cycling beta1) | cosine | constant
-    optim.warmup_steps = 0  # cosine and constant: a linear rise from 0
+    optim.schedule = "one_cycle"  # one_cycle (torch's, cycling beta1) | cosine | constant | multi_step
+    optim.warmup_steps = 0  # all but one_cycle: a linear rise from 0
+    optim.milestones = (0.6, 0.8)  # multi_step: shares of the training after which the rate falls
+    optim.milestone_factor = 0.1  # multi_step: by which it falls
     optim.weight_decay = 1e-2
     optim.b1 = 0.9  # overridden by one_cycle's cycle 0.95 → 0.85 → 0.95
     optim.b2 = 0.999

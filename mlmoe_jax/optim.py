@@ -64,19 +64,23 @@ def one_cycle(
 def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
     """(learning rate, beta1) of a config, both functions of the number of steps already taken.
 
-    `optim.schedule`: "one_cycle" (cycles beta1 too, so that `optim.b1` is not used), "constant", or "cosine" (to 0 at
-    total_steps). The last two first rise linearly from 0 over `optim.warmup_steps` and keep beta1 = `optim.b1`.
+    `optim.schedule`: "one_cycle" (cycles beta1 too, so that `optim.b1` is not used), "constant", "cosine" (to 0 at
+    total_steps), or "multi_step" (times `optim.milestone_factor` after each share of the training in
+    `optim.milestones`). All but the first rise linearly from 0 over `optim.warmup_steps` and keep beta1 = `optim.b1`.
     """
     peak = optim.learning_rate
     if optim.schedule == "one_cycle":
         return one_cycle(peak, total_steps)
-    if optim.schedule not in ("constant", "cosine"):
-        raise UserError(f"optim.schedule is {optim.schedule!r}; choose one_cycle, constant or cosine")
+    if optim.schedule not in ("constant", "cosine", "multi_step"):
+        raise UserError(f"optim.schedule is {optim.schedule!r}; choose one_cycle, constant, cosine or multi_step")
     if not 0 <= optim.warmup_steps < total_steps:
         raise UserError(f"optim.warmup_steps is {optim.warmup_steps}, but the whole training has {total_steps} steps")
     after = optax.constant_schedule(peak)
     if optim.schedule == "cosine":
         after = optax.cosine_decay_schedule(peak, total_steps - optim.warmup_steps)
+    elif optim.schedule == "multi_step":
+        falls = {round(share * total_steps) - optim.warmup_steps: optim.milestone_factor for share in optim.milestones}
+        after = optax.piecewise_constant_schedule(peak, falls)
     warmup = optax.linear_schedule(0.0, peak, max(optim.warmup_steps, 1))
     return optax.join_schedules([warmup, after], [optim.warmup_steps]), optax.constant_schedule(optim.b1)
 
@@ -89,10 +93,10 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
 
     Args:
       optim: has the attributes
-        name: "adamw" (decoupled decay) or "sgd" (momentum = beta1, decay added to the gradient), each step by step
-          equal to torch.optim's, or "muon" (see `_scale_by_muon`) where `muon_rules` say so and AdamW elsewhere,
+        name: "adamw" (decoupled decay), "adam" or "sgd" with momentum beta1 (decay added to the gradient), each step
+          by step equal to torch.optim's, or "muon" (see `_scale_by_muon`) where `muon_rules` say so, AdamW elsewhere,
         learning_rate: peak rate,
-        schedule, warmup_steps: see `make_schedules`,
+        schedule, warmup_steps, milestones, milestone_factor: see `make_schedules`,
         weight_decay,
         b1, b2, eps: of AdamW, and b1 the momentum of SGD,
         clip_norm: largest global norm of the gradients, 0 = no clipping,
@@ -112,6 +116,8 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     scale_rate = optax.stateless(lambda updates, _: {p: rate_factor[p] * u for p, u in updates.items()})
     if optim.name == "adamw":
         core = (_scale_by_adam(beta1, optim.b2, optim.eps), add_decay)
+    elif optim.name == "adam":
+        core = (add_decay, _scale_by_adam(beta1, optim.b2, optim.eps))
     elif optim.name == "muon":
         matrices = {path for path in paths if rules.first_match(optim.muon_rules, path, False)}
         adam = _scale_by_adam(beta1, optim.b2, optim.eps)
@@ -119,7 +125,7 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     elif optim.name == "sgd":
         core = (add_decay, optax.inject_hyperparams(optax.trace, hyperparam_dtype=jnp.float32)(decay=beta1))
     else:
-        raise UserError(f"optim.name is {optim.name!r}; choose adamw, sgd or muon")
+        raise UserError(f"optim.name is {optim.name!r}; choose adamw, adam, sgd or muon")
     return optax.chain(
         optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
         *core,

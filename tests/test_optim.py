@@ -104,10 +104,23 @@ def test_constant_and_cosine_with_warmup():
     assert optim.make_schedules(config(schedule="cosine"), 10)[0](0) == pytest.approx(PEAK)
 
 
+def test_multi_step_falls_after_its_shares_of_the_training():
+    """As torch's MultiStepLR with milestones 30 and 40 of 50 epochs, here of 2 steps each."""
+    settings = config(schedule="multi_step", milestones=(0.6, 0.8), milestone_factor=0.1)
+    rate, beta1 = optim.make_schedules(settings, 100)
+    expected = PEAK * np.repeat([1, 0.1, 0.01], [60, 20, 20])
+    np.testing.assert_allclose([rate(step) for step in range(100)], expected, rtol=1e-6)
+    assert beta1(99) == 0.9
+    settings.warmup_steps = 10
+    np.testing.assert_allclose(
+        [optim.make_schedules(settings, 100)[0](s) for s in (5, 59, 60)], PEAK * np.array([0.5, 1, 0.1])
+    )
+
+
 # --- optimizers
 
 
-@pytest.mark.parametrize("case", ["adamw", "adamw_clip", "sgd", "sgd_clip"])
+@pytest.mark.parametrize("case", ["adamw", "adamw_clip", "adam", "adam_clip", "sgd", "sgd_clip"])
 def test_trajectories_of_torch(case):
     """One-cycle rate and beta1, decay on all but the bias, a tenth of the rate for the prompts."""
     settings = config(name=case.split("_")[0], clip_norm=0.5 if case.endswith("clip") else 0.0)
@@ -117,7 +130,7 @@ def test_trajectories_of_torch(case):
             np.testing.assert_allclose(ours[path], expected, rtol=0, atol=1e-5 * np.abs(expected).max(), err_msg=path)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
 @pytest.mark.parametrize(
     "change",
     [

@@ -53,6 +53,7 @@ def trajectory(name, arrays, clip_norm=0.0):
     groups = [{"params": [p], "weight_decay": 0.0 if path in NO_DECAY else DECAY} for path, p in params.items()]
     optimizer = {
         "adamw": lambda: torch.optim.AdamW(groups, lr=PEAK),
+        "adam": lambda: torch.optim.Adam(groups, lr=PEAK),
         "sgd": lambda: torch.optim.SGD(groups, lr=PEAK, momentum=0.9),
     }[name]()
     peaks = [PEAK * RATE.get(path, 1.0) for path in params]
@@ -79,5 +80,7 @@ if __name__ == "__main__":
         "sgd": trajectory("sgd", arrays),
         "adamw_clip": trajectory("adamw", arrays, clip_norm=0.5),
         "sgd_clip": trajectory("sgd", arrays, clip_norm=0.5),
+        "adam": trajectory("adam", arrays),
+        "adam_clip": trajectory("adam", arrays, clip_norm=0.5),
     }
     np.savez_compressed(Path(__file__).parent / "optim.npz", **schedules(), **arrays)
