@@ -55,6 +55,26 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0) -> np.n
     return table[None].astype(np.float32)
 
 
+def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
+    """Return f32[1,N,width] for `grid` = (rows, columns), row-major: the normalised sines of DETR, as Q2L has them.
+
+    A half of the channels holds the row, the other the column, each counted from 1 and scaled so that the last is 2π.
+    Channels alternate between sine and cosine, n/2 pairs of them in a half of n = width/2, and pair j has the frequency
+    temperature^(−2j/n) (Carion et al., ECCV 2020). `width` is a multiple of 4.
+    """
+    if width % 4:
+        raise ValueError(f"a sine position table needs a width that is a multiple of 4, not {width}")
+    half = width // 2
+    frequency = temperature ** (-2 * (np.arange(half) // 2) / half)
+    # The authors' 1e-6 guards a division by zero that an axis of a grid never makes; it is kept for equal numbers.
+    angles = [2 * np.pi * (1 + np.arange(size)[:, None]) / (size + 1e-6) * frequency for size in grid]
+    even = np.arange(half) % 2 == 0
+    rows, columns = (np.where(even, np.sin(angle), np.cos(angle)) for angle in angles)
+    shape = (*grid, half)
+    table = np.concatenate([np.broadcast_to(rows[:, None], shape), np.broadcast_to(columns[None], shape)], axis=-1)
+    return table.reshape(1, -1, width).astype(np.float32)
+
+
 def resample_positions(
     table: jax.Array, grid: tuple[int, int], *, offset: float = 0.0, antialias: bool = False
 ) -> jax.Array:

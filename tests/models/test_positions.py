@@ -3,9 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmoe_jax.models.positions import bicubic_weights, resample_positions, sine_positions
+from mlmoe_jax.models.positions import bicubic_weights, detr_positions, resample_positions, sine_positions
 
-ARRAYS = np.load(Path(__file__).parents[1] / "parity" / "positions.npz")
+PARITY = Path(__file__).parents[1] / "parity"
+ARRAYS = np.load(PARITY / "positions.npz")
 KINDS = {"size": {}, "offset": {"offset": 0.1}, "size_antialias": {"antialias": True}}
 
 
@@ -55,3 +56,21 @@ def test_sine_positions_by_hand():
     np.testing.assert_allclose(table[0, row * 3 + column], expected, atol=1e-6)
     with pytest.raises(ValueError, match="multiple of 4"):
         sine_positions(3, 6)
+
+
+@pytest.mark.parametrize("grid", [(3, 5), (7, 7)])
+def test_detr_positions_equal_those_of_torch(grid):
+    theirs = np.load(PARITY / "query.npz")[f"positions/{grid[0]}x{grid[1]}"]
+    ours = detr_positions(grid, theirs.shape[1])
+    assert ours.dtype == np.float32
+    assert error(ours, theirs.reshape(1, theirs.shape[1], -1).transpose(0, 2, 1)) < 2e-6
+
+
+def test_detr_positions_by_hand():
+    table = detr_positions((2, 4), 8, temperature=100.0)
+    assert table.shape == (1, 8, 8)
+    row, column = 2 * np.pi * 1 / 2, 2 * np.pi * 3 / 4
+    expected = [f(angle * scale) for angle in (row, column) for scale in (1, 0.1) for f in (np.sin, np.cos)]
+    np.testing.assert_allclose(table[0, 0 * 4 + 2], expected, atol=2e-5)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        detr_positions((2, 2), 6)

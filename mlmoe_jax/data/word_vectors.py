@@ -1,0 +1,158 @@
+"""A vector for every label name: from a file of word vectors, or from how the labels come together in training.
+
+Shape letters: K labels, d numbers a vector.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from etils import epath
+from numpy.typing import ArrayLike, NDArray
+
+from mlmoe_jax.errors import UserError
+
+# VOC writes these names as one word.
+COMPOUNDS = {"diningtable": ("dining", "table"), "pottedplant": ("potted", "plant"), "tvmonitor": ("tv", "monitor")}
+# The deviation of the numbers in GloVe's 300-dimensional vectors of COCO's names.
+GLOVE_DEVIATION = 0.377
+_PARTS = re.compile(r"[^\W_]+")
+
+
+def read_glove(path: str | Path, names: Sequence[str]) -> NDArray[np.float32]:
+    """Look label names up in a GloVe text file, a word and d numbers a line (a header of two numbers may come first).
+
+    A name is put into small letters and cut at blanks and underscores; a word that the file lacks is cut at everything
+    that is no letter and no digit (`t-shirt`, `plant(potted)`). The vector of a name is the mean over those of its
+    words that the file has, as ML-GCN makes it. Only the lines that are needed are parsed.
+
+    Args:
+      path: of the file; every embedding in this format will do.
+      names: of the K labels.
+
+    Returns:
+      f32[K,d] with the d of the file.
+
+    Raises:
+      UserError: the file cannot be read or is of another kind, or has none of the words of some label.
+    """
+    spelled = [_words(name) for name in names]
+    wanted = {word for words in spelled for whole in words for word in (whole, *_PARTS.findall(whole))}
+    found = _rows(path, wanted)
+    vectors, lost = [], []
+    for name, words in zip(names, spelled, strict=True):
+        parts = [part for word in words for part in ((word,) if word in found else _PARTS.findall(word))]
+        rows = [found[part] for part in parts if part in found]
+        if rows:
+            vectors.append(np.mean(rows, axis=0))
+        else:
+            lost.append(name)
+    if lost:
+        listed = ", ".join(map(repr, lost[:5])) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+        raise UserError(
+            f"{path} has no word of the label{'s' * (len(lost) > 1)} {listed}; name labels in the file's language "
+            "or take word vectors from the co-occurrence counts"
+        )
+    return np.asarray(vectors, np.float32)
+
+
+def cooccurrence_vectors(
+    counts: ArrayLike, positives: ArrayLike, images: int, *, width: int = 300
+) -> NDArray[np.float32]:
+    """Vectors of labels from the training labels alone, for when no file of word vectors is at hand.
+
+    As word vectors can be had from the words around a word (Levy and Goldberg, "Neural word embedding as implicit
+    matrix factorization", NIPS 2014, sec. 5), by the spectrum of the positive pointwise mutual information
+
+        M[i,j] = max(0, log(p(i,j) / (p(i) p(j)))),   p(i,i) = p(i).
+
+    A label comes with itself, so the diagonal is −log p(i). With M = Q Λ Qᵀ, vectors are the rows of Q √Λ over the
+    largest positive eigenvalues: among vectors of this width their products come nearest to M (Eckart and Young). The
+    sign of a column is that which makes its largest entry positive. Columns are filled up with zeros to `width`, and
+    each row is given the length 0.377·√width, that of GloVe's vectors: Levy, Goldberg and Dagan (TACL 2015, sec. 3.3)
+    find that vectors of one length work best, and ML-GCN's published rates fit this one.
+
+    Imagined images keep every vector away from zero: one for each label that was never seen, which shows it alone, and
+    one that shows nothing. Where there are no counts at all, the vectors are orthogonal.
+
+    The same machine gives the same vectors. Another may turn those of equal eigenvalues into each other: what was
+    trained with vectors must be kept with them.
+
+    Args:
+      counts: i64[K,K], images that show both labels, zero diagonal.
+      positives: i64[K], images that show the label.
+      images: their number.
+      width: d.
+
+    Returns:
+      f32[K,d].
+    """
+    positives = np.asarray(positives, np.float64)
+    seen = np.maximum(positives, 1)
+    total = images + np.sum(positives == 0) + 1
+    together = np.array(counts, np.float64)
+    np.fill_diagonal(together, seen)
+    with np.errstate(divide="ignore"):  # the logarithm of pairs that never occur is cut off at 0
+        information = np.maximum(np.log(together * total / np.outer(seen, seen)), 0)
+    values, axes = np.linalg.eigh(information)
+    largest = np.argsort(-values, kind="stable")[:width]
+    vectors = axes[:, largest] * np.sqrt(np.maximum(values[largest], 0))
+    vectors = np.pad(_with_signs(vectors), ((0, 0), (0, width - len(largest))))
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
+    return (unit * GLOVE_DEVIATION * np.sqrt(width)).astype(np.float32)
+
+
+def _words(name: str) -> list[str]:
+    words = name.lower().replace("_", " ").split()
+    return [part for word in words for part in COMPOUNDS.get(word, (word,))]
+
+
+def _rows(path: str | Path, wanted: set[str]) -> dict[str, NDArray[np.float64]]:
+    """Return the vectors of the wanted words that the file has."""
+    keys, rows = {word.encode(): word for word in wanted}, {}
+    try:
+        with epath.Path(path).open("rb") as file:
+            first = file.readline()
+            width = _width(path, first)
+            for number, line in enumerate(chain((first,), file), 1):
+                word, _, rest = line.partition(b" ")
+                if word not in keys or keys[word] in rows:
+                    continue
+                numbers = rest.split()
+                # Some words of the largest files contain blanks and begin with a word that is wanted.
+                if len(numbers) == width:
+                    rows[keys[word]] = _numbers(path, number, numbers)
+    except OSError as error:
+        raise UserError(f"cannot read word vectors from {path}: {error.strerror or error}") from error
+    return rows
+
+
+def _width(path: str | Path, first: bytes) -> int:
+    fields = first.split()
+    if len(fields) == 2 and all(field.isdigit() for field in fields):
+        return int(fields[1])
+    _numbers(path, 1, fields[1:])
+    return len(fields) - 1
+
+
+def _numbers(path: str | Path, line: int, fields: list[bytes]) -> NDArray[np.float64]:
+    try:
+        numbers = np.array([float(field) for field in fields])
+    except ValueError:
+        numbers = np.array([])
+    if not numbers.size or not np.isfinite(numbers).all():
+        raise UserError(f"line {line} of {path} should be a word and its numbers, as in a GloVe text file")
+    return numbers
+
+
+def _with_signs(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Turn columns around so that the entry of largest magnitude is positive, the first of those that tie."""
+    size = np.abs(vectors)
+    ties = size >= size.max(axis=0) * (1 - 1e-6)
+    pivot = vectors[ties.argmax(axis=0), np.arange(vectors.shape[1])]
+    return vectors * np.where(pivot < 0, -1.0, 1.0)

@@ -1,0 +1,151 @@
+"""DR-MoE's head and its relatives: a query decoder's feature a label, routed over shared and task experts.
+
+DR-MoE (Dynamic Routing Mixture of Experts, an anonymous submission to ICLR 2025 that was rejected) has no published
+code: equations and text are all there is, and where they disagree there is an option. HSQ (Hybrid Sharing Query, Yin et
+al., ICLR 2024) has none either, and what is known of it is less: the settings `hsq` are a RECONSTRUCTION.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mlmoe_jax.losses import gate_entropy
+from mlmoe_jax.models.contracts import Features, Prediction
+from mlmoe_jax.models.experts import SHARES, Gates, LabelExperts, combine
+from mlmoe_jax.models.initializers import torch_linear
+
+# The sign of λ·H in the loss.
+ENTROPY = {"paper": 1.0, "maximize": -1.0, "off": 0.0}
+
+_DR_MOE = {
+    "expert": "relu_linear",
+    "expert_hidden": 256,
+    "shared_experts": 4,
+    "task_experts": 1,
+    "gate": "mlp",
+    "gate_hidden": 256,
+    "gate_share": "per_label",
+    "classifier": "per_label",
+    "entropy": "maximize",
+    "entropy_weight": 0.01,
+}
+# Settings of RoutedExpertsHead by name:
+#   recommended  DR-MoE with a classifier for each label (one shared bias cannot fit every label's own frequency) and an
+#                entropy term that does what the text says it is for
+#   literal      DR-MoE as printed: eq. 9's classifier has no label index, eq. 11's sign lowers the gates' entropy
+#   static       `recommended` with gates that do not look at the image, the ablation of dynamic routing
+#   hsq          the RECONSTRUCTION of HSQ: a linear gate for each label, several task experts of its own, feed-forward
+#                experts, no entropy term; depth, widths and numbers of the experts are our choice
+SETTINGS: dict[str, dict[str, str | int | float]] = {
+    "recommended": _DR_MOE,
+    "literal": _DR_MOE | {"classifier": "shared", "entropy": "paper"},
+    "static": _DR_MOE | {"gate": "static"},
+    "hsq": _DR_MOE | {"expert": "ffn", "task_experts": 2, "gate": "linear", "entropy": "off"},
+}
+
+
+class FeatureClassifier(nnx.Module):
+    """⟨v_k, o_k⟩ + b_k for a feature a label; `shared` has one v and b for all labels (DR-MoE, eq. 9 as printed)."""
+
+    def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
+        if share not in SHARES:
+            raise ValueError(f"a classifier is one of {', '.join(SHARES)}, not {share!r}")
+        rows = labels if share == "per_label" else 1
+        self.per_label, draw = share == "per_label", torch_linear(width)
+        self.kernel = nnx.Param(draw(rngs.params(), (rows, width)))
+        self.bias = nnx.Param(draw(rngs.params(), (rows,)))
+
+    def __call__(self, features: jax.Array) -> jax.Array:
+        """f32[B,K,O] -> f32[B,K]."""
+        kernel = self.kernel[...]
+        votes = jnp.einsum("bko,ko->bk", features, kernel) if self.per_label else features @ kernel[0]
+        return votes + self.bias[...]
+
+
+def entropy_penalty(gates: jax.Array, sign: str, weight: float) -> jax.Array:
+    """Return ±λ · mean over labels of H(w), in nats, with λ = `weight`: f32[B,K,E] -> f32[B] (f32[1] of static gates).
+
+    sign: `paper` is DR-MoE's eq. 11 as printed, −λ Σ w log w added to the loss. It LOWERS the entropy and collapses the
+    gates onto one expert each, the opposite of its stated purpose. `maximize` has the sign that keeps gates spread.
+    """
+    return ENTROPY[sign] * weight * jnp.mean(gate_entropy(gates), axis=-1)
+
+
+class RoutedExpertsHead(nnx.Module):
+    """DR-MoE: label features h_i from a query decoder, a dense mixture of shared and task experts, a classifier.
+
+    decoder: a module that turns those of the backbone's features that it names in `read` into one feature a label,
+    `decoder(features, rngs=rngs)` -> f32[B,K,width], with the method `published_macs(tokens)`. From there on labels do
+    not meet: everything a label owns is stacked along a leading axis K.
+    expert, expert_hidden, shared_experts, task_experts: see LabelExperts. gate, gate_hidden, gate_share: see Gates.
+    classifier: `per_label` or `shared`, see FeatureClassifier.
+    entropy, entropy_weight: sign and λ of the penalty `entropy`, see entropy_penalty; `off` gives none.
+    SETTINGS has these choices by name; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
+
+    gates: `experts` f32[B,K,E] (of static gates f32[1,K,E]), experts in the order [shared…, task…].
+    Raises ValueError for a choice that is not there.
+    """
+
+    def __init__(
+        self,
+        decoder: nnx.Module,
+        width: int,
+        labels: int,
+        *,
+        expert: str = "relu_linear",
+        expert_hidden: int = 256,
+        shared_experts: int = 4,
+        task_experts: int = 1,
+        gate: str = "mlp",
+        gate_hidden: int = 256,
+        gate_share: str = "per_label",
+        classifier: str = "per_label",
+        entropy: str = "maximize",
+        entropy_weight: float = 0.01,
+        dtype: jnp.dtype | None = None,
+        rngs: nnx.Rngs,
+    ):
+        if entropy not in ENTROPY:
+            raise ValueError(f"entropy is one of {', '.join(ENTROPY)}, not {entropy!r}")
+        self.decoder, self.read = decoder, decoder.read
+        self.entropy, self.entropy_weight = entropy, entropy_weight
+        self.experts = LabelExperts(
+            width,
+            labels,
+            kind=expert,
+            hidden=expert_hidden,
+            shared=shared_experts,
+            task=task_experts,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.gates = Gates(
+            width,
+            labels,
+            self.experts.entries,
+            kind=gate,
+            hidden=gate_hidden,
+            share=gate_share,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.classifier = FeatureClassifier(self.experts.out_width, labels, share=classifier, rngs=rngs)
+        self._classifier_macs = labels * self.experts.out_width
+
+    def __call__(
+        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
+    ) -> Prediction:
+        """Classify what the decoder reads of `features` into K labels; `labels` f32[B,K] are not looked at."""
+        queried = self.decoder(features, rngs=rngs)
+        gates = self.gates(queried)
+        logits = self.classifier(combine(gates, self.experts(queried)))
+        penalties = {}
+        if self.entropy != "off":
+            penalty = entropy_penalty(gates, self.entropy, self.entropy_weight)
+            penalties["entropy"] = jnp.broadcast_to(penalty, logits.shape[:1])
+        return Prediction(logits, gates={"experts": gates}, penalties=penalties)
+
+    def published_macs(self, tokens: int) -> tuple[int, int]:
+        """Return the multiply-adds of layers an image of N = `tokens`, and what experts and gates add to them."""
+        layers, extra = self.decoder.published_macs(tokens)
+        return layers + self._classifier_macs, extra + self.experts.macs() + self.gates.macs()

@@ -1,0 +1,270 @@
+"""CNN-RNN: labels one after another, each given the image and those before it (Wang et al., CVPR 2016).
+
+Shape letters beyond those of `models.contracts`: T steps of a label sequence, W paths of a beam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Prediction
+from mlmoe_jax.models.initializers import torch_linear
+
+# From what `advance` knows of W paths an image and their last labels i32[B,W] to what it knows then, and scores
+# f32[B,W,K+1] of the label that comes next; the last score is that of the end.
+Advance = Callable[[Any, jax.Array], tuple[Any, jax.Array]]
+POOLS = {"cls": (CLS,), "patches": (PATCHES,)}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BeamResult:
+    """What a beam search finds.
+
+    path: i32[B,max_labels], the labels of the most probable path that has ended, −1 after its end.
+    log_probability: f32[B], of that path with its end.
+    label_logits: f32[B,K], the logit of each label's largest probability at any step of any path in the beam.
+    """
+
+    path: jax.Array
+    log_probability: jax.Array
+    label_logits: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Beam:
+    """The search between two steps; paths that do not exist have a log-probability of −inf.
+
+    known: see Advance. last: i32[B,W]. log_p: f32[B,W]. path: i32[B,W,max_labels]. used: bool[B,W,K].
+    """
+
+    known: Any
+    last: jax.Array
+    log_p: jax.Array
+    path: jax.Array
+    used: jax.Array
+    found: BeamResult
+
+
+def log_odds(scores: jax.Array) -> jax.Array:
+    """Return the logit of each softmax probability over the last axis, s_k − log Σ_{j≠k} exp s_j: f32[...,E].
+
+    Finite and strictly increasing in the probability even where that rounds to 1.
+    """
+    top = jax.nn.one_hot(jnp.argmax(scores, axis=-1), scores.shape[-1], dtype=bool)
+    others = jax.nn.logsumexp(jnp.where(top, -jnp.inf, scores), axis=-1, keepdims=True)
+    # All but the largest are at most 1/2, where log(1 − p) is exact. The value put in for the largest keeps the
+    # gradient of the branch that is not taken finite.
+    log_p = jnp.where(top, jnp.log(0.5), jax.nn.log_softmax(scores, axis=-1))
+    return jnp.where(top, scores - others, log_p - jnp.log1p(-jnp.exp(log_p)))
+
+
+def beam_search(advance: Advance, known: Any, *, start: int, labels: int, max_labels: int) -> BeamResult:
+    """Find the most probable sequence of distinct labels by beam search (CNN-RNN, sec. 3.3 and eq. 6).
+
+    The probability of a path is the product of the softmax probabilities of its labels and its end; a label that is on
+    a path already cannot follow, and the rest is not rescaled. At each step the W most probable extensions stay. Every
+    path in the beam may also end there; an ended path takes no place in the beam. An image's search stops when its
+    best ended path is at least as probable as all that are open. A path of `max_labels` labels can only end.
+
+    Args:
+      advance: see Advance; called once a step inside `jax.lax.scan`.
+      known: arrays [B,W,...], what `advance` is first given; W is the width of the beam.
+      start: what stands before the first label.
+      labels: K.
+      max_labels: the most labels of a path.
+
+    Returns:
+      BeamResult.
+    """
+    batch, width = jax.tree.leaves(known)[0].shape[:2]
+    none = partial(jnp.full, fill_value=-jnp.inf)
+    beam = _Beam(
+        known,
+        jnp.full((batch, width), start),
+        none((batch, width)).at[:, 0].set(0.0),
+        jnp.full((batch, width, max_labels), -1),
+        jnp.zeros((batch, width, labels), bool),
+        BeamResult(jnp.full((batch, max_labels), -1), none((batch,)), none((batch, labels))),
+    )
+
+    def step(beam: _Beam, time: jax.Array) -> tuple[_Beam, None]:
+        known, scores = advance(beam.known, beam.last)
+        return _extend(beam, known, scores.astype(jnp.float32), time), None
+
+    return jax.lax.scan(step, beam, jnp.arange(max_labels + 1))[0].found
+
+
+def _extend(beam: _Beam, known: Any, scores: jax.Array, time: jax.Array) -> _Beam:
+    """End every path, extend every path by every label, and keep the best; `scores` f32[B,W,K+1] are of step `time`."""
+    (batch, width), labels = beam.log_p.shape, scores.shape[-1] - 1
+    goes_on = beam.log_p.max(axis=1) > beam.found.log_probability
+    log_p = jnp.where(goes_on[:, None], beam.log_p, -jnp.inf)
+    found = _update(beam, log_p, scores)
+    next_p = log_p[..., None] + jax.nn.log_softmax(scores, axis=-1)[..., :-1]
+    next_p = jnp.where(beam.used, -jnp.inf, next_p).reshape(batch, width * labels)
+    log_p, place = jax.lax.top_k(next_p, width)
+    parent, label = place // labels, place % labels
+
+    def inherit(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, parent.reshape(batch, width, *[1] * (x.ndim - 2)), axis=1)
+
+    return _Beam(
+        jax.tree.map(inherit, known),
+        label,
+        log_p,
+        inherit(beam.path).at[:, :, time].set(label, mode="drop"),
+        inherit(beam.used) | jax.nn.one_hot(label, labels, dtype=bool),
+        found,
+    )
+
+
+def _update(beam: _Beam, log_p: jax.Array, scores: jax.Array) -> BeamResult:
+    """Return what is known to be found after the paths with log_p f32[B,W] > −inf have got scores for what follows."""
+    exists = (log_p > -jnp.inf)[..., None]
+    seen = jnp.where(exists, log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
+    ended = log_p + jax.nn.log_softmax(scores, axis=-1)[..., -1]
+    best = jnp.argmax(ended, axis=1)[:, None]
+    ended = jnp.take_along_axis(ended, best, axis=1)[:, 0]
+    path = jnp.take_along_axis(beam.path, best[..., None], axis=1)[:, 0]
+    better = ended > beam.found.log_probability
+    return BeamResult(
+        jnp.where(better[:, None], path, beam.found.path),
+        jnp.where(better, ended, beam.found.log_probability),
+        jnp.maximum(beam.found.label_logits, seen),
+    )
+
+
+class CNNRNNHead(nnx.Module):
+    """An LSTM over label embeddings beside the image feature (CNN-RNN, sec. 3).
+
+    With the embedding u of the label before (eq. 2), o = LSTM(u) (eq. 3), x = ReLU(P_o o + P_I I) (eq. 4) and scores
+    U·x by the same embeddings (eq. 5), whose softmax is over the K labels and the end. `embedding` f32[K+2,E] has the
+    labels, the end and the start, in this order; the projections have no bias, as in eq. 4. The cell is flax's LSTM,
+    where the paper's formula has ReLU for tanh.
+
+    Training (labels given): teacher forcing on each image's labels by decreasing training frequency, then the end.
+    `penalties["sequence"]` is −log of the probability of that sequence, the sum of the cross-entropies of its steps.
+    Longer sequences than `max_labels` are cut, and no end is learned there. `logits` are those of each label's largest
+    probability at any of these steps: they cost nothing, but know the labels.
+
+    Otherwise: beam search; `logits` are those of each label's largest probability at any step of any path in the beam.
+    The paper predicts the labels of the best path alone (`search`); the score makes the model comparable by mean
+    average precision, and is our convention.
+
+    order: the K labels by decreasing training frequency, see `graphs.frequency_order`.
+    dropout: rate on x. pool: the image feature I is the class token (of a CNN, the mean of the map) or the mean patch.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        order: Sequence[int],
+        *,
+        embedding: int = 64,
+        hidden: int = 512,
+        dropout: float = 0.5,
+        beam_width: int = 4,
+        max_labels: int = 20,
+        pool: str = "cls",
+        dtype: jnp.dtype | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.order = tuple(int(label) for label in order)
+        self.labels = len(self.order)
+        if sorted(self.order) != list(range(self.labels)):
+            raise ValueError(f"order should name each of {self.labels} labels once")
+        if min(beam_width, max_labels) < 1:
+            raise ValueError(f"beam_width and max_labels are at least 1, not {beam_width} and {max_labels}")
+        self.read, self.hidden = POOLS[pool], hidden
+        self.beam_width, self.max_labels = beam_width, min(max_labels, self.labels)
+        self.end, self.start = self.labels, self.labels + 1
+
+        def projection(into: int) -> nnx.Linear:
+            return nnx.Linear(into, embedding, use_bias=False, kernel_init=torch_linear(into), dtype=dtype, rngs=rngs)
+
+        # Of length 1 on average, so that the first scores are of the size of x.
+        draw = nnx.initializers.normal(embedding**-0.5)
+        self.embedding = nnx.Param(draw(rngs.params(), (self.labels + 2, embedding)))
+        self.lstm = nnx.OptimizedLSTMCell(embedding, hidden, dtype=dtype, rngs=rngs)
+        self.state_projection, self.image_projection = projection(hidden), projection(width)
+        self.dropout = nnx.Dropout(dropout, deterministic=True)
+
+    def image_feature(self, features: Features) -> jax.Array:
+        """Return P_I I, f32[B,E]."""
+        pooled = features.cls if CLS in self.read else features.patches.mean(axis=1, dtype=jnp.float32)
+        return self.image_projection(pooled).astype(jnp.float32)
+
+    def sequence(self, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Sort labels f32[B,K] (above 0.5 is present) by training frequency, the end behind them.
+
+        Returns i32[B,T] with T = max_labels + 1, filled up with ends, and bool[B,T], which of the steps count.
+        """
+        order = jnp.asarray(self.order)
+        present = jnp.take(labels, order, axis=1) > 0.5
+        ranks = jnp.argsort(~present, axis=1, stable=True)[:, : self.max_labels]
+        sorted_labels = jnp.pad(order[ranks], ((0, 0), (0, 1)), constant_values=self.end)
+        count, step = present.sum(axis=1, keepdims=True), jnp.arange(self.max_labels + 1)
+        counts = (step <= count) & ((step < self.max_labels) | (count == self.max_labels))
+        return jnp.where(step < count, sorted_labels, self.end), counts
+
+    def scores(self, image: jax.Array, before: jax.Array, *, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Return the scores f32[B,T,K+1] of what follows each of the labels `before` i32[B,T].
+
+        image: f32[B,E], from `image_feature`. before: begins with `start`.
+        """
+        inputs = jnp.moveaxis(self.embedding[...][before], 1, 0)
+        outputs = jax.lax.scan(self.lstm, self._first_state(before.shape[:1]), inputs)[1]
+        joint = self._joint(image[:, None], jnp.moveaxis(outputs, 0, 1))
+        return self._scores(self.dropout(joint, rngs=rngs))
+
+    def search(self, features: Features) -> BeamResult:
+        """Return the most probable labels of each image, and every label's logit, by beam search."""
+        image = self.image_feature(features)[:, None]
+
+        def advance(state: Any, label: jax.Array) -> tuple[Any, jax.Array]:
+            state, output = self.lstm(state, self.embedding[...][label])
+            return state, self._scores(self._joint(image, output))
+
+        state = self._first_state((len(image), self.beam_width))
+        return beam_search(advance, state, start=self.start, labels=self.labels, max_labels=self.max_labels)
+
+    def __call__(
+        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
+    ) -> Prediction:
+        """Classify; with labels f32[B,K], return their `sequence` penalty f32[B] as well. rngs: for dropout."""
+        if labels is None:
+            return Prediction(self.search(features).label_logits)
+        targets, counts = self.sequence(labels)
+        before = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.start)
+        scores = self.scores(self.image_feature(features), before, rngs=rngs)
+        log_p = jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), targets[..., None], axis=-1)[..., 0]
+        logits = jnp.where(counts[..., None], log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
+        return Prediction(logits, penalties={"sequence": -jnp.sum(log_p, axis=1, where=counts)})
+
+    def published_macs(self, tokens: int) -> tuple[int, int]:
+        """Return the layers along one path of max_labels + 1 steps, and what the other paths of the beam add."""
+        width, embedding = self.image_projection.kernel.shape
+        step = 4 * self.hidden * (embedding + self.hidden) + self.hidden * embedding + (self.labels + 1) * embedding
+        path = (self.max_labels + 1) * step
+        return width * embedding + path, (self.beam_width - 1) * path
+
+    def _first_state(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+        zeros = jnp.zeros((*shape, self.hidden))
+        return zeros, zeros
+
+    def _joint(self, image: jax.Array, output: jax.Array) -> jax.Array:
+        """x of eq. 4: f32[...,E]."""
+        return jax.nn.relu(self.state_projection(output).astype(jnp.float32) + image)
+
+    def _scores(self, joint: jax.Array) -> jax.Array:
+        """Scores of the labels and the end (eq. 5): f32[...,E] -> f32[...,K+1]."""
+        return joint @ self.embedding[: self.end + 1].T

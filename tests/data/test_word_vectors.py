@@ -1,0 +1,142 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlmoe_jax.data.word_vectors import cooccurrence_vectors, read_glove
+
+COCO = np.load(Path(__file__).parents[1] / "parity" / "coco_groups.npz")
+# Their places among COCO's classes in category-id order.
+FORK, KNIFE, DINING_TABLE, KEYBOARD, MOUSE, ZEBRA = 42, 43, 60, 66, 64, 22
+
+GLOVE = """the 9 9 9
+traffic 1 0 0
+light 0 2 0
+. . . 8 8 8
+light show 7 7 7
+zebra 0.5 -1e-1 4
+dining 1 1 1
+table 3 3 3
+t-shirt 5 5 5
+potted 0 0 6
+café 0 7 0
+"""
+
+
+@pytest.fixture
+def glove(tmp_path):
+    path = tmp_path / "glove.3d.txt"
+    path.write_text(GLOVE, encoding="utf-8")
+    return path
+
+
+def test_names_are_means_of_their_words(glove):
+    names = ["Traffic Light", "zebra", "dining_table", "diningtable", "T-shirt", "zebra-table", "Café", "potted(plant)"]
+    vectors = read_glove(glove, names)
+    assert vectors.dtype == np.float32
+    expected = [
+        [0.5, 1, 0],
+        [0.5, -0.1, 4],
+        [2, 2, 2],
+        [2, 2, 2],
+        [5, 5, 5],
+        [1.75, 1.45, 3.5],
+        [0, 7, 0],
+        [0, 0, 6],
+    ]
+    np.testing.assert_allclose(vectors, expected, rtol=1e-6)
+
+
+def test_a_word_that_is_missing_is_left_out(glove):
+    np.testing.assert_array_equal(read_glove(glove, ["stop light"]), [[0, 2, 0]])
+
+
+def test_a_header_is_no_word(tmp_path):
+    path = tmp_path / "vectors.vec"
+    path.write_text("2 3\r\n2 1 1 1\r\nzebra 1 2 3\r\n")
+    np.testing.assert_array_equal(read_glove(path, ["zebra", "2"]), [[1, 2, 3], [1, 1, 1]])
+
+
+def test_labels_without_any_word_are_named(glove, refusal):
+    text = refusal(read_glove, glove, ["zebra", "xyzzy", "plugh frotz"])
+    assert "labels 'xyzzy', 'plugh frotz';" in text
+    text = refusal(read_glove, glove, [f"q{i}" for i in range(8)])
+    assert "'q4' and 3 more" in text
+
+
+@pytest.mark.parametrize(
+    "content", ["", "zebra\n", "zebra 1 two 3\n", "the 1 2\nzebra 1 nan\n", "PK\x03\x04 \x00\x00\n"]
+)
+def test_files_of_another_kind(tmp_path, content, refusal):
+    path = tmp_path / "words.txt"
+    path.write_text(content)
+    assert "should be a word and its numbers" in refusal(read_glove, path, ["zebra"])
+
+
+def test_no_file(tmp_path, refusal):
+    assert "none.txt: No such file" in refusal(read_glove, tmp_path / "none.txt", ["zebra"])
+    assert "cannot read" in refusal(read_glove, tmp_path, ["zebra"])
+
+
+def cosines(vectors):
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit @ unit.T
+
+
+def test_labels_of_one_scene_get_similar_vectors():
+    vectors = cooccurrence_vectors(COCO["counts"], COCO["positives"], 82_081)
+    assert vectors.shape == (80, 300)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 0.377 * np.sqrt(300), rtol=1e-5)
+    cosine = cosines(vectors)
+    nearest = np.argsort(2 * np.eye(80) - cosine, axis=1)[:, :2]
+    assert nearest[FORK].tolist() == [KNIFE, DINING_TABLE]
+    assert nearest[KEYBOARD, 0] == MOUSE
+    assert cosine[FORK, KNIFE] > 0.7
+    assert abs(cosine[FORK, ZEBRA]) < 0.1
+
+
+def test_products_are_the_positive_mutual_information():
+    """Where the matrix has no negative eigenvalue, cosines are its entries over the roots of its diagonal."""
+    labels = np.random.default_rng(0).random((400, 5)) < [0.1, 0.2, 0.3, 0.2, 0.1]
+    labels[:, 1] |= labels[:, 0]
+    counts, positives = labels.T.astype(int) @ labels, labels.sum(axis=0)
+    p = counts / 401
+    information = np.maximum(np.log(p / np.outer(np.diagonal(p), np.diagonal(p))), 0)
+    assert np.linalg.eigvalsh(information)[0] > 0
+    root = np.sqrt(np.diagonal(information))
+    np.fill_diagonal(counts, 0)
+    vectors = cooccurrence_vectors(counts, positives, 400, width=7)
+    np.testing.assert_allclose(cosines(vectors), information / np.outer(root, root), atol=1e-6)
+    np.testing.assert_array_equal(vectors[:, 5:], 0)
+
+
+def test_fewer_columns_keep_the_largest_axes():
+    counts, positives = COCO["counts"], COCO["positives"]
+    wide, narrow = (cooccurrence_vectors(counts, positives, 82_081, width=width) for width in (80, 10))
+    unit = wide[:, :10] / np.linalg.norm(wide[:, :10], axis=1, keepdims=True)
+    np.testing.assert_allclose(narrow, unit * 0.377 * np.sqrt(10), rtol=1e-4, atol=1e-5)
+    share = (wide**2).sum(axis=0)
+    assert share[0] > share[40] > share[79]
+
+
+def test_same_counts_same_vectors_whatever_the_order_of_labels():
+    counts, positives = COCO["counts"], COCO["positives"]
+    first, again = (cooccurrence_vectors(counts, positives, 82_081, width=40) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    largest = np.abs(first).argmax(axis=0)
+    # the rows have been given one length after the signs were chosen, so that the largest entry may be another now
+    assert (first[largest, np.arange(40)] > 0).mean() > 0.8
+    order = np.random.default_rng(1).permutation(80)
+    permuted = cooccurrence_vectors(counts[order][:, order], positives[order], 82_081, width=40)
+    np.testing.assert_allclose(permuted, first[order], atol=1e-4)
+
+
+def test_labels_that_were_never_seen_have_vectors_too():
+    counts, positives = np.zeros((3, 3), int), np.array([5, 0, 0])
+    cosine = cosines(cooccurrence_vectors(counts, positives, 5, width=4))
+    np.testing.assert_allclose(cosine, np.eye(3), atol=1e-6)
+    nothing = cooccurrence_vectors(np.zeros((4, 4), int), np.zeros(4, int), 0, width=6)
+    np.testing.assert_allclose(cosines(nothing), np.eye(4), atol=1e-6)
+    one = cooccurrence_vectors(np.zeros((1, 1), int), np.array([8]), 8, width=2)
+    assert np.linalg.norm(one) == pytest.approx(0.377 * np.sqrt(2))

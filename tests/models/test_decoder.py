@@ -1,0 +1,333 @@
+"""What a query decoder does beyond what the parity tests of the query head compare with torch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax.cost import count_macs
+from mlmoe_jax.models.constants import Constant
+from mlmoe_jax.models.contracts import Features
+from mlmoe_jax.models.decoder import QueryDecoder
+from mlmoe_jax.models.positions import detr_positions
+from mlmoe_jax.models.query_layers import DecoderLayer, EncoderLayer, FeedForward, QueryAttention
+from mlmoe_jax.state import ModelDef
+
+B, C, D, Q, E, GRID = 2, 12, 8, 5, 3, (2, 3)
+N = GRID[0] * GRID[1]
+DR_MOE = functools.partial(QueryDecoder, 2048)  # its defaults
+
+
+def shapes(make):
+    """Return (structure, parameters without values)."""
+    definition, params, _ = ModelDef.split(nnx.eval_shape(make))
+    return definition, params
+
+
+def filled(make, seed=0):
+    """Return a module with random values, none of which can be overlooked."""
+    definition, params = shapes(make)
+    random = np.random.RandomState(seed)
+    values = {path: random.randn(*v.shape) / v.shape[0] ** 0.5 for path, v in params.items()}
+    values |= {path: random.uniform(0.5, 1.5, v.shape) for path, v in params.items() if path.endswith("scale")}
+    return definition.merge({path: jnp.asarray(value, jnp.float32) for path, value in values.items()})
+
+
+def decoder(seed=0, **options):
+    options = {"width": D, "heads": 2, "hidden": 6, "encoder_layers": 1, **options}
+    return filled(lambda: QueryDecoder(C, Q, rngs=nnx.Rngs(0), **options), seed)
+
+
+def draw(*shape, seed=1):
+    return jnp.asarray(np.random.RandomState(seed).randn(*shape), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def features():
+    return Features(None, None, draw(B, N, C), GRID)
+
+
+def size(params, start) -> int:
+    return sum(int(np.prod(v.shape)) for path, v in params.items() if path.startswith(start))
+
+
+@pytest.mark.parametrize(("labels", "queries"), [(80, 40_960), (20, 10_240)])
+def test_the_defaults_have_the_size_of_dr_moe(labels, queries):
+    _, params = shapes(lambda: DR_MOE(labels, rngs=nnx.Rngs(0)))
+    expected = {"project/": 1_049_088, "queries": queries, "encoder/": 6_304_768, "layers/": 8_408_064, "norm/": 1_024}
+    assert {start: size(params, start) for start in expected} == expected
+    assert size(params, "") == sum(expected.values())
+
+
+def test_published_multiply_adds():
+    model, tokens, norms = nnx.eval_shape(lambda: DR_MOE(80, rngs=nnx.Rngs(0))), 196, 4 * 512 * (4 * 196 + 7 * 80)
+    layers, products = model.published_macs(tokens)
+    assert layers + products - norms == 205_520_896 + 1_311_801_344 + 837_943_296
+    assert products == 4 * tokens**2 * 512 + 4 * 80**2 * 512 + 4 * 80 * tokens * 512
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"self_attention": "first", "encoder_layers": 2, "positions": "detr"},
+        {"self_attention": "identity", "project": "linear_relu", "encoder_norm": True, "decoder_norm": False},
+        {"encoder_layers": 0, "query_role": "added", "pre_norm": True},
+    ],
+)
+def test_multiply_adds_are_those_that_run(options):
+    options = {"width": D, "heads": 2, "hidden": 6, **options}
+    definition, params = shapes(lambda: QueryDecoder(C, Q, rngs=nnx.Rngs(0), **options))
+
+    def train(params, tokens, extra):
+        model = definition.merge(params)
+        model.train()
+        return model(Features(None, None, tokens, GRID), extra=extra, rngs=nnx.Rngs(0))
+
+    given = (jax.ShapeDtypeStruct((B, count, C), jnp.float32) for count in (N, E))
+    layers, products = definition.merge(params).published_macs(N, E)
+    executed = count_macs(jax.make_jaxpr(train)(params, *given).jaxpr)
+    assert executed == B * (layers + products - norm_macs(params))
+
+
+def norm_macs(params) -> int:
+    """Return the published multiply-adds of all norms."""
+    return sum(4 * D * (N if path.startswith("encoder") else Q) for path in params if path.endswith("/scale"))
+
+
+def test_what_is_the_same_for_all_images_is_done_once(features):
+    definition, params = shapes(lambda: QueryDecoder(C, Q, width=D, heads=2, hidden=6, rngs=nnx.Rngs(0)))
+    run = jax.make_jaxpr(lambda params, tokens: definition.merge(params)(Features(None, None, tokens, GRID)))
+    layers, products = definition.merge(params).published_macs(N)
+    # the first self-attention, and the projection of the first queries
+    shared = 4 * Q * D**2 + 2 * Q**2 * D + Q * D**2
+    executed = count_macs(run(params, features.patches).jaxpr)
+    assert executed == B * (layers + products - norm_macs(params)) - (B - 1) * shared
+
+
+def inner(equation) -> list:
+    """Return the jaxprs inside an equation."""
+    parts = (getattr(value, "jaxpr", value) for value in equation.params.values())
+    return [part for part in parts if hasattr(part, "eqns")]
+
+
+def largest(jaxpr) -> int:
+    """Return the number of elements of the largest value in a jaxpr."""
+    sizes = [max(var.aval.size for var in equation.outvars) for equation in jaxpr.eqns]
+    return max(sizes + [largest(part) for equation in jaxpr.eqns for part in inner(equation)], default=0)
+
+
+def test_without_self_attention_nothing_is_quadratic_in_the_labels():
+    labels, found = 20_000, {}
+    for self_attention in ("none", "identity", "all"):
+        definition, params = shapes(
+            lambda kind=self_attention: QueryDecoder(
+                C, labels, width=D, heads=2, hidden=6, self_attention=kind, rngs=nnx.Rngs(0)
+            )
+        )
+        tokens = jax.ShapeDtypeStruct((1, N, C), jnp.float32)
+        run = jax.make_jaxpr(lambda p, x, d=definition: d.merge(p)(Features(None, None, x, GRID)))(params, tokens)
+        found[self_attention] = largest(run.jaxpr)
+    assert found["all"] == 2 * labels**2
+    assert found["none"] == found["identity"] == 2 * labels * N
+
+
+@pytest.mark.parametrize("options", [{"positions": "detr"}, {"query_role": "added", "pre_norm": True}])
+def test_a_mask_hides_tokens(options, features):
+    model, extra = decoder(self_attention="none", decoder_layers=1, **options), draw(B, E, C)
+    mask = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]], bool)
+    before = model(features, extra=extra, extra_mask=mask)
+    for token in range(E):
+        after = model(features, extra=extra.at[:, token].add(7.0), extra_mask=mask)
+        changed = np.abs(np.asarray(after - before)).max(axis=(0, 2))
+        assert not changed[~mask[:, token]].any(), "a query sees what is hidden from it"
+        assert (changed[mask[:, token]] > 1e-3).all()
+    np.testing.assert_allclose(before[:, 1], model(features)[:, 1], atol=1e-5)
+    np.testing.assert_array_equal(before, model(features, extra=extra, extra_mask=Constant(mask)))
+
+
+def test_extra_tokens_join_the_memory(features):
+    model, extra = decoder(positions="detr"), draw(1, E, C)
+    everywhere = model(features, extra=extra)
+    np.testing.assert_allclose(everywhere, model(features, extra=jnp.repeat(extra, B, 0)), atol=1e-6)
+    memory, positions = model.encode(features.patches, GRID)
+    assert memory.shape == (B, N, D)
+    np.testing.assert_array_equal(positions, detr_positions(GRID, D))
+    joined = jnp.concatenate([memory, jnp.repeat(model.project(extra), B, 0)], axis=1)
+    placed = np.concatenate([positions, np.zeros((1, E, D), np.float32)], axis=1)
+    np.testing.assert_allclose(everywhere, model.decode(joined, placed), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.ones((Q, N + 1), bool), rf"bool\[{Q},{N}\]"),
+        (np.ones((Q, N), np.float32), "float32"),
+        (np.arange(Q)[:, None].repeat(N, 1) != 3, "from query 3"),
+    ],
+)
+def test_masks_that_cannot_be(mask, message):
+    with pytest.raises(ValueError, match=message):
+        decoder(encoder_layers=0).decode(draw(B, N, D), mask=mask)
+
+
+def test_queries_see_one_another_only_by_self_attention(features):
+    for kind in ("all", "first", "others", "none", "identity"):
+        model = decoder(self_attention=kind)
+        before = model(features)
+        model.queries[...] = model.queries[...].at[2].add(draw(D, seed=3))
+        changed = np.abs(np.asarray(model(features) - before)).max(axis=(0, 2)) > 1e-5
+        assert changed[2]
+        assert (changed.sum() > 1) == (kind in ("all", "first", "others")), kind
+        assert [layer.self_attn is not None for layer in model.layers] == {
+            "all": [True, True],
+            "first": [True, False],
+            "others": [False, True],
+        }.get(kind, [False, False])
+        assert all((layer.norm1 is None) == (layer.self_attn is None and kind != "identity") for layer in model.layers)
+
+
+def test_where_positions_go(features):
+    table, tokens = detr_positions(GRID, D), features.patches
+    for kind in ("none", "once", "detr"):
+        model = decoder(positions=kind)
+        memory, keys = model.encode(tokens, GRID)
+        layer, x = model.encoder[0], model.project(tokens)
+        expected = layer(x, table) if kind == "detr" else layer(x + table if kind == "once" else x)
+        np.testing.assert_allclose(memory, expected, atol=1e-6)
+        assert (keys is None) == (kind != "detr")
+    swapped = decoder(positions="detr")(Features(None, None, tokens, GRID[::-1]))
+    assert np.abs(np.asarray(swapped - decoder(positions="detr")(features))).max() > 1e-3
+
+
+def test_learned_positions_are_resampled(features):
+    model = decoder(positions="learned", table_side=3, encoder_layers=0)
+    assert model.table.shape == (1, 9, D)
+    square = draw(B, 9, C)
+    np.testing.assert_allclose(model.encode(square, (3, 3))[0], model.project(square) + model.table[...], atol=1e-6)
+    assert model(features).shape == (B, Q, D)
+
+
+def test_the_two_roles_of_queries(features):
+    roles = {role: decoder(query_role=role, decoder_layers=1) for role in ("input", "added")}
+    layer, queries = roles["input"].layers[0], roles["input"].queries[...][None]
+    memory, _ = roles["input"].encode(features.patches, GRID)
+    by_hand = {
+        "input": roles["input"].norm(layer(queries, None, memory, memory)),
+        "added": roles["added"].norm(layer(jnp.zeros_like(queries), queries, memory, memory)),
+    }
+    for role, model in roles.items():
+        np.testing.assert_allclose(model(features), by_hand[role], atol=1e-5)
+    assert np.abs(np.asarray(by_hand["input"] - by_hand["added"])).max() > 1e-2
+
+
+def test_projections(features):
+    model = decoder(project="linear_relu", encoder_layers=0, positions="none")
+    kernel, bias = np.asarray(model.project.kernel[...]), np.asarray(model.project.bias[...])
+    memory, _ = model.encode(features.patches, GRID)
+    np.testing.assert_allclose(memory, np.maximum(features.patches @ kernel + bias, 0), atol=1e-5)
+    same = filled(lambda: QueryDecoder(D, Q, width=D, heads=2, project="none", encoder_layers=0, rngs=nnx.Rngs(0)))
+    tokens = draw(B, N, D)
+    np.testing.assert_allclose(same.encode(tokens, GRID)[0], tokens + detr_positions(GRID, D), atol=1e-6)
+
+
+def test_norms_at_the_ends():
+    for pre_norm, given, found in ((False, None, False), (True, None, True), (True, False, False), (False, True, True)):
+        _, params = shapes(
+            lambda p=pre_norm, g=given: QueryDecoder(C, Q, width=D, pre_norm=p, encoder_norm=g, rngs=nnx.Rngs(0))
+        )
+        assert ("encoder_norm/scale" in params) == found
+    assert "norm/scale" not in shapes(lambda: QueryDecoder(C, Q, width=D, decoder_norm=False, rngs=nnx.Rngs(0)))[1]
+
+
+def test_where_dropout_falls():
+    layer = {"pre_norm": False, "activation": "relu", "init": "xavier", "dtype": None, "dropout": 0.5}
+    tokens = draw(B, N, D)
+    attention = filled(lambda: QueryAttention(D, 2, dropout=0.5, rngs=nnx.Rngs(0)))
+    feed = filled(lambda: FeedForward(D, 6, dropout=0.5, rngs=nnx.Rngs(0)))
+    encoder = filled(lambda: EncoderLayer(D, 2, 6, rngs=nnx.Rngs(0), **layer))
+    whole = filled(lambda: DecoderLayer(D, 2, 6, self_attention="on", rngs=nnx.Rngs(0), **layer))
+    identity = filled(lambda: DecoderLayer(D, 2, 6, self_attention="identity", rngs=nnx.Rngs(0), **layer))
+    # on weights of attention, between the layers of an MLP, and on the result of each part
+    for expected, module, inputs in (
+        (1, attention, (tokens, tokens, tokens)),
+        (1, feed, (tokens,)),
+        (1 + 1 + 2, encoder, (tokens,)),
+        (2 + 1 + 3, whole, (tokens, None, tokens, tokens)),
+        (1 + 1 + 3, identity, (tokens, None, tokens, tokens)),
+    ):
+        for training in (False, True):
+            module.train() if training else module.eval()
+            run = jax.make_jaxpr(lambda key, m=module, x=inputs: m(*x, rngs=nnx.Rngs(key)))
+            assert drawn(run(jax.random.key(0)).jaxpr) == expected * training
+
+
+def drawn(jaxpr) -> int:
+    """Return how often random bits for dropout are drawn in a jaxpr."""
+    return sum((equation.primitive.name == "random_bits") + sum(map(drawn, inner(equation))) for equation in jaxpr.eqns)
+
+
+def test_no_gradient_passes_a_mask():
+    attention, tokens = filled(lambda: QueryAttention(D, 2, rngs=nnx.Rngs(0))), draw(B, E, D)
+    definition, params, _ = ModelDef.split(attention)
+    mask = np.array([[True, False, True]] * Q)
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def slopes(params, tokens):
+        return definition.merge(params)(draw(B, Q, D, seed=2), tokens, tokens, mask=mask).sum()
+
+    by_params, by_tokens = slopes(params, tokens)
+    assert all(np.isfinite(value).all() for value in by_params.values())
+    assert np.asarray(by_tokens).any(axis=(0, 2)).tolist() == [True, False, True]
+
+
+def test_initial_values():
+    width, hidden = 64, 96
+
+    @jax.jit
+    def draw_all():
+        rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))
+        options = {"width": width, "hidden": hidden, "encoder_layers": 1, "decoder_layers": 1, "rngs": rngs}
+        made = (QueryDecoder(32, 50, query_std=0.5, **options), QueryDecoder(32, 50, init="torch", **options))
+        return [ModelDef.split(module)[1] for module in made]
+
+    xavier, torch = draw_all()
+    fused = (6 / (4 * width)) ** 0.5  # torch draws queries, keys and values as one matrix
+    bounds = {
+        "project/kernel": (32**-0.5, 32**-0.5),
+        "project/bias": (32**-0.5, 32**-0.5),
+        "layers/0/cross_attn/qkv/kernel": (fused, fused),
+        "layers/0/cross_attn/proj/kernel": ((6 / (2 * width)) ** 0.5, width**-0.5),
+        "encoder/0/mlp/fc1/kernel": ((6 / (width + hidden)) ** 0.5, width**-0.5),
+        "encoder/0/mlp/fc2/kernel": ((6 / (width + hidden)) ** 0.5, hidden**-0.5),
+        "encoder/0/mlp/fc1/bias": (width**-0.5, width**-0.5),
+        "layers/0/mlp/fc2/bias": (hidden**-0.5, hidden**-0.5),
+    }
+    for path, pair in bounds.items():
+        for params, bound in zip((xavier, torch), pair, strict=True):
+            values = np.asarray(params[path])
+            assert 0.85 * bound < np.abs(values).max() <= bound * (1 + 1e-6), path
+            assert abs(values.mean()) < 0.3 * bound, path
+    for name in ("qkv", "proj"):
+        assert not np.asarray(xavier[f"layers/0/self_attn/{name}/bias"]).any()
+    for params, std in ((xavier, 0.5), (torch, 1.0)):
+        assert np.asarray(params["queries"]).std() == pytest.approx(std, rel=0.05)
+
+
+def test_settings_that_cannot_be(refusal):
+    def make(channels=C, **options):
+        return nnx.eval_shape(lambda: QueryDecoder(channels, Q, rngs=nnx.Rngs(0), **options))
+
+    assert "9 cannot be divided among 2 heads" in refusal(make, width=9, heads=2, positions="none")
+    assert "multiple of 4, not 10" in refusal(make, width=10, heads=2)
+    assert f"from the backbone's {C} channels" in refusal(make, width=16, project="none")
+    assert "at least one decoder layer" in refusal(make, width=D, decoder_layers=0)
+    for name in ("query_role", "positions", "self_attention", "project", "init"):
+        with pytest.raises(ValueError, match=f"{name} is one of"):
+            make(width=D, **{name: "some"})
+    with pytest.raises(ValueError, match="activation is one of"):
+        make(width=D, activation="swish")

@@ -1,0 +1,223 @@
+"""Banks, gates and their combination for a feature a label, each alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, Gates, LabelExperts, combine
+from mlmoe_jax.state import ModelDef
+
+B, K, D, HIDDEN = 4, 5, 12, 6
+
+
+@pytest.fixture(scope="module")
+def features():
+    return jnp.asarray(np.random.default_rng(1).normal(size=(B, K, D)), jnp.float32)
+
+
+def drawn(make):
+    """A module with values of its own for every parameter, drawn without the time that initializers take to compile."""
+    definition, params, _ = ModelDef.split(nnx.eval_shape(make))
+    draw = np.random.default_rng(3)
+    values = {path: draw.normal(0, 0.3, shape.shape).astype(np.float32) for path, shape in sorted(params.items())}
+    return definition.merge({path: jnp.asarray(value) for path, value in values.items()})
+
+
+def make_experts(shared=2, task=3, **options):
+    return drawn(lambda: LabelExperts(D, K, hidden=HIDDEN, shared=shared, task=task, rngs=nnx.Rngs(0), **options))
+
+
+def make_gates(entries=4, **options):
+    return drawn(lambda: Gates(D, K, entries, hidden=7, rngs=nnx.Rngs(0), **options))
+
+
+def as_numpy(module):
+    return {path: np.asarray(value, np.float64) for path, value in ModelDef.split(module)[1].items()}
+
+
+def count(make):
+    params = nnx.state(nnx.eval_shape(make), nnx.Param)
+    return sum(int(np.prod(value.shape)) for _, value in nnx.to_flat_state(params))
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def one_expert(kind, params, place, feature):
+    """The expert at `place` of a bank on f64[D], from its definition."""
+
+    def layer(name, x):
+        return x @ params[f"{name}/kernel"][place] + params[f"{name}/bias"][place]
+
+    if kind == "relu_linear":
+        return relu(layer("linear", feature))
+    worked = layer("down", relu(layer("up", feature)))
+    return relu(worked) if kind == "ffn_relu" else worked
+
+
+# -------------------------------------------------------------------------------------------------------- experts
+@pytest.mark.parametrize(("shared", "task"), [(2, 3), (3, 0), (0, 1)])
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_banks_are_their_experts_one_at_a_time(features, kind, shared, task):
+    experts = make_experts(shared, task, kind=kind)
+    outputs = experts(features)
+    width = HIDDEN if kind == "relu_linear" else D
+    assert experts.out_width == width
+    assert experts.entries == shared + task
+    assert [part.shape for part in outputs] == [(B, K, size, width) for size in (shared, task) if size]
+    h = np.asarray(features, np.float64)
+    banks = [(experts.shared, shared, lambda k, e: (e,)), (experts.task, task, lambda k, e: (k, e))]
+    for output, (bank, size, place) in zip(outputs, [bank for bank in banks if bank[1]], strict=True):
+        params = as_numpy(bank)
+        expected = [
+            [[one_expert(kind, params, place(k, e), h[b, k]) for e in range(size)] for k in range(K)] for b in range(B)
+        ]
+        np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_every_task_expert_starts_at_values_of_its_own_within_the_default_bounds():
+    rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))  # compiles sooner than the default generator
+    experts = LabelExperts(D, K, kind="ffn", hidden=HIDDEN, shared=0, task=3, rngs=rngs)
+    for path, values in as_numpy(experts).items():
+        bound = (D if "/up/" in path else HIDDEN) ** -0.5
+        assert values.shape[:2] == (K, 3)
+        assert len(np.unique(values.reshape(K * 3, -1), axis=0)) == K * 3, path
+        assert 0.8 * bound < np.abs(values).max() <= bound, path
+
+
+def test_labels_do_not_meet(features):
+    """What another label's feature is changes neither a label's experts nor its gate."""
+    other = features.at[:, 2].add(1.0)
+    rest = [0, 1, 3, 4]
+    for module in (make_experts(), make_gates()):
+        for before, after in zip(jax.tree.leaves(module(features)), jax.tree.leaves(module(other)), strict=True):
+            np.testing.assert_array_equal(before[:, rest], after[:, rest])
+            assert np.abs(before[:, 2] - after[:, 2]).max() > 1e-3
+
+
+def test_what_a_label_owns_is_stacked_along_its_axis():
+    for module, owner in ((make_experts().task, K), (make_gates(), K), (make_gates(kind="static"), K)):
+        for path, value in ModelDef.split(module)[1].items():
+            assert value.shape[0] == owner, path
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("relu_linear", 1), ("ffn", 2)])
+def test_a_bank_is_one_matrix_product_a_layer(features, kind, layers):
+    products = str(jax.make_jaxpr(make_experts(kind=kind))(features)).count("dot_general")
+    assert products == 2 * layers, "one for the shared bank and one for the task bank, whatever their sizes"
+    assert str(jax.make_jaxpr(make_gates())(features)).count("dot_general") == 2
+
+
+def test_parameter_counts_of_the_papers_sizes():
+    def experts(labels=80, kind="relu_linear", **sizes):
+        return count(lambda: LabelExperts(512, labels, kind=kind, rngs=nnx.Rngs(0), **sizes))
+
+    def gates(labels, share="per_label", **options):
+        return count(lambda: Gates(512, labels, 5, share=share, rngs=nnx.Rngs(0), **options))
+
+    assert experts(task=0) == 525_312 == 4 * 131_328
+    assert experts(shared=0) == 80 * 131_328
+    assert experts(20) == 525_312 + 20 * 131_328
+    assert experts(kind="ffn") - experts() == 84 * 131_584 == 11_053_312 - 256, "and 256 more in the classifier"
+    assert experts(kind="ffn_relu") == experts(kind="ffn")
+    assert gates(80) == 10_609_040 == 80 * 132_613
+    assert gates(20) == 20 * 132_613
+    assert gates(80, "shared") == 132_613
+    assert gates(80, hidden=128) - gates(80) == -5_304_320
+    assert gates(80, hidden=512) - gates(80) == 10_608_640
+    assert gates(80, kind="linear") == 80 * 513 * 5
+    assert gates(80, kind="static") == 80 * 5
+
+
+# ---------------------------------------------------------------------------------------------------------- gates
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_gates_are_a_softmax_of_each_labels_own_feature(features, kind, share):
+    gates = make_gates(kind=kind, share=share)
+    weights = gates(features)
+    assert weights.shape == (B, K, 4)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+    h = np.asarray(features, np.float64)
+    params, gate_logits = as_numpy(gates), np.asarray(gates.logits(features))
+    for k in range(K):
+
+        def layer(name, x, k=k):
+            at = k if share == "per_label" else ...
+            return x @ params[f"net/{name}/kernel"][at] + params[f"net/{name}/bias"][at]
+
+        logits = layer("logits", relu(layer("hidden", h[:, k])) if kind == "mlp" else h[:, k])
+        np.testing.assert_allclose(gate_logits[:, k], logits, rtol=2e-5, atol=2e-6)
+        expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        np.testing.assert_allclose(weights[:, k], expected, rtol=2e-5)
+    assert np.abs(weights[0] - weights[1]).max() > 1e-3, "they differ between images"
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_static_gates_do_not_look(features, share):
+    gates = Gates(D, K, 4, kind="static", share=share, rngs=nnx.Rngs(0))
+    assert gates.macs() == 0
+    np.testing.assert_allclose(gates(features), np.full((1, K, 4), 1 / 4), rtol=1e-6)
+    assert gates.free_logits.shape == (K if share == "per_label" else 1, 4)
+    moved = jnp.arange(gates.free_logits.size, dtype=jnp.float32).reshape(gates.free_logits.shape) ** 1.5
+    gates.free_logits[...] = moved
+    np.testing.assert_array_equal(gates(features), gates(features + 1))
+    np.testing.assert_allclose(gates(features)[0], np.broadcast_to(jax.nn.softmax(moved), (K, 4)), rtol=1e-6)
+
+
+def test_gate_macs():
+    assert make_gates().macs() == K * (D * 7 + 7 * 4)
+    assert make_gates(kind="linear").macs() == make_gates(kind="linear", share="shared").macs() == K * D * 4
+    assert make_experts().macs() == K * 5 * D * HIDDEN
+    assert make_experts(kind="ffn").macs() == make_experts(kind="ffn_relu").macs() == 2 * K * 5 * D * HIDDEN
+
+
+# ---------------------------------------------------------------------------------------------------- combination
+@pytest.mark.parametrize("images", [1, B])
+def test_combination_is_a_weighted_sum_in_the_order_of_the_gate(images):
+    draw = np.random.default_rng(2)
+    w, s, t = draw.random((images, K, 5)), draw.normal(size=(B, K, 2, D)), draw.normal(size=(B, K, 3, D))
+    weights, shared, task = (jnp.asarray(x, jnp.float32) for x in (w, s, t))
+    expected = np.zeros((B, K, D))
+    for b in range(B):
+        for k in range(K):
+            for e in range(5):
+                expected[b, k] += w[b % images, k, e] * (s[b, k, e] if e < 2 else t[b, k, e - 2])
+    np.testing.assert_allclose(combine(weights, (shared, task)), expected, rtol=2e-5, atol=1e-6)
+    one_hot = jax.nn.one_hot(jnp.full((images, K), 3), 5)
+    np.testing.assert_array_equal(combine(one_hot, (shared, task)), task[:, :, 1])
+
+
+def test_combination_refuses_weights_of_other_experts():
+    with pytest.raises(ValueError, match="5 routing weights cannot mix 4 experts"):
+        combine(jnp.ones((B, K, 5)), (jnp.ones((B, K, 2, D)), jnp.ones((B, K, 2, D))))
+
+
+# ------------------------------------------------------------------------------------------------- dtype, mistakes
+@pytest.mark.parametrize("kind", GATES)
+def test_bfloat16_products_leave_weights_in_float32(features, kind):
+    exact, half = make_gates(kind=kind), make_gates(kind=kind, dtype=jnp.bfloat16)
+    weights = half(features)
+    assert weights.dtype == jnp.float32
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+    np.testing.assert_allclose(weights, exact(features), atol=0.01)
+    assert (weights == exact(features)).all() == (kind != "mlp"), "only the hidden layer works in bfloat16"
+    outputs = make_experts(dtype=jnp.bfloat16)(features)
+    assert {part.dtype for part in outputs} == {jnp.dtype(jnp.bfloat16)}
+    for ours, theirs in zip(outputs, make_experts()(features), strict=True):
+        np.testing.assert_allclose(ours.astype(jnp.float32), theirs, atol=0.03)
+
+
+def test_mistakes_are_refused():
+    with pytest.raises(ValueError, match="an expert is one of relu_linear, ffn, ffn_relu, not 'big'"):
+        make_experts(kind="big")
+    with pytest.raises(ValueError, match="at least one expert"):
+        make_experts(0, 0)
+    with pytest.raises(ValueError, match="at least one expert"):
+        make_experts(-1, 2)
+    with pytest.raises(ValueError, match="a gate is one of static, linear, mlp, not 'top_k'"):
+        make_gates(kind="top_k")
+    with pytest.raises(ValueError, match="gates are one of per_label, shared, not 'none'"):
+        make_gates(share="none")

@@ -1,0 +1,230 @@
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax.cost import count_macs
+from mlmoe_jax.graphs import label_graph
+from mlmoe_jax.models.constants import Constant
+from mlmoe_jax.models.contracts import Features
+from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
+from mlmoe_jax.pretrained.rules.graph import own_classifier, pointwise
+from mlmoe_jax.state import ModelDef
+
+TWIN = np.load(Path(__file__).parents[1] / "parity" / "graph_heads.npz")
+LABELS, WIDTH, HIDDEN = 6, 32, 24
+RESNET_101 = 42_500_160  # parameters of the body
+# Our paths below the head, and the tensors of the authors' ADD-GCN.
+ADD_GCN = {
+    "map_classifier/kernel": "fc.weight",
+    "transform/kernel": "conv_transform.weight",
+    "transform/bias": "conv_transform.bias",
+    "graph/static_graph/kernel": "gcn.static_adj.0.weight",
+    "graph/static/kernel": "gcn.static_weight.0.weight",
+    "graph/static/bias": "gcn.static_weight.0.bias",
+    "graph/context/kernel": "gcn.conv_global.weight",
+    "graph/context/bias": "gcn.conv_global.bias",
+    "graph/context_norm/scale": "gcn.bn_global.weight",
+    "graph/context_norm/bias": "gcn.bn_global.bias",
+    "graph/relation/kernel": "gcn.conv_create_co_mat.weight",
+    "graph/relation/bias": "gcn.conv_create_co_mat.bias",
+    "graph/dynamic/kernel": "gcn.dynamic_weight.weight",
+    "graph/dynamic/bias": "gcn.dynamic_weight.bias",
+    "classifier/kernel": "last_linear.weight",
+    "classifier/bias": "last_linear.bias",
+}
+STATISTICS = {
+    "graph/context_norm/mean": "gcn.bn_global.running_mean",
+    "graph/context_norm/var": "gcn.bn_global.running_var",
+}
+
+
+def ours(path: str, tensor: np.ndarray) -> np.ndarray:
+    tensor = tensor.astype(np.float32)
+    if tensor.ndim < 3:
+        return tensor
+    return own_classifier(tensor) if path.startswith("classifier") else pointwise(tensor)
+
+
+def features_of(name: str) -> Features:
+    maps = TWIN[f"{name}/map"].astype(np.float32)
+    return Features(None, None, maps.reshape(*maps.shape[:2], -1).swapaxes(1, 2), maps.shape[2:])
+
+
+def close(found, expected, about=""):
+    assert np.abs(np.asarray(found) - expected).max() <= 2e-5 * np.abs(expected).max(), about
+
+
+def ml_gcn(words=None, adjacency=None, **options):
+    words = TWIN["ml_gcn/words"] if words is None else words
+    if adjacency is None:
+        adjacency = label_graph(TWIN["ml_gcn/counts"], TWIN["ml_gcn/positives"])
+    return MLGCNHead(WIDTH, Constant(words), Constant(adjacency), hidden=HIDDEN, rngs=nnx.Rngs(0), **options)
+
+
+def add_gcn(**options):
+    return ADDGCNHead(WIDTH, LABELS, hidden=HIDDEN, rngs=nnx.Rngs(0), **options)
+
+
+def ml_gcn_values():
+    return {f"gc{i}/kernel": TWIN[f"ml_gcn/weights/gc{i}.weight"].astype(np.float32) for i in (1, 2)}
+
+
+def add_gcn_values():
+    names = ADD_GCN | STATISTICS
+    return {path: ours(path, TWIN[f"add_gcn/weights/{name}"]) for path, name in names.items()}
+
+
+@partial(jax.jit, static_argnums=0)
+def logits_of(definition, values, features):
+    return definition.merge(values)(features).logits
+
+
+def run(definition, values, features, *, train=False):
+    """Return the prediction, the statistics after it, and the gradients of Σ logits·target, all from one program."""
+
+    @jax.jit
+    def compute(values, features, target):
+        def loss(values):
+            model = definition.merge(values)
+            if train:
+                model.train()
+            prediction = model(features, labels=None, rngs=nnx.Rngs(0) if train else None)
+            return jnp.sum(prediction.logits * target), (prediction, definition.stats_of(model))
+
+        (_, rest), gradient = jax.value_and_grad(loss, has_aux=True)(values)
+        return *rest, gradient
+
+    name = "add_gcn" if "transform/kernel" in values else "ml_gcn"
+    return compute(values, features, TWIN[f"{name}/target"])
+
+
+def test_ml_gcn_is_the_torch_twin():
+    definition, params, stats = ModelDef.split(nnx.eval_shape(ml_gcn))
+    assert set(params) == {"gc1/kernel", "gc2/kernel"}
+    assert not stats
+    prediction, _, gradient = run(definition, ml_gcn_values(), features_of("ml_gcn"))
+    close(prediction.logits, TWIN["ml_gcn/logits"])
+    assert not prediction.terms
+    for i in (1, 2):
+        close(gradient[f"gc{i}/kernel"], TWIN[f"ml_gcn/gradient/gc{i}.weight"])
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_add_gcn_is_the_torch_twin(mode):
+    definition, params, stats = ModelDef.split(nnx.eval_shape(add_gcn))
+    assert set(params) == set(ADD_GCN)
+    assert set(stats) == set(STATISTICS)
+    prediction, stats, gradient = run(definition, add_gcn_values(), features_of("add_gcn"), train=mode == "train")
+    for term in ("map", "graph"):
+        close(prediction.terms[term], TWIN[f"add_gcn/{mode}/{term}"], term)
+    close(prediction.logits, (TWIN[f"add_gcn/{mode}/map"] + TWIN[f"add_gcn/{mode}/graph"]) / 2)
+    for path, name in ADD_GCN.items():
+        if (mode, name) == ("train", "gcn.conv_global.bias"):  # the batch's mean takes away what it adds
+            assert np.abs(gradient[path]).max() < 1e-4
+        else:
+            close(gradient[path], ours(path, TWIN[f"add_gcn/{mode}/gradient/{name}"]), path)
+    for path, name in STATISTICS.items():
+        after = TWIN[f"add_gcn/after/{name.rpartition('.')[2]}"]
+        close(stats[path], after if mode == "train" else add_gcn_values()[path], path)
+
+
+def test_the_dynamic_graph_is_that_of_the_torch_twin():
+    definition, *_ = ModelDef.split(nnx.eval_shape(add_gcn))
+    graph = jax.jit(lambda values, features: definition.merge(values).dynamic_graph(features))(
+        add_gcn_values(), features_of("add_gcn")
+    )
+    # a row of ours is a column of the authors': what a label takes from each
+    close(graph, TWIN["add_gcn/eval/dynamic"].swapaxes(1, 2))
+
+
+def test_permuting_labels_permutes_the_logits_of_ml_gcn():
+    order, features = np.array([3, 0, 5, 1, 2, 4]), features_of("ml_gcn")
+    graph = label_graph(TWIN["ml_gcn/counts"], TWIN["ml_gcn/positives"])
+    permuted = nnx.eval_shape(lambda: ml_gcn(TWIN["ml_gcn/words"][order], graph[order][:, order]))
+    logits = logits_of(ModelDef.split(permuted)[0], ml_gcn_values(), features)
+    close(logits, TWIN["ml_gcn/logits"][:, order])
+
+
+def test_permuting_labels_permutes_the_logits_of_add_gcn():
+    order, features, values = np.array([3, 0, 5, 1, 2, 4]), features_of("add_gcn"), add_gcn_values()
+    definition, *_ = ModelDef.split(nnx.eval_shape(add_gcn))
+    axes = {
+        "map_classifier/kernel": (1,),
+        "graph/static_graph/kernel": (0, 1),
+        "graph/relation/kernel": (1,),
+        "graph/relation/bias": (0,),
+        "classifier/kernel": (0,),
+        "classifier/bias": (0,),
+    }
+    moved = dict(values)
+    for path, along in axes.items():
+        for axis in along:
+            moved[path] = np.take(moved[path], order, axis=axis)
+    first, second = (logits_of(definition, v, features) for v in (values, moved))
+    np.testing.assert_allclose(second, first[:, order], rtol=1e-4, atol=1e-5)
+    assert np.abs(first - second).max() > 0.1
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("ml_gcn", 44_904_512), ("add_gcn", 48_165_344)])
+def test_published_parameter_counts(name, parameters):
+    """With ResNet-101 and COCO's 80 labels; ADD-GCN's 48,171,744 count the fixed identity of 6,400 numbers."""
+    words, graph = Constant(np.zeros((80, 300), np.float32)), Constant(np.eye(80, dtype=np.float32))
+    heads = {
+        "ml_gcn": lambda: MLGCNHead(2048, words, graph, rngs=nnx.Rngs(0)),
+        "add_gcn": lambda: ADDGCNHead(2048, 80, rngs=nnx.Rngs(0)),
+    }
+    _, params, _ = ModelDef.split(nnx.eval_shape(heads[name]))
+    assert sum(v.size for v in params.values()) + RESNET_101 == parameters
+
+
+def test_initial_values_are_those_of_the_authors_code():
+    bounds = {"gc1/kernel": HIDDEN, "gc2/kernel": WIDTH, "graph/relation/kernel": 2 * HIDDEN, "transform/bias": WIDTH}
+
+    @jax.jit  # for what is not returned no time is spent
+    def drawn():
+        values = ModelDef.split(ml_gcn())[1] | ModelDef.split(add_gcn())[1]
+        return {path: values[path] for path in bounds}
+
+    for path, values in drawn().items():
+        bound = bounds[path] ** -0.5
+        assert 0.85 * bound < np.abs(values).max() <= bound, path
+
+
+def test_multiply_adds():
+    patches = jax.ShapeDtypeStruct((1, 20, WIDTH), jnp.float32)
+
+    def counted(build, values):
+        definition, *_ = ModelDef.split(nnx.eval_shape(build))
+        run = jax.make_jaxpr(lambda v, p: definition.merge(v)(Features(None, None, p, (4, 5))).logits)
+        return *definition.merge(values).published_macs(20), count_macs(run(values, patches).jaxpr)
+
+    layers, more, executed = counted(ml_gcn, ml_gcn_values())
+    assert layers == LABELS * WIDTH
+    assert layers + more == executed
+    layers, more, executed = counted(add_gcn, add_gcn_values())
+    not_computed_here = (LABELS - 1) * LABELS * HIDDEN
+    assert layers + more - not_computed_here == executed
+    assert more == 20 * LABELS * HIDDEN + LABELS**2 * HIDDEN
+
+
+@pytest.mark.parametrize("name", ["ml_gcn", "add_gcn"])
+def test_half_precision_is_near(name):
+    build, values = (ml_gcn, ml_gcn_values()) if name == "ml_gcn" else (add_gcn, add_gcn_values())
+    definition, *_ = ModelDef.split(nnx.eval_shape(lambda: build(dtype=jnp.bfloat16)))
+    features = features_of(name)
+    coarse = Features(None, None, jnp.asarray(features.patches, jnp.bfloat16), features.grid)
+    found = logits_of(definition, values, coarse)
+    twin = "ml_gcn/logits" if name == "ml_gcn" else "add_gcn/eval/map"
+    exact = TWIN[twin] if name == "ml_gcn" else (TWIN[twin] + TWIN["add_gcn/eval/graph"]) / 2
+    assert found.dtype == jnp.float32
+    assert 1e-4 < np.abs(found - exact).max() / np.abs(exact).max() < 0.03
+
+
+def test_an_adjacency_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="6 word vectors need an adjacency of that size"):
+        ml_gcn(adjacency=np.eye(5, dtype=np.float32))

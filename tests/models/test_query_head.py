@@ -1,0 +1,225 @@
+"""Q2L and ML-Decoder against twins made of torch.nn's parts, which are loaded from the authors' names."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
+from mlmoe_jax.models.contracts import PATCHES, Features
+from mlmoe_jax.models.decoder import QueryDecoder
+from mlmoe_jax.models.heads.query import FIXED_QUERIES, GroupedClassifier, QueryHead, ml_decoder_head, q2l_head
+from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.pretrained.rules.query import ML_DECODER, Q2L
+from mlmoe_jax.state import ModelDef, split_trainable
+
+D, HIDDEN, K, GRID = 16, 24, 6, (3, 5)
+ARRAYS = np.load(Path(__file__).parents[1] / "parity" / "query.npz")
+
+
+# The twins have no backbone.
+HEAD_ALONE = dataclasses.replace(Q2L, rules=tuple(rule for rule in Q2L.rules if rule.target.startswith("head/")))
+
+
+class Whole(nnx.Module):
+    """The place of a head in a model, as the rules name it."""
+
+    def __init__(self, head):
+        self.head = head
+
+
+def q2l(channels=D, **options):
+    return q2l_head(channels, K, width=D, hidden=HIDDEN, rngs=nnx.Rngs(0), **options)
+
+
+def as_torch_wires_it(**options):
+    decoder = QueryDecoder(20, K, width=D, heads=4, hidden=HIDDEN, rngs=nnx.Rngs(0), **options)
+    return QueryHead(decoder, K, rngs=nnx.Rngs(0))
+
+
+def ml_decoder(labels, groups, **options):
+    return ml_decoder_head(20, labels, groups=groups, width=D, hidden=HIDDEN, rngs=nnx.Rngs(0), **options)
+
+
+HEADS = {
+    "q2l": q2l,
+    "q2l_projection": functools.partial(q2l, 20),
+    "q2l_self_attention": functools.partial(q2l, self_attention="all"),
+    "q2l_first": functools.partial(q2l, self_attention="first"),
+    "q2l_pre_norm": functools.partial(q2l, self_attention="all", pre_norm=True, activation="gelu"),
+    "torch": as_torch_wires_it,
+    "torch_pre_norm": functools.partial(as_torch_wires_it, pre_norm=True),
+    "ml_decoder": functools.partial(ml_decoder, K, 100),
+    "ml_decoder_grouped": functools.partial(ml_decoder, 7, 3),
+}
+
+
+def loaded(case, folder, **options):
+    """Return a case's head with the twin's weights."""
+    prefix = f"{case}/weights/"
+    tensors = {n.removeprefix(prefix): ARRAYS[n].astype(np.float32) for n in ARRAYS.files if n.startswith(prefix)}
+    save_file(tensors, folder / "twin.safetensors")
+    whole = nnx.eval_shape(lambda: Whole(HEADS[case](**options)))
+    load_weights(whole, folder / "twin.safetensors", source=ML_DECODER if "ml_decoder" in case else HEAD_ALONE)
+    return whole.head
+
+
+def features(case):
+    maps = ARRAYS[f"{case}/features"]
+    return Features(None, None, jnp.asarray(maps.reshape(*maps.shape[:2], -1).transpose(0, 2, 1)), GRID)
+
+
+def error(ours, theirs) -> float:
+    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_equals_torch(case, tmp_path):
+    head = loaded(case, tmp_path)
+    assert error(head(features(case)).logits, ARRAYS[f"{case}/logits"]) < 2e-5
+    if case == "torch":
+        memory, _ = head.decoder.encode(features(case).patches, GRID)
+        masked = head.classifier(head.decoder.decode(memory, mask=ARRAYS["visible"]))
+        assert error(masked, ARRAYS["torch/masked_logits"]) < 2e-5
+
+
+@pytest.mark.parametrize("case", ["q2l_pre_norm", "ml_decoder_grouped"])
+def test_gradients_equal_those_of_torch(case, tmp_path):
+    definition, params, _ = ModelDef.split(loaded(case, tmp_path))
+    target = ARRAYS[f"{case}/target"]
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def gradients(params, tokens):
+        return (definition.merge(params)(Features(None, None, tokens, GRID)).logits * target).sum()
+
+    by_params, by_tokens = gradients(params, features(case).patches)
+    theirs = ARRAYS[f"{case}/gradient/features"]
+    assert error(by_tokens, theirs.reshape(*theirs.shape[:2], -1).transpose(0, 2, 1)) < 2e-5
+    kernel = by_params["decoder/layers/0/cross_attn/qkv/kernel"]
+    assert error(kernel.T, ARRAYS[f"{case}/gradient/in_proj_weight"]) < 2e-5
+    moved = np.abs(np.asarray(by_params["decoder/queries"])).max()
+    assert (moved == 0) == ("ml_decoder" in case), "only ML-Decoder's queries are fixed"
+    assert all(np.isfinite(value).all() for value in by_params.values())
+
+
+def parameters(make):
+    """Return the parameters of a model without values: their counts and shapes."""
+    return ModelDef.split(nnx.eval_shape(make))[1]
+
+
+def count(params) -> int:
+    return sum(int(np.prod(value.shape)) for value in params.values())
+
+
+def test_q2l_has_the_published_size():
+    params = parameters(lambda: q2l_head(2048, 80, rngs=nnx.Rngs(0)))
+    parts = {"decoder/queries": 163_840, "classifier/": 163_920, "decoder/encoder/": 50_358_272}
+    for start, size in parts.items():
+        assert count({path: v for path, v in params.items() if path.startswith(start)}) == size, start
+    assert count(params) == 151_078_912 + 163_840 + 163_920
+    body = parameters(lambda: ResNet(ResNetShape((3, 4, 23, 3)), rngs=nnx.Rngs(0)))
+    assert count(params) + count(body) == 193_906_832
+
+
+def test_ml_decoder_has_the_published_size():
+    params = parameters(lambda: Whole(ml_decoder_head(2048, 80, rngs=nnx.Rngs(0))))
+    learned, frozen = split_trainable(params, (FIXED_QUERIES, (r"", True)))
+    assert list(frozen) == ["head/decoder/queries"]
+    assert count(frozen) == 61_440
+    assert count(learned) == 7_150_672
+    head = nnx.eval_shape(lambda: ml_decoder_head(2048, 20_000, rngs=nnx.Rngs(0)))
+    assert head.decoder.queries.shape == (100, 768)
+    assert head.classifier.kernel.shape == (100, 768, 200)
+    assert (
+        nnx.eval_shape(lambda: ml_decoder_head(2048, 81, groups=80, rngs=nnx.Rngs(0))).classifier.kernel.shape[2] == 2
+    )
+
+
+def test_multiply_adds_of_the_head():
+    width, tokens = 768, 196
+    head = nnx.eval_shape(lambda: ml_decoder_head(2048, 81, groups=40, rngs=nnx.Rngs(0)))
+    layers, products = head.published_macs(tokens)
+    linear = tokens * 2048 * width + 2 * 40 * width**2 + 2 * tokens * width**2 + 2 * 40 * width * 2048
+    assert layers == linear + 3 * 4 * 40 * width + 40 * width * 3
+    assert products == 2 * 40 * tokens * width
+
+
+@pytest.fixture(scope="module")
+def classifiers():
+    """Classifiers of both kinds with their initial values."""
+
+    @jax.jit
+    def draw():
+        rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))
+        made = (GroupedClassifier(64, 40, 79, init=init, rngs=rngs) for init in ("uniform", "xavier"))
+        return [(module.kernel[...], module.bias[...]) for module in made]
+
+    return [tuple(map(np.asarray, pair)) for pair in draw()]
+
+
+def test_a_query_gives_the_logits_of_its_own_labels(classifiers):
+    classifier = nnx.eval_shape(lambda: GroupedClassifier(64, 40, 79, rngs=nnx.Rngs(0)))
+    kernel, bias = classifiers[0]
+    nnx.update(classifier, nnx.State({"kernel": nnx.Param(jnp.asarray(kernel)), "bias": nnx.Param(jnp.asarray(bias))}))
+    found = np.random.RandomState(0).randn(2, 40, 64).astype(np.float32)
+    expected = [found[:, label // 2] @ kernel[label // 2, :, label % 2] + bias[label] for label in range(79)]
+    np.testing.assert_allclose(classifier(found), np.stack(expected, axis=1), rtol=1e-5, atol=1e-6)
+
+
+def test_initial_values_of_the_classifiers(classifiers):
+    (kernel, bias), (grouped, zeros) = classifiers
+    for values in (kernel, bias):
+        assert 0.9 / 8 < np.abs(values).max() <= 1 / 8
+        assert abs(values.mean()) < 0.02
+    assert grouped.std() == pytest.approx(np.sqrt(2 / ((64 + 40) * 2)), rel=0.03)
+    assert not zeros.any()
+
+
+def test_half_precision_stays_inside(tmp_path):
+    head = loaded("ml_decoder", tmp_path, dtype=jnp.bfloat16)
+    assert head.read == (PATCHES,)
+    definition, params, _ = ModelDef.split(head)
+    prediction = jax.jit(lambda params, given: definition.merge(params)(given, labels=None, rngs=None))(
+        params, features("ml_decoder")
+    )
+    assert prediction.logits.dtype == jnp.float32
+    assert not prediction.terms
+    assert 2e-5 < error(prediction.logits, ARRAYS["ml_decoder/logits"]) < 0.05
+
+
+def test_dropout_is_for_training_alone(tmp_path):
+    head, given = loaded("ml_decoder", tmp_path), features("ml_decoder")
+    given = dataclasses.replace(given, patches=jnp.repeat(given.patches[:1], 2, 0))
+    quiet = np.asarray(head(given, rngs=nnx.Rngs(1)).logits)
+    np.testing.assert_array_equal(head(given).logits, quiet)
+    head.train()
+    definition, params, _ = ModelDef.split(head)
+    train = jax.jit(lambda key: definition.merge(params)(given, rngs=nnx.Rngs(key)).logits)
+    first, again, other = (np.asarray(train(jax.random.key(seed, impl="unsafe_rbg"))) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    for different in (quiet, other, first[::-1]):
+        assert np.abs(first - different).min() > 0
+    with pytest.raises(ValueError, match="rngs"):
+        head(given)
+
+
+def test_queries_and_labels_that_do_not_fit(refusal):
+    def head(queries, **options):
+        def make():
+            decoder = QueryDecoder(8, queries, width=8, heads=2, hidden=4, rngs=nnx.Rngs(0))
+            return QueryHead(decoder, 5, rngs=nnx.Rngs(0), **options)
+
+        return nnx.eval_shape(make)
+
+    assert "3 queries for 5 labels" in refusal(head, 3)
+    assert "6 groups of queries are more than 5 labels" in refusal(head, 6, classifier="grouped")
+    assert head(3, classifier="grouped").classifier.kernel.shape == (3, 8, 2)
+    with pytest.raises(ValueError, match="per_label, grouped"):
+        head(5, classifier="linear")

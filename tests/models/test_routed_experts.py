@@ -1,0 +1,339 @@
+"""DR-MoE's head against its equations one label and one expert at a time, its named settings, and its counts."""
+
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax.cost import count_macs
+from mlmoe_jax.losses import gate_entropy
+from mlmoe_jax.models.build import build_backbone
+from mlmoe_jax.models.contracts import Features
+from mlmoe_jax.models.decoder import QueryDecoder
+from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES
+from mlmoe_jax.models.heads.routed_experts import SETTINGS, FeatureClassifier, RoutedExpertsHead, entropy_penalty
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.state import ModelDef
+
+B, K, D = 4, 5, 12
+SMALL = {"expert_hidden": 6, "gate_hidden": 7, "shared_experts": 3, "task_experts": 2}
+
+
+class Given(nnx.Module):
+    """In the place of a decoder: the patches are the label features."""
+
+    read = ("patches",)
+
+    def __init__(self):
+        self.dropout = nnx.Dropout(0.5, deterministic=True)
+
+    def __call__(self, features, *, rngs=None):
+        return self.dropout(features.patches, rngs=rngs)
+
+    def published_macs(self, tokens):
+        return 1000 * tokens, 7
+
+
+def make_head(labels=K, decoder=None, **options):
+    return RoutedExpertsHead(decoder or Given(), D, labels, **{**SMALL, **options}, rngs=nnx.Rngs(0))
+
+
+def drawn(seed=9, decoder=Given, **options):
+    """A head's structure, and values for its parameters, each its own, static gates included."""
+    definition, params, _ = ModelDef.split(nnx.eval_shape(lambda: make_head(decoder=decoder(), **options)))
+    draw = np.random.default_rng(seed)
+    return definition, {
+        path: draw.normal(0, 0.4, value.shape).astype(np.float32) for path, value in sorted(params.items())
+    }
+
+
+def merged(drawn):
+    definition, params = drawn
+    return definition.merge(params)
+
+
+@pytest.fixture(scope="module")
+def features():
+    return label_features(np.random.default_rng(5).normal(size=(B, K, D)).astype(np.float32))
+
+
+def label_features(values):
+    return Features(None, None, values, (1, K))
+
+
+def head_by_loops(params, h, options):
+    """Logits, routing weights and entropy of every image in float64 numpy, from the definitions alone."""
+    p = {path: np.asarray(value, np.float64) for path, value in params.items()}
+    shared, task = SMALL["shared_experts"], SMALL["task_experts"]
+
+    def layer(name, x, at):
+        return x @ p[f"{name}/kernel"][at] + p[f"{name}/bias"][at]
+
+    def expert(bank, x, at):
+        if options["expert"] == "relu_linear":
+            return np.maximum(layer(f"{bank}/linear", x, at), 0)
+        worked = layer(f"{bank}/down", np.maximum(layer(f"{bank}/up", x, at), 0), at)
+        return np.maximum(worked, 0) if options["expert"] == "ffn_relu" else worked
+
+    def gate(x, k):
+        own = options["gate_share"] == "per_label"
+        if options["gate"] == "static":
+            return p["gates/free_logits"][k if own else 0]
+        at = k if own else ...
+        if options["gate"] == "mlp":
+            x = np.maximum(layer("gates/net/hidden", x, at), 0)
+        return layer("gates/net/logits", x, at)
+
+    images = len(h)
+    logits, gates, entropy = np.zeros((images, K)), np.zeros((images, K, shared + task)), np.zeros(images)
+    for b, k in itertools.product(range(images), range(K)):
+        x, score = h[b, k], np.exp(gate(h[b, k], k))
+        w = gates[b, k] = score / score.sum()
+        mixed = sum(w[s] * expert("experts/shared", x, s) for s in range(shared))
+        mixed = mixed + sum(w[shared + t] * expert("experts/task", x, (k, t)) for t in range(task))
+        row = k if options["classifier"] == "per_label" else 0
+        logits[b, k] = p["classifier/kernel"][row] @ mixed + p["classifier/bias"][row]
+        entropy[b] -= (w * np.log(w)).sum() / K
+    return logits, gates, entropy
+
+
+def difference(ours, theirs):
+    return np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("expert", EXPERTS)
+def test_head_is_its_equations(features, expert, gate, share):
+    options = {"expert": expert, "gate": gate, "gate_share": share, "classifier": share}
+    definition, params = drawn(**options, entropy_weight=0.5)
+    prediction = definition.merge(params)(features)
+    logits, gates, entropy = head_by_loops(params, np.asarray(features.patches, np.float64), options)
+    assert difference(prediction.logits, logits) < 2e-5
+    assert prediction.gates["experts"].shape == (1 if gate == "static" else B, K, 5)
+    assert difference(np.broadcast_to(prediction.gates["experts"], gates.shape), gates) < 2e-5
+    assert prediction.penalties["entropy"].shape == (B,)
+    assert difference(prediction.penalties["entropy"], -0.5 * entropy) < 2e-5
+    apart = np.abs(prediction.gates["experts"][0] - prediction.gates["experts"][-1]).max()
+    assert apart == 0 if gate == "static" else apart > 1e-3
+
+
+def test_an_image_alone_has_the_logits_it_has_in_a_batch(features):
+    head = merged(drawn())
+    together = head(features)
+    for b in range(B):
+        alone = head(label_features(features.patches[b : b + 1]))
+        assert difference(alone.logits[0], np.asarray(together.logits[b])) < 2e-6
+        np.testing.assert_allclose(alone.penalties["entropy"][0], together.penalties["entropy"][b], rtol=1e-6)
+
+
+@pytest.mark.parametrize("settings", ["recommended", "hsq"])
+def test_permuting_labels_permutes_what_they_get(settings):
+    """With the real decoder in front: nothing but a label's own row of the parameters says which label it is."""
+    order = np.array([3, 0, 4, 1, 2])
+    one_layer = {"width": D, "heads": 2, "hidden": 16, "encoder_layers": 1, "decoder_layers": 1}
+    definition, params = drawn(
+        decoder=lambda: QueryDecoder(8, K, **one_layer, rngs=nnx.Rngs(1)), **{**SETTINGS[settings], **SMALL}
+    )
+    owned = ("decoder/queries", "experts/task/", "gates/", "classifier/")
+    moved = {
+        path: value[order] if path.startswith(owned) and value.shape[0] == K else value
+        for path, value in params.items()
+    }
+    assert sum(moved[path] is not params[path] for path in params) >= 4
+    patches = Features(None, None, np.random.default_rng(2).normal(size=(B, 6, 8)).astype(np.float32), (2, 3))
+    forward = jax.jit(lambda params: definition.merge(params)(patches))
+    before, after = forward(params), forward(moved)
+    assert difference(after.logits, np.asarray(before.logits)[:, order]) < 1e-5
+    assert difference(after.gates["experts"], np.asarray(before.gates["experts"])[:, order]) < 1e-5
+    assert np.abs(after.logits - before.logits).max() > 1e-2
+
+
+@pytest.mark.parametrize("settings", ["recommended", "static", "hsq"])
+def test_gradients_reach_every_parameter(features, settings):
+    definition, params = drawn(**{**SETTINGS[settings], **SMALL})
+    gradient = jax.jit(jax.grad(lambda params: jnp.sum(definition.merge(params)(features).logits ** 2)))(params)
+    for path, slope in gradient.items():
+        assert np.abs(slope).max() > 0, path
+        if path.startswith(("experts/task", "gates")):
+            assert (np.abs(slope).reshape(K, -1).max(1) > 0).all(), f"{path} of every label"
+
+
+def test_the_decoder_says_what_is_read():
+    class Prompted(Given):
+        read = ("prompts", "patches")
+
+    assert merged(drawn()).read == ("patches",)
+    assert merged(drawn(decoder=Prompted)).read == ("prompts", "patches")
+
+
+def test_dropout_of_the_decoder_gets_its_randomness(features):
+    head = merged(drawn())
+    still = head(features, rngs=nnx.Rngs(1)).logits
+    head.train()
+    one, other = (head(features, labels=jnp.ones((B, K)), rngs=nnx.Rngs(seed)).logits for seed in (1, 2))
+    assert np.abs(one - other).max() > 1e-4
+    assert np.abs(one - still).max() > 1e-4
+
+
+# -------------------------------------------------------------------------------------------------------- entropy
+def test_entropy_of_two_gates():
+    gates = jax.nn.softmax(jnp.array([[0.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]]))
+    np.testing.assert_allclose(gate_entropy(gates), [1.6094379124, 0.9999728283], rtol=1e-6)
+    mean = (1.6094379124 + 0.9999728283) / 2
+    np.testing.assert_allclose(entropy_penalty(gates[None], "paper", 0.01), [0.01 * mean], rtol=1e-6)
+    np.testing.assert_allclose(entropy_penalty(gates[None], "maximize", 0.01), [-0.01 * mean], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("sign", "factor"), [("paper", 0.01), ("maximize", -0.01), ("off", None)])
+def test_penalty_is_the_signed_mean_entropy_of_an_image(features, sign, factor):
+    prediction = merged(drawn(entropy=sign))(features)
+    if sign == "off":
+        assert prediction.penalties == {}
+        return
+    log_w = jnp.log(prediction.gates["experts"])
+    expected = -jnp.sum(jnp.exp(log_w) * log_w, axis=-1).mean(-1)
+    np.testing.assert_allclose(prediction.penalties["entropy"], factor * expected, rtol=1e-5)
+    definition, params = drawn(entropy=sign, gate="static")
+    params["gates/free_logits"][:] = 2.5
+    static = definition.merge(params)(features)
+    np.testing.assert_allclose(static.penalties["entropy"], [factor * np.log(5)] * B, rtol=1e-6)
+
+
+def test_the_printed_sign_collapses_the_gates(features):
+    """200 gradient steps of rate 1 on the penalty alone, λ = 1, from almost uniform static gates."""
+    after = {}
+    for sign in ("paper", "maximize"):
+        definition, params = drawn(gate="static", entropy=sign, entropy_weight=1.0)
+        start = jnp.tile(jnp.array([0.1, 0.0, 0.0, 0.0, -0.1]), (K, 1))
+
+        def penalty(free, definition=definition, params=params):
+            values = {**params, "gates/free_logits": free}
+            # K times the mean over the labels: every gate then moves as if it were alone
+            return K * definition.merge(values)(features).penalties["entropy"].mean()
+
+        slope = jax.grad(penalty)
+        end = jax.jit(lambda x, slope=slope: jax.lax.fori_loop(0, 200, lambda _, x: x - slope(x), x))(start)
+        after[sign] = np.asarray(gate_entropy(jax.nn.softmax(end)))
+    np.testing.assert_allclose(after["paper"], 0.00549, rtol=0.02)
+    assert (after["maximize"] > 1.6094).all()
+
+
+# ------------------------------------------------------------------------------------------------ settings, counts
+def test_the_defaults_are_the_recommended_settings():
+    parameters = inspect.signature(RoutedExpertsHead.__init__).parameters
+    assert SETTINGS["recommended"] == {name: parameters[name].default for name in SETTINGS["recommended"]}
+    assert set(SETTINGS["recommended"]) == set(parameters) - {"self", "decoder", "width", "labels", "dtype", "rngs"}
+
+
+def test_named_settings_differ_from_the_recommended_ones_as_documented():
+    changes = {name: dict(settings.items() - SETTINGS["recommended"].items()) for name, settings in SETTINGS.items()}
+    assert changes == {
+        "recommended": {},
+        "literal": {"classifier": "shared", "entropy": "paper"},
+        "static": {"gate": "static"},
+        "hsq": {"expert": "ffn", "task_experts": 2, "gate": "linear", "entropy": "off"},
+    }
+
+
+def dr_moe(labels, **changes):
+    decoder = {key: changes.pop(key) for key in ("hidden",) if key in changes}
+    options = {**SETTINGS["literal"], **changes}
+    return nnx.eval_shape(
+        lambda: RoutedExpertsHead(
+            QueryDecoder(2048, labels, **decoder, rngs=nnx.Rngs(0)), 512, labels, **options, rngs=nnx.Rngs(0)
+        )
+    )
+
+
+def rows(module):
+    """Number of parameters of each part of a module, and of all."""
+    counts = {}
+    for path, value in ModelDef.split(module)[1].items():
+        parts = path.split("/")
+        for name in ("", parts[0], "/".join(parts[:2])):
+            counts[name] = counts.get(name, 0) + value.size
+    return counts
+
+
+@pytest.fixture(scope="module")
+def body():
+    shape = catalog.entry("resnet101").shape
+    return rows(nnx.eval_shape(lambda: build_backbone(shape, rngs=nnx.Rngs(0))))[""]
+
+
+def test_parameters_of_dr_moe_block_by_block(body):
+    assert body == 42_500_160
+    for labels, total in ((80, 79_944_913), (20, 64_077_733)):
+        counts = rows(dr_moe(labels))
+        assert counts["decoder/project"] == 1_049_088
+        assert counts["decoder/queries"] == labels * 512
+        assert counts["decoder/encoder"] == 6_304_768
+        assert counts["decoder/layers"] + counts["decoder/norm"] == 8_409_088
+        assert counts["experts/shared"] == 525_312
+        assert counts["experts/task"] == labels * 131_328
+        assert counts["gates"] == labels * 132_613
+        assert counts["classifier"] == 257
+        assert body + counts[""] == total
+
+
+@pytest.mark.parametrize(
+    ("changes", "total"),
+    [
+        (SETTINGS["recommended"], 79_965_216),
+        ({"expert": "ffn"}, 90_998_225),
+        ({"gate_share": "shared"}, 69_468_486),
+        ({"shared_experts": 2}, 79_944_913 - 303_776),
+        ({"shared_experts": 6}, 79_944_913 + 303_776),
+        ({"gate_hidden": 128}, 79_944_913 - 5_304_320),
+        ({"gate_hidden": 512}, 79_944_913 + 10_608_640),
+        ({"expert_hidden": 128}, 79_944_913 - 84 * 128 * 513 - 128),
+        ({"hidden": 512}, 73_647_313),
+    ],
+)
+def test_parameters_of_dr_moes_variants(body, changes, total):
+    assert body + rows(dr_moe(80, **changes))[""] == total
+
+
+def test_classifier_parameters():
+    def size(share):
+        return rows(nnx.eval_shape(lambda: FeatureClassifier(256, 80, share=share, rngs=nnx.Rngs(0))))[""]
+
+    assert size("shared") == 257
+    assert size("per_label") == 20_560
+
+
+def test_macs_as_published_and_as_run():
+    head = dr_moe(80)
+    assert head.experts.macs() == 52_428_800
+    assert head.gates.macs() == 10_588_160
+    layers, extra = head.published_macs(196)
+    in_front = head.decoder.published_macs(196)
+    assert (layers - in_front[0], extra - in_front[1]) == (20_480, 52_428_800 + 10_588_160)
+    norms = 4 * 512 * (2 * 2 * 196 + (2 * 3 + 1) * 80)
+    assert layers + extra - norms == 33_615_732_736 - 31_197_429_760, "DR-MoE at 448 pixels without its ResNet-101"
+    for settings in SETTINGS.values():
+        definition, params = drawn(**{**settings, **SMALL})
+        run = jax.make_jaxpr(lambda params, h, d=definition: d.merge(params)(label_features(h)).logits)
+        layers, extra = definition.merge(params).published_macs(3)
+        assert count_macs(run(params, jnp.ones((B, K, D))).jaxpr) == B * (layers - 3000 + extra - 7)
+
+
+# ------------------------------------------------------------------------------------------------- dtype, mistakes
+def test_bfloat16_products_give_float32_logits_near_the_exact_ones(features):
+    _, params = drawn()
+    exact, half = (drawn(dtype=dtype)[0].merge(params)(features) for dtype in (None, jnp.bfloat16))
+    assert half.logits.dtype == half.gates["experts"].dtype == half.penalties["entropy"].dtype == jnp.float32
+    assert difference(half.logits, np.asarray(exact.logits)) < 0.02
+    assert (half.logits != exact.logits).any()
+
+
+def test_mistakes_are_refused():
+    with pytest.raises(ValueError, match="entropy is one of paper, maximize, off, not 'minimize'"):
+        drawn(entropy="minimize")
+    with pytest.raises(ValueError, match="a classifier is one of per_label, shared, not 'group'"):
+        drawn(classifier="group")

@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlmoe_jax import graphs
+
+PARITY = Path(__file__).parent / "parity"
+# Counts over COCO train2014, classes in category-id order, and over the trainval images of VOC 2007.
+COCO = np.load(PARITY / "coco_groups.npz")
+VOC = json.loads((PARITY / "voc2007_counts.json").read_text())
+TWIN = np.load(PARITY / "graph_heads.npz")
+PERSON = 0
+
+
+def edges(counts, positives, threshold=0.4):
+    return graphs.conditional_probabilities(counts, positives) >= threshold
+
+
+def test_conditional_probabilities_by_hand():
+    counts, positives = np.array([[0, 4, 0], [4, 0, 0], [0, 0, 0]]), np.array([8, 5, 0])
+    expected = [[0, 0.5, 0], [0.8, 0, 0], [0, 0, 0]]
+    np.testing.assert_array_equal(graphs.conditional_probabilities(counts, positives), expected)
+
+
+def test_the_graph_of_coco():
+    """ML-GCN's graph: 111 edges, 55 of them to `person`, 15 labels that imply none, 57 that none implies."""
+    found = edges(COCO["counts"], COCO["positives"])
+    assert found.sum() == 111
+    assert found[:, PERSON].sum() == 55
+    assert (found.sum(axis=1) > 0).sum() == 65
+    assert (found.sum(axis=0) > 0).sum() == 23
+    graph = graphs.label_graph(COCO["counts"], COCO["positives"])
+    assert graph.dtype == np.float32
+    assert ((graph > 0) & ~np.eye(80, dtype=bool)).sum() == 111
+    assert (graph[PERSON] > 0).sum() == 56, "person listens to the labels that imply it"
+
+
+def test_the_graph_of_voc():
+    found = edges(VOC["counts"], VOC["positives"])
+    pairs = {(VOC["names"][i], VOC["names"][j]) for i, j in zip(*np.nonzero(found), strict=True)}
+    riding = ("bicycle", "bottle", "diningtable", "horse", "motorbike")
+    assert pairs == {*((name, "person") for name in riding), ("diningtable", "chair")}
+
+
+def test_label_graph_by_hand():
+    # p(0|1) = 0.8, p(0|2) = 0.5, p(1|0) = 0.4, p(2|0) = 0.25
+    counts, positives = np.array([[0, 4, 2], [4, 0, 0], [2, 0, 0]]), np.array([10, 5, 4])
+    found = edges(counts, positives)
+    np.testing.assert_array_equal(found, [[0, 1, 0], [1, 0, 0], [1, 0, 0]])
+    weights = np.array([[1, 0.25, 0], [0.125, 1, 0], [0.125, 0, 1]])
+    d = np.array([1.25, 1.125, 1.125]) ** -0.5
+    expected = np.diag(d) @ weights.T @ np.diag(d)
+    np.testing.assert_allclose(graphs.label_graph(counts, positives), expected, rtol=2e-6)
+    # as eq. 8 reads: the weights of a row, not of a column, add up
+    weights = np.array([[1, 0.25, 0], [0.25, 1, 0], [0.25, 0, 1]])
+    expected = weights / 1.25
+    np.testing.assert_allclose(graphs.label_graph(counts, positives, transpose=False), expected, rtol=2e-6)
+
+
+def test_label_graph_is_that_of_the_torch_twin():
+    graph = graphs.label_graph(TWIN["ml_gcn/counts"], TWIN["ml_gcn/positives"])
+    assert (graph > 0).sum() > 8
+    np.testing.assert_allclose(graph, TWIN["ml_gcn/adjacency"], rtol=1e-6, atol=1e-7)
+
+
+def test_threshold_and_share():
+    counts, positives = COCO["counts"], COCO["positives"]
+    off = ~np.eye(80, dtype=bool)
+    above = [(graphs.label_graph(counts, positives, threshold=t)[off] > 0).sum() for t in (0.1, 0.4, 0.9)]
+    assert above[0] > above[1] > above[2]
+    np.testing.assert_array_equal(graphs.label_graph(counts, positives, share=0), np.eye(80))
+    # the diagonal 1 − p and the neighbours' sum p differ by a factor from those of the code, which normalising undoes
+    weights = 0.2 * edges(counts, positives) / (edges(counts, positives).sum(axis=0) + 1e-6) + 0.8 * np.eye(80)
+    d = weights.sum(axis=1) ** -0.5
+    np.testing.assert_allclose(graphs.label_graph(counts, positives), d[:, None] * weights.T * d, rtol=1e-5)
+
+
+def test_permuting_labels_permutes_the_graph():
+    counts, positives = COCO["counts"], COCO["positives"]
+    order = np.random.default_rng(0).permutation(80)
+    for transpose in (True, False):
+        graph = graphs.label_graph(counts, positives, transpose=transpose)
+        permuted = graphs.label_graph(counts[order][:, order], positives[order], transpose=transpose)
+        np.testing.assert_allclose(permuted, graph[order][:, order], rtol=1e-6)
+
+
+def test_labels_without_counts_stand_alone():
+    np.testing.assert_array_equal(graphs.label_graph(np.zeros((3, 3)), np.zeros(3)), np.eye(3))
+
+
+@pytest.mark.parametrize("options", [{"threshold": 0}, {"threshold": 1.5}, {"share": 1}, {"share": -0.1}])
+def test_impossible_settings(options, refusal):
+    text = refusal(graphs.label_graph, np.zeros((2, 2)), np.ones(2), **options)
+    assert next(iter(options)) in text
+
+
+def test_frequency_order():
+    order = graphs.frequency_order([3, 7, 0, 7, 5])
+    assert order.tolist() == [1, 3, 4, 0, 2]
+    assert order.dtype == np.int32
+    assert graphs.frequency_order(COCO["positives"])[0] == PERSON
