@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -44,12 +44,16 @@ from mlmoe_jax.writer import say
 
 @dataclass(frozen=True)
 class Parts:
-    """A model's structure and its values, split by who changes them."""
+    """A model's structure and its values, split by who changes them.
+
+    unpublished: the paths of the frozen values that no published file holds.
+    """
 
     definition: ModelDef
     trainable: Params
     frozen: Params
     stats: Params
+    unpublished: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,21 @@ def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool
         for what, names in (("tensors were not used", report.unused), ("values were not there", report.missing)):
             if names:
                 say(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
+    return split_model(model, config)
+
+
+def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
+    """Split the values of a model as the config says; a published backbone is taken to be what the publisher gives."""
     definition, params, stats = ModelDef.split(model)
     trainable, frozen = split_trainable(params, trainable_rules(config))
-    frozen = as_kept(frozen, config)
     if not trainable:
         raise UserError("config.trainable freezes every parameter; leave at least the head trainable")
-    return Parts(definition, trainable, frozen, stats)
+    return Parts(definition, trainable, as_kept(frozen, config), stats, _unpublished(frozen, config))
+
+
+def _unpublished(frozen: Params, config: ConfigDict) -> frozenset[str]:
+    published = config.model.backbone.weights == "auto"
+    return frozenset(path for path in frozen if not (published and path.startswith("backbone/")))
 
 
 def as_kept(frozen: Params, config: ConfigDict) -> Params:
@@ -143,9 +156,17 @@ def _require_fingerprint(folder: RunFolder, described: dict[str, Any], frozen: P
 
 
 def describe_run(
-    folder: RunFolder, config: ConfigDict, label_space: LabelSpace, preprocess: Preprocess, frozen: Params
+    folder: RunFolder,
+    config: ConfigDict,
+    label_space: LabelSpace,
+    preprocess: Preprocess,
+    frozen: Params,
+    unpublished: Collection[str] | None = None,
 ) -> None:
-    """Write what makes a run folder self-contained; frozen weights too where no published file has them."""
+    """Write what makes a run folder self-contained; frozen weights too where no published file has them.
+
+    unpublished: see Parts; None = what the config says of a model that `assemble` made.
+    """
     folder.write_text(LABELS, "".join(f"{name}\n" for name in label_space.names))
     buffer = io.BytesIO()
     label_space.save(buffer)
@@ -161,12 +182,14 @@ def describe_run(
             "fingerprint": fingerprint(frozen),
         },
     )
-    include = config.checkpoint.include_frozen
-    published = config.model.backbone.weights == "auto" and all(path.startswith("backbone/") for path in frozen)
-    if frozen and (include == "always" or (include == "auto" and not published)):
+    auto = _unpublished(frozen, config) if unpublished is None else unpublished
+    kept = {"always": frozen, "auto": auto, "never": ()}[config.checkpoint.include_frozen]
+    if kept:
         # numpy's reader of safetensors knows no bfloat16; float32 holds it exactly
-        wide = {path: jax.device_get(value).astype(np.float32) for path, value in frozen.items()}
+        wide = {path: jax.device_get(frozen[path]).astype(np.float32) for path in sorted(kept)}
         folder.write_bytes(FROZEN, save(wide))
+    elif not auto:
+        (folder / FROZEN).unlink(missing_ok=True)  # that of a training which ended before its first checkpoint
     folder.write_text(CONFIG, configuration.to_json(config))
 
 
@@ -176,28 +199,14 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
     overrides: config keys under data, eval and mesh that differ from the run's own.
     Raises UserError for a folder that is no run, holds no checkpoint, or whose frozen weights have changed.
     """
-    folder.require(CONFIG, LABEL_SPACE, PREPROCESS, BACKBONE, CHECKPOINTS)
-    config = configuration.from_json(folder.read_text(CONFIG))
-    for key, _ in overrides:
-        if key.partition(".")[0] not in ("data", "eval", "mesh"):
-            raise UserError(f"--config.{key} cannot differ from the trained run's; data, eval and mesh keys can")
-    configuration.apply_overrides(config, list(overrides))
-    configuration.validate(config)
-    try:
-        label_space = LabelSpace.load(io.BytesIO((folder / LABEL_SPACE).read_bytes()))
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{folder / LABEL_SPACE} is damaged: {error}") from error
+    config, label_space = read_run(folder, overrides)
     stored = folder.read_json(PREPROCESS)
     image_size = preprocess_for(config).image_size
     preprocess = Preprocess(image_size, tuple(stored["mean"]), tuple(stored["std"]))
 
     mesh = start_jax(config, sections=("eval",))
-    parts = _with_frozen(folder, config, label_space)
-    values = place({**parts.trainable, **parts.stats}, mesh)
-    with checkpoint.open_manager(folder, writing=False) as manager:
-        restored = checkpoint.restore_newest(manager, selected=values)
-    if restored is None:
-        raise UserError(f"{folder} holds no finished checkpoint yet; let its training go on")
+    parts = parts_of_run(folder, config, label_space)
+    restored = selected_values(folder, parts, mesh)
     frozen = place(parts.frozen, mesh)
     return Run(
         config,
@@ -212,17 +221,52 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
     )
 
 
-def _with_frozen(folder: RunFolder, config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Assemble the run's model with its frozen weights, from the folder or from where they are published."""
-    stored = folder / FROZEN
-    described = folder.read_json(BACKBONE)
-    from_file = not stored.exists() and described["frozen_parameters"] > 0
-    parts = assemble(config, label_space, load_backbone=from_file)
-    if stored.exists():
+def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tuple[ConfigDict, LabelSpace]:
+    """Return the config of a run, with `overrides` as in `open_run`, and its labels; UserError for no run."""
+    folder.require(CONFIG, LABEL_SPACE, PREPROCESS, BACKBONE, CHECKPOINTS)
+    config = configuration.from_json(folder.read_text(CONFIG))
+    for key, _ in overrides:
+        if key.partition(".")[0] not in ("data", "eval", "mesh"):
+            raise UserError(f"--config.{key} cannot differ from the trained run's; data, eval and mesh keys can")
+    configuration.apply_overrides(config, list(overrides))
+    configuration.validate(config)
+    try:
+        return config, LabelSpace.load(io.BytesIO((folder / LABEL_SPACE).read_bytes()))
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{folder / LABEL_SPACE} is damaged: {error}") from error
+
+
+def has_checkpoint(folder: RunFolder) -> bool:
+    """Return whether a finished checkpoint lies in the folder, good or damaged."""
+    if not ((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
+        return False
+    with checkpoint.open_manager(folder, writing=False) as manager:
+        return bool(manager.all_steps())
+
+
+def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace) -> Parts:
+    """Assemble a run's model with its frozen weights, those in the folder and for the rest the published ones.
+
+    What trains has its first values. Raises UserError where the weights are not those that the run was trained with.
+    """
+    described, stored = folder.read_json(BACKBONE), {}
+    if (folder / FROZEN).exists():
         try:
-            frozen = as_kept(dict(load(stored.read_bytes())), config)
+            stored = as_kept(dict(load((folder / FROZEN).read_bytes())), config)
         except SafetensorError as error:
-            raise UserError(f"{stored} is damaged: {error}") from error
-        parts = Parts(parts.definition, parts.trainable, frozen, parts.stats)
+            raise UserError(f"{folder / FROZEN} is damaged: {error}") from error
+    elsewhere = described["frozen_parameters"] - sum(value.size for value in stored.values())
+    parts = assemble(config, label_space, load_backbone=elsewhere > 0)
+    parts = replace(parts, frozen={**parts.frozen, **stored}, unpublished=frozenset(stored))
     _require_fingerprint(folder, described, parts.frozen)
     return parts
+
+
+def selected_values(folder: RunFolder, parts: Parts, mesh: Mesh) -> checkpoint.Restored:
+    """Restore the values that a run selected; UserError where it has none yet. `parts` is its model."""
+    values = place({**parts.trainable, **parts.stats}, mesh)
+    with checkpoint.open_manager(folder, writing=False) as manager:
+        restored = checkpoint.restore_newest(manager, selected=values)
+    if restored is None:
+        raise UserError(f"{folder} holds no finished checkpoint yet; let its training go on")
+    return restored

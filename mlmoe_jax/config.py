@@ -163,12 +163,32 @@ _CHOICES = {
     "model.prompts.pruned": ("absent", "zeroed"),
     "model.prompts.sides": ("both", "co", "dc"),
     "model.prompts.mask": ("none", "all_prompts", "cross_group"),
-    "model.head.kind": ("linear", "group_experts", "group_linear"),
+    "model.head.kind": (
+        "linear",
+        "group_experts",
+        "group_linear",
+        "query",
+        "routed_experts",
+        "ml_gcn",
+        "add_gcn",
+        "cnn_rnn",
+    ),
     "model.head.gates_of": ("label", "group"),
     "model.head.pool": ("cls", "patches", "both"),
     "model.head.activation": ("gelu", "relu"),
     "model.head.gate_bias": ("unused", "used"),
     "model.head.combine": ("mean_logit", "mean_probability"),
+    "model.head.decoder.self_attention": ("all", "first", "others", "none", "identity"),
+    "model.head.decoder.query_role": ("input", "added"),
+    "model.head.decoder.positions": ("once", "detr", "learned", "none"),
+    "model.head.decoder.activation": ("relu", "gelu"),
+    "model.head.decoder.project": ("auto", "linear", "linear_relu", "none"),
+    "model.head.decoder.init": ("xavier", "torch"),
+    "model.head.routing.expert": ("relu_linear", "ffn", "ffn_relu"),
+    "model.head.routing.gate": ("mlp", "linear", "static"),
+    "model.head.routing.gate_share": ("per_label", "shared"),
+    "model.head.routing.classifier": ("per_label", "shared"),
+    "model.head.routing.entropy": ("maximize", "paper", "off"),
     "loss.kind": ("asymmetric", "bce", "focal", "softmax"),
     "loss.reduce": ("mean", "sum"),
     "optim.name": ("adamw", "adam", "sgd", "muon"),
@@ -187,6 +207,17 @@ _POSITIVE = (
     "model.prompts.tau_co",
     "model.prompts.tau_dc",
     "model.head.expert_hidden",
+    "model.head.decoder.heads",
+    "model.head.decoder.hidden",
+    "model.head.decoder.decoder_layers",
+    "model.head.routing.expert_hidden",
+    "model.head.routing.gate_hidden",
+    "model.head.graph.hidden",
+    "model.head.graph.vector_width",
+    "model.head.sequence.embedding",
+    "model.head.sequence.hidden",
+    "model.head.sequence.beam_width",
+    "model.head.sequence.max_labels",
     "loss.scale",
     "optim.learning_rate",
     "pack.shard_images",
@@ -209,6 +240,10 @@ _FRACTION = (
     "augment.saturation",
     "augment.cutout",
     "model.prompts.dropout",
+    "model.head.decoder.dropout",
+    "model.head.sequence.dropout",
+    "model.head.graph.threshold",
+    "model.head.graph.share",
     "ema.decay",
     "eval.threshold",
 )
@@ -241,6 +276,11 @@ def validate(config: ConfigDict) -> None:
         "model.prompts.project",
         "model.prompts.key_values",
         "prune.keep_segments",
+        "model.head.decoder.width",
+        "model.head.decoder.encoder_layers",
+        "model.head.decoder.queries",
+        "model.head.routing.shared_experts",
+        "model.head.routing.task_experts",
     )
     wrong += [f"{key} is {flat[key]!r} and must be 0 or more" for key in counts if flat[key] < 0]
     for key in ("augment.crop_scale", "augment.crop_ratio"):
@@ -267,6 +307,17 @@ def validate(config: ConfigDict) -> None:
         raise UserError("the config has mistakes: " + "; ".join(wrong))
 
 
+def warnings(config: ConfigDict) -> list[str]:
+    """Return what a valid config does that is hardly meant."""
+    routing = config.model.head.routing
+    if config.model.head.kind == "routed_experts" and routing.entropy == "paper" and routing.entropy_weight > 0:
+        return [
+            "model.head.routing.entropy=paper adds the entropy of the gates to the loss as DR-MoE prints it, which "
+            "drives every gate to one expert, the opposite of what it is said to be for; maximize has the other sign"
+        ]
+    return []
+
+
 def _model_mistakes(config: ConfigDict) -> list[str]:
     """Return what does not fit together between prompts, head and loss."""
     head, prompts, wrong = config.model.head, config.model.prompts, []
@@ -278,11 +329,14 @@ def _model_mistakes(config: ConfigDict) -> list[str]:
         "linear": {"logits", *pooled},
         "group_linear": {"logits", *sides},
         "group_experts": {"logits", *sides, *(f"{side}_gate" for side in sides)},
+        "add_gcn": {"logits", "map", "graph"},
     }
     terms = {name for name, weight in config.loss.terms.items() if weight}
-    if not terms:
+    if head.kind == "cnn_rnn":
+        produced["cnn_rnn"] = set()  # its loss is that of the sequence
+    elif not terms:
         wrong.append("loss.terms has no term with a weight other than 0")
-    elif missing := terms - produced.get(head.kind, terms):
+    if missing := terms - produced.get(head.kind, {"logits"}):
         wrong.append(f"loss.terms names {', '.join(sorted(missing))}, which head {head.kind} does not give")
     kept = (prompts.kept_tokens, *prompts.kept_segments)
     if any(set(row) - {"0", "1"} for row in kept):

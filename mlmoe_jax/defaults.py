@@ -87,7 +87,8 @@ def default_config() -> ConfigDict:
     prompts.tau_dc = 3.0  # the same, discriminative side
 
     model.head = head = ConfigDict()
-    head.kind = "linear"  # linear | group_experts (ML-VPT) | group_linear (GVPT: no experts)
+    head.kind = "linear"  # linear | group_experts (ML-VPT) | group_linear (GVPT: no experts) | query (Q2L, ML-Decoder)
+    #                       routed_experts (DR-MoE, HSQ; with group prompts MLMoE) | ml_gcn | add_gcn | cnn_rnn
     head.pool = "cls"  # linear: classifies the cls token | patches (each, then a smooth maximum) | both
     head.expert_hidden = 5  # group_experts: width of an expert's hidden layer
     head.activation = "gelu"  # of the experts: gelu (code) | relu (paper)
@@ -95,6 +96,52 @@ def default_config() -> ConfigDict:
     head.gate_bias = "unused"  # unused (code: allocated and left out) | used (paper)
     head.combine = "mean_logit"  # two sides: mean_logit (code) | mean_probability (paper)
     head.shared_classifier = False  # one classifier for both sides, as the paper's eq. 16 prints it
+
+    head.decoder = decoder = ConfigDict()  # query, routed_experts: learned queries that read the image's tokens
+    decoder.width = 512  # 0 = the backbone's
+    decoder.heads = 8
+    decoder.hidden = 2048  # width of the feed-forward layers
+    decoder.encoder_layers = 2
+    decoder.decoder_layers = 2
+    decoder.self_attention = "all"  # layers in which queries see one another: all | first | others | none
+    #                                 identity (none, and LN(x + dropout(x)) in its place, as in ML-Decoder)
+    decoder.query_role = "input"  # input (of the first layer) | added (to what asks, in every layer, as in Q2L)
+    decoder.queries = 0  # query: how many; 0 = one a label, fewer are shared by groups of labels
+    decoder.fixed_queries = False  # leave them at their random initial values
+    decoder.positions = "once"  # sines added to the encoder's input | detr (in every layer) | learned | none
+    decoder.pre_norm = False  # LayerNorm before the parts of a layer instead of after them
+    decoder.decoder_norm = True  # LayerNorm after the last layer
+    decoder.activation = "relu"  # relu | gelu
+    decoder.dropout = 0.1
+    decoder.project = "auto"  # to `width`: linear | linear_relu | none | auto (linear where widths differ)
+    decoder.init = "xavier"  # of matrices: xavier (DETR, Q2L) | torch (ML-Decoder)
+
+    head.routing = routing = ConfigDict()  # routed_experts
+    routing.expert = "relu_linear"  # relu_linear (as printed) | ffn | ffn_relu
+    routing.expert_hidden = 256
+    routing.shared_experts = 4
+    routing.task_experts = 1  # of each label
+    routing.gate = "mlp"  # mlp (DR-MoE) | linear (HSQ) | static (the same for every image)
+    routing.gate_hidden = 256  # mlp
+    routing.gate_share = "per_label"  # per_label | shared
+    routing.classifier = "per_label"  # per_label | shared (as printed)
+    routing.entropy = "maximize"  # of the gates: maximize (as the text means it) | paper (the printed sign) | off
+    routing.entropy_weight = 0.01
+
+    head.graph = graph = ConfigDict()  # ml_gcn, add_gcn
+    graph.hidden = 1024
+    graph.threshold = 0.4  # ml_gcn: an edge where p(j | i) is at least this
+    graph.share = 0.2  # ml_gcn: weight of a label's neighbours beside its own
+    graph.transpose = True  # ml_gcn: as the authors' code has it; False: as the paper's formula reads
+    graph.word_vectors = ""  # ml_gcn: a text file of word vectors such as GloVe's; "" = from the training labels
+    graph.vector_width = 300  # ml_gcn: of those from the training labels
+
+    head.sequence = sequence = ConfigDict()  # cnn_rnn
+    sequence.embedding = 64
+    sequence.hidden = 512  # of the LSTM
+    sequence.dropout = 0.5
+    sequence.beam_width = 4
+    sequence.max_labels = 20  # longest sequence in training and in search
 
     config.init_from = ""  # start from an official checkpoint (.pth, .npz, .safetensors), or from a run folder
 
@@ -112,6 +159,7 @@ def default_config() -> ConfigDict:
     loss.scale = 1000.0
     loss.terms = terms = ConfigDict({"logits": 1.0})  # weights of what the head gives; logits: any head
     terms.cls = terms.patches = 0.0  # linear
+    terms.map = terms.graph = 0.0  # add_gcn
     terms.co = terms.dc = terms.co_gate = terms.dc_gate = 0.0  # group_experts
 
     config.optim = optim = ConfigDict()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from mlmoe_jax.errors import UserError
 
-MODES = ("train", "eval", "predict", "summary", "data", "pack")
+MODES = ("train", "eval", "predict", "summary", "data", "pack", "prune")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,14 +23,17 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mlmoe_jax.main",
-        description="Multi-label image classification: train, evaluate, predict; count costs, check and pack data.",
-        epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE; mlmoe_jax/config.py explains each.",
+        description="Multi-label image classification: train, evaluate, predict; count costs; check and pack data.",
+        epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE; mlmoe_jax/defaults.py explains each.",
         allow_abbrev=False,
     )
     parser.add_argument("--mode", choices=MODES, default="train")
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
     parser.add_argument("--configs", default="", help="summary: several configs, separated by commas")
     parser.add_argument("--workdir", action="append", default=[], help="run folder")
+    parser.add_argument(
+        "--sweep", action="append", default=[], help="train: config.KEY=VALUE,VALUE,…; again for a grid of several keys"
+    )
     parser.add_argument("--images", nargs="+", default=[], help="predict: image files or folders")
     parser.add_argument(
         "--output", help="predict: a .csv or .jsonl file (default: predictions.csv in the run folder); pack: a folder"
@@ -60,16 +63,19 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str,
         if len(given) > 1:
             raise UserError(f"--{name} is given {len(given)} times; give it once")
         setattr(flags, name, given[0] if given else None)
+    if flags.sweep and flags.mode != "train":
+        raise UserError(f"--sweep is for --mode=train; leave it out of --mode={flags.mode}")
     return flags, overrides
 
 
-def _load_config(flags: argparse.Namespace, overrides: list[tuple[str, str]]):
+def _load_config(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
     from mlmoe_jax import config
 
     if flags.config is None:
         raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
     loaded = config.load_config(flags.config, overrides)
-    config.validate(loaded)
+    if validate:
+        config.validate(loaded)
     return loaded
 
 
@@ -87,11 +93,27 @@ def _no_config(flags: argparse.Namespace) -> None:
 
 
 def _train(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    if flags.sweep:
+        return _sweep(flags, overrides)
     config, folder = _load_config(flags, overrides), _workdir(flags)
-    from mlmoe_jax.train import Stopped, train
+    from mlmoe_jax.train import train
+
+    return _finish_training(lambda: train(config, folder), config, folder, flags)
+
+
+def _prune(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config, folder = _load_config(flags, overrides), _workdir(flags)
+    from mlmoe_jax.prune import prune
+
+    return _finish_training(lambda: prune(config, folder), config, folder, flags)
+
+
+def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Namespace) -> int:
+    """Run a training and print what came of it, or that it was stopped."""
+    from mlmoe_jax.train import Stopped
 
     try:
-        results = train(config, folder)
+        results = run()
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 130
@@ -100,6 +122,18 @@ def _train(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
         print("selected on test, as published", file=sys.stderr)
     print(f"run folder: {folder}", file=sys.stderr if flags.json else sys.stdout)
     return 0
+
+
+def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    # The config alone need not be valid: a swept key may be what makes it so.
+    config, folder = _load_config(flags, overrides, validate=False), _workdir(flags)
+    from mlmoe_jax.sweep import sweep
+    from mlmoe_jax.sweep_grid import parse as parse_sweep
+
+    swept = parse_sweep(flags.sweep, config)
+    if both := {one.key for one in swept} & {key for key, _ in overrides}:
+        raise UserError(f"{min(both)} is set by --sweep and by --config.{min(both)}; leave one out")
+    return sweep(config, folder, swept, as_json=flags.json)
 
 
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -181,6 +215,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "summary": _summary,
     "data": _data,
     "pack": _pack,
+    "prune": _prune,
 }
 
 

@@ -13,7 +13,6 @@ import contextlib
 import copy
 import io
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,11 +26,11 @@ from mlmoe_jax.assemble import Run, open_run
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runfolder import RESULTS, RunFolder
+from mlmoe_jax.runfolder import RunFolder
 from mlmoe_jax.sharding import on_device
 from mlmoe_jax.state import Params
 from mlmoe_jax.steps import prepare
-from mlmoe_jax.train import require_same_config, train, training_objective
+from mlmoe_jax.train import Results, read_results, require_same_config, train, training_objective
 from mlmoe_jax.writer import Progress, say
 
 SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance.npz", "prune.csv"
@@ -47,7 +46,7 @@ class Level:
     kept_segments: tuple[str, ...]
 
 
-def prune(config: ConfigDict, folder: RunFolder) -> dict[str, dict[str, float]]:
+def prune(config: ConfigDict, folder: RunFolder) -> Results:
     """Run the whole procedure in a folder; return the metrics of the chosen training, as fractions.
 
     Raises UserError for a config without prunable prompts or without a split to choose on, train.Stopped after SIGTERM
@@ -167,21 +166,17 @@ def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
         return dict(stored)
 
 
-def _train_once(config: ConfigDict, folder: RunFolder, what: str) -> dict[str, dict[str, float]]:
+def _train_once(config: ConfigDict, folder: RunFolder, what: str) -> Results:
     """Return the results of a training, taken, or taken up, unless it is finished."""
     require_same_config(config, folder)
-    if (folder / RESULTS).exists():
+    if (finished := read_results(folder)) is not None:
         say(f"{what}: finished before")
-        stored = folder.read_json(RESULTS)
-        return {
-            split: {name: math.nan if v is None else v for name, v in measured.items()}
-            for split, measured in stored.items()
-        }
+        return finished
     say(what)
     return train(config, folder)
 
 
-def _write_table(folder: RunFolder, config: ConfigDict, results: dict[Level, dict[str, dict[str, float]]]) -> None:
+def _write_table(folder: RunFolder, config: ConfigDict, results: dict[Level, Results]) -> None:
     rows = []
     for level, measured in results.items():
         kept = sum(

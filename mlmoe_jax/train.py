@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from safetensors.numpy import save as safetensors_bytes
 
 from mlmoe_jax import checkpoint
 from mlmoe_jax import config as configuration
-from mlmoe_jax.assemble import assemble, describe_run, preprocess_for, require_same_frozen, start_jax
+from mlmoe_jax.assemble import describe_run, preprocess_for, require_same_frozen, start_jax
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.check import require_sound
 from mlmoe_jax.data.labels import LabelSpace, label_space_of
@@ -25,6 +26,7 @@ from mlmoe_jax.data.sources import open_split, original_name
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluate import Scored, list_skipped, measure, score_split, write_results
+from mlmoe_jax.init_from import starting_parts
 from mlmoe_jax.interrupt import asked_to_stop
 from mlmoe_jax.optim import make_optimizer, make_schedules
 from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
@@ -48,6 +50,9 @@ FREE_KEYS = (
 )
 
 
+Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
+
+
 class Stopped(Exception):
     """Training was asked to stop and has saved where it is."""
 
@@ -65,6 +70,7 @@ class Job:
     skipped: SkippedImages  # of the training split
     label_space: LabelSpace
     preprocess: Preprocess
+    unpublished: frozenset[str]  # the frozen values that only the run folder will hold
     steps_per_epoch: int
     total_steps: int
     learning_rate: Callable
@@ -82,7 +88,7 @@ class Job:
         return measure(scored, self.label_space, difficult=difficult, threshold=threshold)
 
 
-def train(config: ConfigDict, folder: RunFolder) -> dict[str, dict[str, float]]:
+def train(config: ConfigDict, folder: RunFolder) -> Results:
     """Train, or go on training, in a run folder; return the metrics of each split, as fractions.
 
     Raises UserError for what the user can put right, Stopped after SIGTERM or Ctrl-C once the state is saved.
@@ -94,7 +100,7 @@ def train(config: ConfigDict, folder: RunFolder) -> dict[str, dict[str, float]]:
     writer = jax.process_index() == 0
     with folder.writing() if writer else contextlib.nullcontext():
         if writer:
-            describe_run(folder, config, job.label_space, job.preprocess, state.frozen)
+            describe_run(folder, config, job.label_space, job.preprocess, state.frozen, job.unpublished)
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             state, selection = start(job, state, manager)
             selection = run_steps(job, state, selection, manager)
@@ -106,13 +112,13 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
     # -------------------------------------------------------------------------------------------------- data
     preprocess = preprocess_for(config)
     train_split = open_split(config.data, config.data.train_split, seed=config.seed)
-    label_space = label_space_of(train_split, original_name(config.data), config.model.prompts, config.seed)
+    label_space = label_space_of(train_split, original_name(config.data), config.model, config.seed)
     watched = config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
     held_out = {
         name: open_split(config.data, name, classes=train_split.classes, seed=config.seed)
         for name in dict.fromkeys(filter(None, (watched, *config.data.test_splits)))
     }
-    for warning in require_sound(train_split, list(held_out.values())):
+    for warning in [*configuration.warnings(config), *require_sound(train_split, list(held_out.values()))]:
         say(f"warning: {warning}")
     per_epoch = steps_per_epoch(len(train_split), config.train.batch_size)
     total_steps = config.train.epochs * per_epoch
@@ -120,7 +126,7 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
 
     # ------------------------------------------------------------------------------------------------- model
     mesh = start_jax(config)
-    parts = assemble(config, label_space)
+    parts = starting_parts(config, label_space, folder)
     say(parameter_table(parts.trainable, parts.frozen))
 
     # ------------------------------------------------------------------------------------------------- steps
@@ -147,6 +153,7 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
         skipped=SkippedImages(train_split),
         label_space=label_space,
         preprocess=preprocess,
+        unpublished=parts.unpublished,
         steps_per_epoch=per_epoch,
         total_steps=total_steps,
         learning_rate=jax.jit(learning_rate),
@@ -158,9 +165,8 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
 
 
 def start(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[TrainState, Selection]:
-    """Return where training begins: (1) the newest good checkpoint, (2) pretrained weights, (3) scratch.
-
-    `state` already holds (2) or (3).
+    """Return where training begins: (1) the newest good checkpoint, (2) `config.init_from`, (3) the pretrained
+    backbone, (4) scratch. `state` already holds one of (2) to (4).
     """
     selection = Selection(_copy(state.ema))
     restored = checkpoint.restore_newest(manager, selected=selection.values, state=state.replace(frozen={}))
@@ -213,7 +219,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     return selection
 
 
-def finish(job: Job, selection: Selection, frozen: Params) -> dict[str, dict[str, float]]:
+def finish(job: Job, selection: Selection, frozen: Params) -> Results:
     """Evaluate the selected values on every split that is held out, and write all results."""
     say(f"evaluating the {selection}")
     scored = {name: job.score(selection.values, frozen, split) for name, split in job.held_out.items()}
@@ -312,3 +318,13 @@ def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
         for key in now
         if before[key] != now[key] and not key.startswith(FREE_KEYS)
     ]
+
+
+def read_results(folder: RunFolder) -> Results | None:
+    """Return the results of a finished training, NaN where a metric is undefined; None where it is not finished."""
+    if not (folder / RESULTS).exists():
+        return None
+    return {
+        split: {name: math.nan if value is None else value for name, value in measured.items()}
+        for split, measured in folder.read_json(RESULTS).items()
+    }

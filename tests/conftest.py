@@ -1,5 +1,6 @@
 """What tests share: the `--all` switch, the real sample images, and a check that an error is one plain sentence."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -47,3 +48,79 @@ def refusal():
         return text
 
     return call
+
+
+@pytest.fixture
+def tiny_vit(monkeypatch):
+    """Makes `vit_digits` a ViT of two narrow blocks and four patches, without published weights."""
+    from mlmoe_jax.pretrained import catalog
+
+    entry = catalog.CATALOG["vit_digits"]
+    shape = dataclasses.replace(entry.shape, width=16, depth=2, heads=2, patch=32)
+    monkeypatch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(entry, shape=shape))
+
+
+@pytest.fixture
+def drawn_parts():
+    """A function that builds the model of a config with values drawn in numpy, where nothing is compiled."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
+
+    from mlmoe_jax.assemble import split_model
+    from mlmoe_jax.models.build import build_model
+
+    def build(config, label_space):
+        model = nnx.eval_shape(lambda: build_model(config, label_space, rngs=nnx.Rngs(0)))
+        draw = np.random.default_rng(0)
+        values = jax.tree.map(lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), nnx.state(model))
+        nnx.update(model, values)
+        return split_model(model, config)
+
+    return build
+
+
+@pytest.fixture
+def two_steps(drawn_parts):
+    """A function that takes two training steps of a config on four made-up pictures and labels.
+
+    Returns the state before, as numpy, the state after, and the metrics of the last step.
+    """
+    import jax
+    import numpy as np
+
+    from mlmoe_jax.data.labels import synthetic_label_space
+    from mlmoe_jax.optim import make_optimizer
+    from mlmoe_jax.sharding import make_mesh, place
+    from mlmoe_jax.state import initial_state
+    from mlmoe_jax.steps import Preprocess, make_objective, make_train_step
+
+    def run(config):
+        prompts = config.model.prompts
+        prompts.count, prompts.num_groups, prompts.per_group = 3, 2, 2
+        config.optim.schedule, config.optim.learning_rate = "constant", 1e-2
+        parts = drawn_parts(config, synthetic_label_space(4, 2))
+        optimizer, mesh = make_optimizer(config.optim, 10, parts.trainable), make_mesh(config.mesh)
+        state = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
+        before = jax.device_get(state)
+        objective = make_objective(config.loss)
+        look = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
+        step = make_train_step(
+            parts.definition, objective, optimizer, look, config.augment, ema_decay=0.9, seed=0, mesh=mesh
+        )
+        draw = np.random.default_rng(0)
+        batch = {
+            "image": draw.integers(0, 256, (4, 64, 64, 3)).astype(np.uint8),
+            "label": np.array([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1]], np.float32),
+            "label_mask": np.ones((4, 4), np.float32),
+            "mask": np.ones(4, np.float32),
+            "id": np.arange(4, dtype=np.int32),
+        }
+        state = place(state, mesh)
+        for _ in range(2):
+            state, metrics = step(state, batch)
+        assert np.isfinite(metrics["loss"])
+        return before, state, metrics
+
+    return run

@@ -1,23 +1,16 @@
 """Every method of the ML-VPT paper from its config file: what it trains, what it leaves alone, what it costs."""
 
-import dataclasses
-
-import jax
 import numpy as np
 import pytest
 from flax import nnx
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax import cost
-from mlmoe_jax.assemble import assemble, trainable_rules
+from mlmoe_jax.assemble import trainable_rules
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels import synthetic_label_space
 from mlmoe_jax.models.build import build_model
-from mlmoe_jax.optim import make_optimizer
-from mlmoe_jax.pretrained import catalog
-from mlmoe_jax.sharding import make_mesh, place
-from mlmoe_jax.state import ModelDef, initial_state, split_trainable
-from mlmoe_jax.steps import Preprocess, make_objective, make_train_step
+from mlmoe_jax.state import ModelDef, split_trainable
 
 BACKBONE = 86_580_480  # DINOv2-B
 
@@ -124,55 +117,18 @@ METHODS = [
 ]
 
 
-@pytest.fixture
-def tiny(monkeypatch):
-    entry = catalog.CATALOG["vit_digits"]
-    shape = dataclasses.replace(entry.shape, width=16, depth=2, heads=2, patch=32)
-    monkeypatch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(entry, shape=shape))
-
-
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_vit")
 @pytest.mark.parametrize("reference", METHODS)
-def test_frozen_values_stay_and_all_others_move(reference):
+def test_frozen_values_stay_and_all_others_move(reference, two_steps):
     name, _, arguments = reference.partition(":")
     config = load_config(f"{name}:dataset=digits{',' if arguments else ''}{arguments}", [])
-    config.model.backbone.weights = "none"
-    prompts = config.model.prompts
-    prompts.count, prompts.num_groups, prompts.per_group = 3, 2, 2
-    config.optim.schedule, config.optim.learning_rate = "constant", 1e-2
-    parts = assemble(config, synthetic_label_space(4, 2))
-    before = {name: jax.device_get(values) for name, values in (("t", parts.trainable), ("f", parts.frozen))}
-    optimizer = make_optimizer(config.optim, 10, parts.trainable)
-    mesh = make_mesh(config.mesh)
-    step = make_train_step(
-        parts.definition,
-        make_objective(config.loss),
-        optimizer,
-        Preprocess(64, (0.5,) * 3, (0.25,) * 3),
-        config.augment,
-        ema_decay=0.9,
-        seed=0,
-        mesh=mesh,
-    )
-    state = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
-    state = place(state, mesh)
-    draw = np.random.default_rng(0)
-    batch = {
-        "image": draw.integers(0, 256, (4, 64, 64, 3)).astype(np.uint8),
-        "label": draw.integers(0, 2, (4, 4)).astype(np.float32),
-        "label_mask": np.ones((4, 4), np.float32),
-        "mask": np.ones(4, np.float32),
-        "id": np.arange(4, dtype=np.int32),
-    }
-    for _ in range(2):
-        state, metrics = step(state, batch)
-    assert np.isfinite(metrics["loss"])
-    assert (name == "finetune") == (not before["f"])
-    for path, value in before["f"].items():
-        np.testing.assert_array_equal(state.frozen[path], value, err_msg=path)
+    before, after, _ = two_steps(config)
+    assert (name == "finetune") == (not before.frozen)
+    for path, value in before.frozen.items():
+        np.testing.assert_array_equal(after.frozen[path], value, err_msg=path)
     rests = {"head/co/gate/bias", "head/dc/gate/bias"} if reference == "mlvpt_dinov2" else set()  # the code's own
-    for path, value in before["t"].items():
-        assert (np.asarray(state.trainable[path]) != value).any() == (path not in rests), path
+    for path, value in before.trainable.items():
+        assert (np.asarray(after.trainable[path]) != value).any() == (path not in rests), path
 
 
 @pytest.mark.parametrize("name", ["linear_probe", "finetune", "vpt", "gatevpt", "e2vpt", "gvpt", "mlvpt_dinov2"])

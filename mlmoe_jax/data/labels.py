@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.word_vectors import cooccurrence_vectors, read_glove
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.grouping import cooccurrence, group_labels
 
@@ -22,6 +23,7 @@ class LabelSpace:
 
     counts: i64[K,K], training images with both labels, zero diagonal. positives: i64[K]. images: their number.
     co_group, dc_group: i32[K], the group of each label on the co-occurrence and the discriminative side.
+    vectors: f32[K,d], a vector for each label's name, where the model needs one.
     """
 
     names: tuple[str, ...]
@@ -30,6 +32,7 @@ class LabelSpace:
     images: int
     co_group: np.ndarray
     dc_group: np.ndarray
+    vectors: np.ndarray | None = None
 
     @property
     def frequency(self) -> np.ndarray:
@@ -46,6 +49,7 @@ class LabelSpace:
             images=self.images,
             co_group=self.co_group,
             dc_group=self.dc_group,
+            **({} if self.vectors is None else {"vectors": self.vectors}),
         )
 
     @classmethod
@@ -59,18 +63,28 @@ class LabelSpace:
                 int(stored["images"]),
                 stored["co_group"],
                 stored["dc_group"],
+                stored.get("vectors"),
             )
 
 
-def label_space_of(train: Split, data_name: str, prompts, seed: int) -> LabelSpace:
+def label_space_of(train: Split, data_name: str, model, seed: int) -> LabelSpace:
     """Compute the label space from the labels of the training split, i8[N,K] (never from images).
 
-    `prompts` is `config.model.prompts`; its `groups`, `num_groups` and τ say how labels are grouped.
-    Raises UserError for groups that are not published for this data set or a file that does not fit.
+    `model` is `config.model`: `groups`, `num_groups` and τ of its prompts say how labels are grouped, `graph` of its
+    head where word vectors come from. Raises UserError for groups that are not published for this data set or a file
+    that does not fit.
     """
     counts, positives = cooccurrence(train.labels)
-    co_group, dc_group = _groups(counts, positives, data_name, prompts, seed)
-    return LabelSpace(train.classes, counts, positives, len(train), co_group, dc_group)
+    co_group, dc_group = _groups(counts, positives, data_name, model.prompts, seed)
+    vectors = None
+    if model.head.kind == "ml_gcn":
+        graph = model.head.graph
+        vectors = (
+            read_glove(graph.word_vectors, train.classes)
+            if graph.word_vectors
+            else cooccurrence_vectors(counts, positives, len(train), width=graph.vector_width)
+        )
+    return LabelSpace(train.classes, counts, positives, len(train), co_group, dc_group, vectors)
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
@@ -82,7 +96,7 @@ def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
 
 def _groups(counts, positives, data_name: str, prompts, seed: int) -> tuple[np.ndarray, np.ndarray]:
     num_labels, num_groups = len(positives), prompts.num_groups
-    if prompts.kind == "none":
+    if prompts.kind != "group":
         return np.zeros(num_labels, np.int32), np.zeros(num_labels, np.int32)
     if prompts.groups == "computed":
         return tuple(

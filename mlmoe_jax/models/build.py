@@ -1,5 +1,7 @@
 """From a config to a model."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,13 +9,21 @@ from flax import nnx
 
 from mlmoe_jax.data.labels import LabelSpace
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.graphs import frequency_order, label_graph
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.constants import Constant
 from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.decoder import QueryDecoder
+from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.heads.group_linear import GroupLinearHead
 from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder
+from mlmoe_jax.models.heads.query import QueryHead
+from mlmoe_jax.models.heads.routed_experts import RoutedExpertsHead
+from mlmoe_jax.models.heads.sequence import CNNRNNHead
 from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, prompt_groups, prompt_mask
 from mlmoe_jax.pretrained import catalog
 
@@ -75,7 +85,66 @@ def _group_linear(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nn
     )
 
 
-HEADS = {"linear": _linear, "group_experts": _group_experts, "group_linear": _group_linear}
+def _decoder_settings(settings, channels: int, dtype, rngs: nnx.Rngs) -> dict[str, Any]:
+    """Return the arguments of a QueryDecoder that `config.model.head.decoder` stands for."""
+    given = {key: value for key, value in settings.items() if key != "queries"}
+    given["width"] = settings.width or channels
+    if settings.project == "auto":
+        given["project"] = "none" if given["width"] == channels else "linear"
+    return {**given, "dtype": dtype, "rngs": rngs}
+
+
+def _query(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
+    settings, labels = config.model.head.decoder, len(space.names)
+    queries = min(settings.queries or labels, labels)
+    decoder = QueryDecoder(shape.width, queries, **_decoder_settings(settings, shape.width, dtype, rngs))
+    # the initial values of Q2L's classifier, or those of ML-Decoder's, whose queries are fixed
+    classifier = "grouped" if settings.fixed_queries or queries < labels else "per_label"
+    return QueryHead(decoder, labels, classifier=classifier, rngs=rngs)
+
+
+def _routed_experts(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
+    prompts, labels = config.model.prompts, len(space.names)
+    settings = _decoder_settings(config.model.head.decoder, shape.width, dtype, rngs)
+    if prompts.kind == "group":
+        decoder = GroupTokenDecoder(
+            shape.width, _group_of(config, space), groups=prompts.num_groups, per_group=prompts.per_group, **settings
+        )
+    else:
+        decoder = QueryDecoder(shape.width, labels, **settings)
+    return RoutedExpertsHead(decoder, settings["width"], labels, **config.model.head.routing, dtype=dtype, rngs=rngs)
+
+
+def _ml_gcn(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
+    graph = config.model.head.graph
+    adjacency = label_graph(
+        space.counts, space.positives, threshold=graph.threshold, share=graph.share, transpose=graph.transpose
+    )
+    vectors = space.vectors
+    if vectors is None:  # made-up labels, for which counts and vectors do not matter
+        vectors = np.zeros((len(space.names), graph.vector_width), np.float32)
+    return MLGCNHead(shape.width, Constant(vectors), Constant(adjacency), hidden=graph.hidden, dtype=dtype, rngs=rngs)
+
+
+def _add_gcn(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
+    return ADDGCNHead(shape.width, len(space.names), hidden=config.model.head.graph.hidden, dtype=dtype, rngs=rngs)
+
+
+def _cnn_rnn(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
+    order = frequency_order(space.positives)
+    return CNNRNNHead(shape.width, order, **config.model.head.sequence, dtype=dtype, rngs=rngs)
+
+
+HEADS = {
+    "linear": _linear,
+    "group_experts": _group_experts,
+    "group_linear": _group_linear,
+    "query": _query,
+    "routed_experts": _routed_experts,
+    "ml_gcn": _ml_gcn,
+    "add_gcn": _add_gcn,
+    "cnn_rnn": _cnn_rnn,
+}
 
 
 def build_prompts(settings, shape: ViTShape, *, rngs: nnx.Rngs) -> nnx.Module | None:

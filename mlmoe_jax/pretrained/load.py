@@ -4,6 +4,7 @@ import re
 import zipfile
 import zlib
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from safetensors.numpy import load_file
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.catalog import CATALOG, find_weights
 from mlmoe_jax.pretrained.rules import cnn, mlvpt, vit
-from mlmoe_jax.pretrained.rules.base import Rule, Source
+from mlmoe_jax.pretrained.rules.base import BACKBONE, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 
@@ -61,12 +62,28 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
-class _Mapped:
-    """A file in our terms: its values by path, the paths that may be reshaped, the names that no rule took."""
+class Mapped:
+    """A file in our terms: its values by path, which of them may be reshaped, and the names that no rule took.
 
+    wrapper: what stood before all its names.
+    """
+
+    path: Path
+    source: Source
+    wrapper: str
     values: dict[str, np.ndarray]
-    may_reshape: set[str]
-    unused: list[str]
+    may_reshape: frozenset[str]
+    unused: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What one tensor gives to a value, its places along the rule's axes, and its name in the file."""
+
+    rule: Rule
+    places: tuple[int, ...]
+    name: str
+    value: np.ndarray
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -100,22 +117,41 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source | None = None) -> LoadReport:
     """Fill the parameters and batch statistics of a module from a file, or from that of a catalogue name.
 
-    The layout is recognised from the tensor names unless `source` says it. Every value must be given a tensor of its
-    shape, and every tensor must be used, but for those that the layout lets go. Raises UserError listing what does
-    not fit; the module is then unchanged.
+    The layout is recognised from the tensor names unless `source` says it. A backbone takes its part of a file that
+    holds a whole model. Every value must be given a tensor of its shape, and every tensor must be used, but for those
+    that the layout lets go. Raises UserError listing what does not fit; the module is then unchanged.
     """
     path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
+    whole = any(target.startswith(BACKBONE) for target in _variables(module))
+    return fill(module, map_file(path, whole=whole, source=source))
+
+
+def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped:
+    """Read a weights file in our terms: for a whole model, or for a backbone alone.
+
+    The layout is recognised from the tensor names unless `source` says it. Raises UserError for a file that cannot be
+    read, a layout that is not known, and a file without prompts and head where they are wanted.
+    """
     tensors = read_tensors(path)
     source = source or _recognise(tensors, path)
-    wrapper = _wrapper(tensors, source) or ""
-    state = nnx.state(module, (nnx.Param, nnx.BatchStat))
-    variables = {"/".join(map(str, place)): (place, v) for place, v in nnx.to_flat_state(state)}
+    if whole and not source.whole:
+        raise UserError(
+            f"{path} ({source.name} layout) does not hold a whole model; a backbone is named with "
+            "--config.model.backbone.weights"
+        )
+    if source.whole and not whole:
+        source = source.of_backbone()
+    return _apply_rules(path, tensors, source)
+
+
+def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
+    """Give a module the values of a file; UserError lists what does not fit, and the module is then unchanged."""
+    source, variables = mapped.source, _variables(module)
     shapes = {target: variable.shape for target, (_, variable) in variables.items()}
-    mapped = _apply_rules(tensors, source, wrapper)
     values, reshaped = _reshape(mapped, shapes)
-    if wrong := _mistakes(values, shapes, mapped.unused, source, wrapper):
+    if wrong := _mistakes(values, shapes, mapped):
         listed = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
-        raise UserError(f"{path} ({source.name} layout) does not fit the model: {listed}")
+        raise UserError(f"{mapped.path} ({source.name} layout) does not fit the model: {listed}")
     filled = {
         place: variable.replace(jnp.asarray(values[target], variable.dtype))
         for target, (place, variable) in variables.items()
@@ -123,20 +159,30 @@ def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source
     }
     nnx.update(module, nnx.from_flat_state(filled))
     missing = sorted(set(shapes) - set(values))
-    return LoadReport(source.name, tuple(sorted(values)), reshaped, tuple(mapped.unused), tuple(missing))
+    return LoadReport(source.name, tuple(sorted(values)), reshaped, mapped.unused, tuple(missing))
+
+
+def _variables(module: nnx.Module) -> dict[str, tuple[tuple, nnx.Variable]]:
+    """Return the parameters and batch statistics of a module with their places, by path."""
+    state = nnx.state(module, (nnx.Param, nnx.BatchStat))
+    return {"/".join(map(str, place)): (place, variable) for place, variable in nnx.to_flat_state(state)}
+
+
+def recognise(names: Collection[str]) -> Source | None:
+    """Return the layout that tensor names are of, or None where it is not known."""
+    return next((source for source in SOURCES if _wrapper(names, source) is not None), None)
 
 
 def _recognise(tensors: dict[str, np.ndarray], path: Path) -> Source:
-    for source in SOURCES:
-        if _wrapper(tensors, source) is not None:
-            return source
+    if source := recognise(tensors):
+        return source
     some = ", ".join(sorted(tensors)[:3])
     raise UserError(f"{path} has a layout that is not known here; its tensors begin with {some or 'nothing'}")
 
 
-def _wrapper(tensors: dict[str, np.ndarray], source: Source) -> str | None:
+def _wrapper(names: Collection[str], source: Source) -> str | None:
     """Return what stands before all names of a file of this layout; None for a file that is not of it."""
-    found = [name.removesuffix(source.marker) for name in tensors if name.endswith(source.marker)]
+    found = [name.removesuffix(source.marker) for name in names if name.endswith(source.marker)]
     return min((wrapper for wrapper in found if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)
 
 
@@ -144,41 +190,51 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def _apply_rules(tensors: dict[str, np.ndarray], source: Source, wrapper: str) -> _Mapped:
-    """Turn every tensor whose name begins with `wrapper` into the values that the rules make of it."""
-    parts: dict[str, list[tuple[Rule, str, np.ndarray]]] = defaultdict(list)
-    unused = []
+def _apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> Mapped:
+    """Turn every tensor whose name begins with what wraps all of them into the values that the rules make of it."""
+    pieces: dict[str, list[_Piece]] = defaultdict(list)
+    wrapper, unused = _wrapper(tensors, source) or "", []
     for name, tensor in tensors.items():
         for rule in source.rules if name.startswith(wrapper) else ():
             if match := re.fullmatch(rule.pattern, name.removeprefix(wrapper)):
+                places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
                 try:
-                    parts[match.expand(rule.target)].append((rule, name, rule.transform(tensor)))
+                    pieces[match.expand(rule.target)].append(_Piece(rule, places, name, rule.transform(tensor)))
                 except (ValueError, IndexError) as error:
                     text = f"tensor {name} of shape {tensor.shape} is not of the {source.name} layout"
                     raise UserError(text) from error
                 break
         else:
             unused.append(name)
-    values = {target: _join(target, pieces) for target, pieces in parts.items()}
-    return _Mapped(values, {target for target, pieces in parts.items() if pieces[0][0].reshape}, unused)
+    values = {target: _join(target, parts) for target, parts in pieces.items()}
+    may_reshape = frozenset(target for target, parts in pieces.items() if parts[0].rule.reshape)
+    return Mapped(path, source, wrapper, values, may_reshape, tuple(unused))
 
 
-def _join(target: str, pieces: list[tuple[Rule, str, np.ndarray]]) -> np.ndarray:
+def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
     """Return the value that the tensors of one target make together."""
-    pieces.sort(key=lambda piece: piece[0].part or 0)
-    rules, names, tensors = zip(*pieces, strict=True)
-    if len({rule.part or 0 for rule in rules}) < len(rules):
-        raise UserError(f"more than one tensor would become {target}: {', '.join(names)}")
-    if rules[0].part is None:
-        return tensors[0]
+    pieces.sort(key=lambda piece: piece.places)
+    by_place = {piece.places: piece.value for piece in pieces}
+    if len(by_place) < len(pieces):
+        raise UserError(f"more than one tensor would become {target}: {', '.join(piece.name for piece in pieces)}")
     try:
-        return np.concatenate(tensors, axis=rules[0].axis)
+        return join(by_place, pieces[0].rule.axes)
     except ValueError as error:
-        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
+        shapes = ", ".join(str(piece.value.shape) for piece in pieces)
         raise UserError(f"the tensors that make {target} have shapes that do not fit together: {shapes}") from error
 
 
-def _reshape(mapped: _Mapped, shapes: dict[str, tuple]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def join(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:
+    """Put arrays together that are given by their places along `axes`; ValueError where they do not fit."""
+    if not axes:
+        return pieces[()]
+    rows: dict[int, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
+    for places, value in pieces.items():
+        rows[places[0]][places[1:]] = value
+    return np.concatenate([join(rows[place], axes[1:]) for place in sorted(rows)], axis=axes[0])
+
+
+def _reshape(mapped: Mapped, shapes: dict[str, tuple]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Give the shapes of the module to the values that may be reshaped; return all, and which were."""
     reshaped = tuple(
         target
@@ -188,17 +244,16 @@ def _reshape(mapped: _Mapped, shapes: dict[str, tuple]) -> tuple[dict[str, np.nd
     return mapped.values | {target: mapped.values[target].reshape(shapes[target]) for target in reshaped}, reshaped
 
 
-def _mistakes(
-    values: dict[str, np.ndarray], shapes: dict[str, tuple], unused: list[str], source: Source, wrapper: str
-) -> list[str]:
+def _mistakes(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: Mapped) -> list[str]:
     """Return what keeps the values from filling a module of these shapes."""
+    source = mapped.source
     lacking = sorted(set(shapes) - set(values))
     wrong = [f"no tensor for {target}" for target in lacking if not _matches(source.optional, target)]
     wrong += [f"{target} is not a parameter of this model" for target in sorted(set(values) - set(shapes))]
     wrong += [
         f"tensor {name} is unknown"
-        for name in unused
-        if not _matches(source.ignored, name) and not _matches(source.ignored, name.removeprefix(wrapper))
+        for name in mapped.unused
+        if not _matches(source.ignored, name) and not _matches(source.ignored, name.removeprefix(mapped.wrapper))
     ]
     for target in sorted(set(values) & set(shapes)):
         value = values[target]

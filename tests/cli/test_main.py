@@ -205,7 +205,11 @@ def test_random_backbone_travels_with_the_run(program, tmp_path):
     small = (*SMALL, "--config.train.epochs=1", "--config.data.test_splits=test")
     small = tuple(item for item in small if item != "--config.train.epochs=2")
     done = program(
-        "--config=linear_probe:dataset=digits", f"--workdir={folder}", "--json", "--config.model.backbone.weights=none", *small
+        "--config=linear_probe:dataset=digits",
+        f"--workdir={folder}",
+        "--json",
+        "--config.model.backbone.weights=none",
+        *small,
     )
     assert done.returncode == 0, done.stderr
     assert (folder / "frozen.safetensors").exists()
@@ -359,5 +363,5 @@ def main(capsys):
 def test_help_names_every_flag(program):
     done = program("--help")
     assert done.returncode == 0
-    for flag in ("--mode", "--config", "--workdir", "--images", "--output", "--json"):
+    for flag in ("--mode", "--config", "--sweep", "--workdir", "--images", "--output", "--json"):
         assert flag in done.stdout

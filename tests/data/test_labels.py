@@ -7,11 +7,13 @@ import pytest
 
 from mlmoe_jax.data.labels import PUBLISHED_FOR, PUBLISHED_GROUPS, LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.data.word_vectors import cooccurrence_vectors
 from mlmoe_jax.grouping import group_labels
 
 
-def prompts(kind="group", groups="computed", num_groups=2, tau_co=2.0, tau_dc=3.0):
-    return SimpleNamespace(kind=kind, groups=groups, num_groups=num_groups, tau_co=tau_co, tau_dc=tau_dc)
+def model(kind="group", groups="computed", num_groups=2, tau_co=2.0, tau_dc=3.0):
+    settings = SimpleNamespace(kind=kind, groups=groups, num_groups=num_groups, tau_co=tau_co, tau_dc=tau_dc)
+    return SimpleNamespace(prompts=settings, head=SimpleNamespace(kind="linear"))
 
 
 class NoImages:
@@ -52,7 +54,7 @@ def assert_equal(one: LabelSpace, other: LabelSpace):
 
 
 def test_a_label_space_counts_positive_labels():
-    space = label_space_of(SMALL, "digits", prompts(kind="none"), seed=0)
+    space = label_space_of(SMALL, "digits", model(kind="none"), seed=0)
     assert space.names == SMALL.classes
     assert space.images == 5
     assert space.positives.tolist() == [3, 2, 1, 0]
@@ -90,7 +92,7 @@ def random_split(labels: int = 12) -> Split:
 
 def test_computed_groups_are_those_of_each_side():
     split = random_split()
-    space = label_space_of(split, "digits", prompts(num_groups=3, tau_co=1.5, tau_dc=4.0), seed=7)
+    space = label_space_of(split, "digits", model(num_groups=3, tau_co=1.5, tau_dc=4.0), seed=7)
     for side, tau in (("co", 1.5), ("dc", 4.0)):
         expected = group_labels(space.counts, space.positives, num_groups=3, tau=tau, side=side, seed=7)
         group = getattr(space, f"{side}_group")
@@ -100,15 +102,16 @@ def test_computed_groups_are_those_of_each_side():
     assert np.any(space.co_group != space.dc_group)
 
 
-def test_without_prompts_there_are_no_groups():
-    space = label_space_of(random_split(), "digits", prompts(kind="none", groups="nowhere.json"), seed=0)
+@pytest.mark.parametrize("kind", ["none", "deep", "shallow", "e2vpt"])
+def test_without_group_prompts_there_are_no_groups(kind):
+    space = label_space_of(random_split(), "digits", model(kind=kind, groups="nowhere.json"), seed=0)
     assert space.co_group.tolist() == space.dc_group.tolist() == [0] * 12
 
 
 @pytest.mark.parametrize(("data", "table", "labels"), [("coco2014", "coco", 80), ("voc2012", "voc2007", 20)])
 def test_published_groups(data, table, labels):
     published = json.loads(PUBLISHED_GROUPS.read_text())[table]["3"]
-    space = label_space_of(random_split(labels), data, prompts(groups="published", num_groups=3), seed=0)
+    space = label_space_of(random_split(labels), data, model(groups="published", num_groups=3), seed=0)
     assert space.co_group.tolist() == published["co"]
     assert space.dc_group.tolist() == published["dc"]
     assert space.co_group.dtype == np.int32
@@ -128,7 +131,7 @@ def test_published_groups_are_whole():
 def test_groups_from_a_file(tmp_path):
     file = tmp_path / "groups.json"
     file.write_text('{"co": [0, 1, 1, 0], "dc": [1, 1, 0, 0]}')
-    space = label_space_of(SMALL, "digits", prompts(groups=str(file)), seed=0)
+    space = label_space_of(SMALL, "digits", model(groups=str(file)), seed=0)
     assert space.co_group.tolist() == [0, 1, 1, 0]
     assert space.dc_group.tolist() == [1, 1, 0, 0]
     assert space.dc_group.dtype == np.int32
@@ -136,19 +139,19 @@ def test_groups_from_a_file(tmp_path):
 
 # -------------------------------------------------------------------------------------------------------- mistakes
 def test_groups_that_are_not_published_are_refused(refusal):
-    sentence = refusal(label_space_of, SMALL, "digits", prompts(groups="published"), seed=0)
+    sentence = refusal(label_space_of, SMALL, "digits", model(groups="published"), seed=0)
     assert sentence == (
         "label groups of digits are not published at all, not for 2; set model.prompts.groups=computed to derive "
         "them from the training labels"
     )
-    sentence = refusal(label_space_of, SMALL, "voc2007", prompts(groups="published", num_groups=99), seed=0)
+    sentence = refusal(label_space_of, SMALL, "voc2007", model(groups="published", num_groups=99), seed=0)
     assert sentence.startswith("label groups of voc2007 are published for 1, 2, 3, ")
     assert "groups, not for 99; set model.prompts.groups=computed" in sentence
 
 
 def test_a_file_of_groups_that_is_not_there_is_refused(refusal, tmp_path):
     for groups in ("publisht", str(tmp_path)):
-        sentence = refusal(label_space_of, SMALL, "digits", prompts(groups=groups), seed=0)
+        sentence = refusal(label_space_of, SMALL, "digits", model(groups=groups), seed=0)
         assert sentence == (
             f"model.prompts.groups is '{groups}', which is neither computed, published nor a file that exists"
         )
@@ -160,7 +163,7 @@ def test_a_file_of_groups_that_is_not_there_is_refused(refusal, tmp_path):
 def test_a_file_that_holds_no_groups_is_refused(refusal, tmp_path, text):
     file = tmp_path / "groups.json"
     file.write_text(text)
-    sentence = refusal(label_space_of, SMALL, "digits", prompts(groups=str(file)), seed=0)
+    sentence = refusal(label_space_of, SMALL, "digits", model(groups=str(file)), seed=0)
     assert sentence == f'{file} should hold {{"co": [a group number a label], "dc": [...]}}'
 
 
@@ -176,7 +179,30 @@ def test_a_file_that_holds_no_groups_is_refused(refusal, tmp_path, text):
 def test_groups_that_do_not_fit_the_labels_are_refused(refusal, tmp_path, co, dc, says):
     file = tmp_path / "groups.json"
     file.write_text(json.dumps({"co": co, "dc": dc}))
-    sentence = refusal(label_space_of, SMALL, "digits", prompts(groups=str(file)), seed=0)
+    sentence = refusal(label_space_of, SMALL, "digits", model(groups=str(file)), seed=0)
     assert sentence == (
         f"the {says.replace('FILE', str(file))}, but the data has 4 labels and model.prompts.num_groups is 2"
     )
+
+
+# ---------------------------------------------------------------------------------------------------- word vectors
+def graph_model(**graph):
+    settings = SimpleNamespace(kind="ml_gcn", graph=SimpleNamespace(**{"word_vectors": "", "vector_width": 6, **graph}))
+    return SimpleNamespace(prompts=model(kind="none").prompts, head=settings)
+
+
+def test_a_graph_head_gets_vectors_from_the_counts_or_from_a_file(tmp_path):
+    space = label_space_of(SMALL, "digits", graph_model(), seed=0)
+    expected = cooccurrence_vectors(space.counts, space.positives, space.images, width=6)
+    np.testing.assert_array_equal(space.vectors, expected)
+    path = tmp_path / "glove.txt"
+    path.write_text("".join(f"{k} {k}.0 0.5\n" for k in range(4)))  # of "label 3" it knows the 3
+    from_file = label_space_of(SMALL, "digits", graph_model(word_vectors=str(path)), seed=0)
+    np.testing.assert_array_equal(from_file.vectors[:, 0], np.arange(4))
+    assert label_space_of(SMALL, "digits", model(kind="none"), seed=0).vectors is None
+
+
+def test_vectors_are_saved_with_the_labels(tmp_path):
+    space = label_space_of(SMALL, "digits", graph_model(), seed=0)
+    space.save(tmp_path / "space.npz")
+    np.testing.assert_array_equal(LabelSpace.load(tmp_path / "space.npz").vectors, space.vectors)

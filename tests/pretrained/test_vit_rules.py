@@ -12,15 +12,12 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.pretrained import load
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.state import ModelDef
 
 TESTS = Path(__file__).parents[1]
-SPEC = TESTS.parents[1] / "shared" / "spec" / "checkpoint_keys.json"
+LISTED = json.loads((TESTS / "parity" / "checkpoint_keys.json").read_text())
 D, PATCH, HEADS = 16, 4, 2
 PLAIN = ViTShape(width=D, depth=2, heads=HEADS, patch=PATCH, native=8)
 DINOV2 = ViTShape(width=D, depth=2, heads=HEADS, patch=PATCH, native=8, layer_scale=1.0, mask_token=True)
@@ -159,7 +156,7 @@ LAYOUTS = {
     "moco_pretraining": (PLAIN, moco_pretraining, "timm", None),
     "augreg": (PLAIN, augreg, "augreg", ("head/kernel", "head/bias", "pre_logits/kernel")),
     "augreg_in_a_training_state": (PLAIN, augreg_in_a_training_state, "augreg", None),
-    "vpt": (PLAIN, vpt, "vpt", ("head.bias", "transformer.prompt_embeddings")),
+    "vpt": (PLAIN, vpt, "vpt_shallow", ("head.bias", "transformer.prompt_embeddings")),
     "gate_vpt": (PLAIN, gate_vpt, "gate_vpt", ("prompt_embeddings", "gate_logit", "temp")),
 }
 
@@ -254,43 +251,36 @@ def test_files_of_torch_go_to_their_reader(tmp_path, monkeypatch, suffix):
 
 
 # ------------------------------------------------------------------------------------------- prompt-tuned models
-def spec_layout(name: str) -> dict[str, np.ndarray]:
-    if not SPEC.exists():
-        pytest.skip("the shared specification is not here")
-    draw = np.random.default_rng(0)
-    keys = json.loads(SPEC.read_text())[name]["keys"]
-    return {key: draw.normal(size=shape).astype(np.float32) for key, shape in keys}
-
-
-@pytest.mark.parametrize("name", ["VPT deep", "VPT shallow", "E2VPT", "GateVPT"])
+@pytest.mark.parametrize("name", ["VPT deep", "VPT shallow", "E2VPT", "GateVPT", "ML-VPT on MAE", "ML-VPT on DINOv2"])
 def test_the_backbone_of_a_prompt_tuned_model_is_taken_and_the_rest_listed(tmp_path, name):
-    tensors = spec_layout(name)
-    vit = make_vit(ViTShape(48, 3, 4, patch=16, native=64), 1)
-    report = load_weights(vit, write(tmp_path / "weights.safetensors", tensors))
-    own = {"VPT deep": 2, "VPT shallow": 1, "E2VPT": 7, "GateVPT": 3}[name]  # prompts, masks, gates, temperatures
-    assert len(report.unused) == own + 2
-    assert {"head.weight", "head.bias"} < set(report.unused)
-    assert all(re.search("head|prompt|QKV_embeddings|gate_logit|temp", key) for key in report.unused)
-    assert report.missing == report.reshaped == ()
-
-
-@pytest.mark.parametrize("on", ["DINOv2", "the supervised ViT-B/16 class", "MAE", "MoCo v3"])
-def test_ml_vpt_is_taken_as_a_whole(tmp_path, on):
-    tensors = spec_layout(f"ML-VPT on {on}")
+    listed, draw = LISTED[name], np.random.default_rng(0)
+    listed = LISTED[listed] if isinstance(listed, str) else listed
+    tensors = {key: draw.normal(size=shape).astype(np.float32) for key, shape in listed["keys"].items()}
     shape = ViTShape(48, 3, 4, patch=16, native=64)
-    if on == "DINOv2":
+    if name.endswith("DINOv2"):
         shape = ViTShape(48, 3, 4, patch=14, native=56, layer_scale=1.0, mask_token=True)
-    rngs, groups = nnx.Rngs(0), [0, 1, 0, 1, 0, 1, 0]
-    model = Classifier(
-        ViT(shape, rngs=rngs),
-        DeepPrompts(3, 48, shape.patch, count=12, mask=np.eye(12, dtype=bool), rngs=rngs),
-        GroupExpertsHead(48, {"co": groups, "dc": groups}, groups=2, per_group=3, rngs=rngs),
-        final_norm=True,
-    )
-    report = load_weights(model, write(tmp_path / "weights.npz", tensors))
-    assert report.source == ("ml_vpt_dinov2" if on == "DINOv2" else "ml_vpt")
-    assert report.unused == report.missing == ()
-    assert len(report.loaded) == len(tensors) - 1  # two prompt tensors become one
+    vit = make_vit(shape, 1)
+    report = load_weights(vit, write(tmp_path / "weights.safetensors", tensors))
+    prompts = {"VPT deep": 2, "VPT shallow": 1, "E2VPT": 7, "GateVPT": 3}  # and masks, gates, temperatures
+    own, head = prompts.get(name, 2), 2 if name in prompts else 12
+    assert len(report.unused) == own + head
+    of_prompts = "head|prompt|QKV_embeddings|gate_logit|temp|adapt_experts|c[ol]_(gate|fc)"
+    assert all(re.search(of_prompts, key) for key in report.unused)
+    assert set(report.loaded) == set(params_of(vit))
+    assert report.missing == report.reshaped == ()
+    embedding = "transformer.embeddings.cls_token" if "transformer.embeddings.cls_token" in tensors else "cls_token"
+    embedding = "img_encoder.cls_token" if name.startswith("ML-VPT") else embedding
+    np.testing.assert_array_equal(params_of(vit)["cls_token"], tensors[embedding])
+
+
+def test_a_hidden_layer_of_the_classifier_is_not_the_backbones(refusal, tmp_path):
+    tensors = vpt(params_of(make_vit(PLAIN, 1)))
+    tensors = renamed(tensors, ("^transformer", "enc.transformer")) | {"head.projection.0.weight": np.ones((D, D))}
+    report = load_weights(make_vit(PLAIN, 2), write(tmp_path / "a.npz", tensors))
+    assert set(report.unused) == {"head.bias", "head.projection.0.weight", "enc.transformer.prompt_embeddings"}
+    tensors["enc.transformer.encoder.layer.0.adapter.weight"] = np.ones(3, np.float32)
+    sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "b.npz", tensors))
+    assert sentence.endswith("tensor enc.transformer.encoder.layer.0.adapter.weight is unknown")
 
 
 # ------------------------------------------------------------------------------------------------------ mistakes

@@ -1,16 +1,40 @@
-"""The vocabulary of the rule tables."""
+"""The vocabulary of the rule tables, which are read both ways: from a source's tensors to ours, and back."""
 
+import functools
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 Transform = Callable[[np.ndarray], np.ndarray]
+# The way back. It is told the number of attention heads, which a matrix of ours does not show.
+Inverse = Callable[[np.ndarray, int], np.ndarray]
+INVERSES: dict[Transform, Inverse] = {}
+
+BACKBONE = "backbone/"  # where a whole model keeps its backbone
 
 
+def inverse_of(transform: Transform) -> Callable[[Inverse], Inverse]:
+    """Return a decorator that registers a function as the way back of `transform`."""
+
+    def register(inverse: Inverse) -> Inverse:
+        INVERSES[transform] = inverse
+        return inverse
+
+    return register
+
+
+# ------------------------------------------------------------------------------------------------------- transforms
 def same(tensor: np.ndarray) -> np.ndarray:
     """Keep a tensor."""
     return tensor
+
+
+@inverse_of(same)
+def _same_back(value: np.ndarray, heads: int) -> np.ndarray:
+    return value
 
 
 def transpose(tensor: np.ndarray) -> np.ndarray:
@@ -18,9 +42,20 @@ def transpose(tensor: np.ndarray) -> np.ndarray:
     return tensor.T
 
 
+@inverse_of(transpose)
+def _transpose_back(value: np.ndarray, heads: int) -> np.ndarray:
+    return value.T
+
+
 def patch_kernel(tensor: np.ndarray) -> np.ndarray:
     """Turn a patch convolution [D,3,p,p] into the matrix [p·p·3, D] over a patch's rows, columns and channels."""
     return tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0])
+
+
+@inverse_of(patch_kernel)
+def _patch_convolution(value: np.ndarray, heads: int) -> np.ndarray:
+    side = math.isqrt(value.shape[0] // 3)
+    return value.reshape(side, side, 3, -1).transpose(3, 2, 0, 1)
 
 
 def flat_columns(tensor: np.ndarray) -> np.ndarray:
@@ -48,20 +83,77 @@ def token_set(tensor: np.ndarray) -> np.ndarray:
     return tensor[:, None]
 
 
+@inverse_of(token_set)
+def _token_set_back(value: np.ndarray, heads: int) -> np.ndarray:
+    return value.squeeze(1)
+
+
+# -------------------------------------------------------------------------------------------------------- the tables
 @dataclass(frozen=True)
 class Rule:
     """A source name that `pattern` matches in full becomes `target`, a parameter path with \\1, \\2 … from the match.
 
-    part: where several tensors make one parameter, this one's place along `axis`.
+    at, axes: where several tensors make one parameter, this one's place along each of `axes`: a number, or \\1, \\2 …
+    from the match, whose tensors have one entry each along that axis.
+    size: how many entries of the first of `axes` it has; None = it shares what others leave equally with its like.
     reshape: the tensor may have another shape than the parameter, with the same elements in the same order.
+
+    A rule can be read backwards where its transform has an inverse and its pattern is made of names, dots, groups that
+    are not nested and groups that are not kept. `(?:a|b)` is then written as a, and `(?:…)?` is left out.
     """
 
     pattern: str
     target: str
     transform: Transform = same
-    part: int | None = None
-    axis: int = -1
+    at: tuple[int | str, ...] = ()
+    axes: tuple[int, ...] = ()
+    size: int | None = None
     reshape: bool = False
+
+    def makes(self, path: str) -> bool:
+        """Return whether a tensor could become `path` by this rule, which must be readable backwards."""
+        return self._match(path) is not None
+
+    def tensor_name(self, path: str, places: tuple[int, ...] = ()) -> str:
+        """Return the name of the tensor that becomes `path`, one that the rule makes, at `places` along the axes."""
+        filled = self._match(path).groupdict()
+        for at, place in zip(self.at, places, strict=True):
+            if isinstance(at, str):
+                filled[f"g{at[1:]}"] = str(place)
+        return _template(self.pattern)[0].format(**filled)
+
+    def _match(self, path: str) -> re.Match[str] | None:
+        return re.fullmatch(_path_pattern(self.target, _template(self.pattern)[1]), path)
+
+
+_PIECE = re.compile(r"\\(\.)|\((\?:)?([^()]*)\)(\?)?|([\w/-]+)")
+
+
+@functools.cache
+def _template(pattern: str) -> tuple[str, tuple[str, ...]]:
+    """Turn a pattern into a format string with {g1}, {g2} … for its groups, and what these groups match."""
+    template, groups, end = "", [], 0
+    for piece in _PIECE.finditer(pattern):
+        if piece.start() != end:
+            break
+        end = piece.end()
+        dot, kept_out, inner, optional, plain = piece.groups()
+        if dot or plain:
+            template += dot or plain
+        elif kept_out:
+            template += "" if optional else inner.partition("|")[0].replace("\\.", ".")
+        else:
+            groups.append(inner)
+            template += f"{{g{len(groups)}}}"
+    if end != len(pattern):
+        raise ValueError(f"the rule {pattern!r} cannot be read backwards")
+    return template, tuple(groups)
+
+
+@functools.cache
+def _path_pattern(target: str, groups: tuple[str, ...]) -> str:
+    """Turn a target into the regular expression of the paths that it gives."""
+    return re.sub(r"\\\\(\d)", lambda found: f"(?P<g{found[1]}>{groups[int(found[1]) - 1]})", re.escape(target))
 
 
 @dataclass(frozen=True)
@@ -71,6 +163,7 @@ class Source:
     marker: the tensor by whose presence the layout is recognised, without what a program wraps around all names.
     ignored: patterns of tensors that may be left over. optional: patterns of parameter paths that the file may lack;
     they keep the values that they have.
+    beside: of a whole model, patterns of tensors that may be left over as well where its backbone alone is wanted.
     """
 
     name: str
@@ -78,6 +171,21 @@ class Source:
     rules: tuple[Rule, ...]
     ignored: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the layout is that of a whole model: backbone, prompts and head."""
+        return any(rule.target.startswith(BACKBONE) for rule in self.rules)
+
+    def of_backbone(self) -> "Source":
+        """Return the layout of a whole model as its backbone alone reads it: prompts and head are left over."""
+        mine = tuple(rule for rule in self.rules if rule.target.startswith(BACKBONE))
+        others = tuple(rule.pattern for rule in self.rules if not rule.target.startswith(BACKBONE))
+        rules = tuple(replace(rule, target=rule.target.removeprefix(BACKBONE)) for rule in mine)
+        optional = tuple(pattern.removeprefix(BACKBONE) for pattern in self.optional)
+        ignored = (*self.ignored, *self.beside, *others)
+        return replace(self, rules=rules, ignored=ignored, optional=optional, beside=())
 
 
 def nested(rules: tuple[Rule, ...], prefix: str, under: str) -> tuple[Rule, ...]:

@@ -1,31 +1,78 @@
-"""State dicts of prompt-tuned ViTs: ML-VPT as a whole; VPT, E2VPT and GateVPT as far as their backbone goes."""
+"""State dicts of prompt-tuned ViTs as wholes: ML-VPT, VPT, GateVPT and E2VPT as their authors' code names them."""
 
-from mlmoe_jax.pretrained.rules.base import Rule, Source, nested, token_set
-from mlmoe_jax.pretrained.rules.vit import fused, linear, norm, patches, timm_rules
+from dataclasses import replace
+
+import numpy as np
+
+from mlmoe_jax.pretrained.rules.base import Rule, Source, inverse_of, nested, token_set
+from mlmoe_jax.pretrained.rules.vit import CHUNKED_BLOCK, fused, linear, norm, patches, timm_rules
 
 _SIDES = (("co", "co"), ("cl", "dc"))  # `cl` is what the paper calls DC
 
-_ML_VPT = (
-    *nested(timm_rules(), r"img_encoder\.", "backbone/"),
-    Rule(r"img_encoder\.prompt_embeddings", "prompts/deep", token_set, part=0, axis=0),
-    Rule(r"img_encoder\.deep_prompt_embeddings", "prompts/deep", token_set, part=1, axis=0),
-    Rule(r"adapt_experts\.W1", "head/bank/up/kernel"),
-    Rule(r"adapt_experts\.b1", "head/bank/up/bias"),
-    Rule(r"adapt_experts\.W2", "head/bank/down/kernel"),
-    Rule(r"adapt_experts\.b2", "head/bank/down/bias"),
-    # gate rows are e·K + k, which is [M,K] flattened
-    *(Rule(rf"{theirs}_gate\.W", f"head/{ours}/gate/kernel", reshape=True) for theirs, ours in _SIDES),
-    *(Rule(rf"{theirs}_gate\.b", f"head/{ours}/gate/bias", reshape=True) for theirs, ours in _SIDES),
-    *(Rule(rf"{theirs}_fc\.W", f"head/{ours}/classifier/kernel", reshape=True) for theirs, ours in _SIDES),
-    *(Rule(rf"{theirs}_fc\.b", f"head/{ours}/classifier/bias", reshape=True) for theirs, ours in _SIDES),
-)
-ML_VPT_DINOV2 = Source("ml_vpt_dinov2", "img_encoder.blocks.0.0.ls1.gamma", _ML_VPT)
+
+# ------------------------------------------------------------------------------------------------------- transforms
+def label_rows(tensor: np.ndarray) -> np.ndarray:
+    """[1, rows, D], a weight vector a row -> [rows, D]."""
+    return tensor.squeeze(0)
+
+
+@inverse_of(label_rows)
+def _label_rows_back(value: np.ndarray, heads: int) -> np.ndarray:
+    return value.reshape(1, -1, value.shape[-1])
+
+
+def label_values(tensor: np.ndarray) -> np.ndarray:
+    """[1, rows], a bias a row -> [rows]."""
+    return tensor.squeeze(0)
+
+
+@inverse_of(label_values)
+def _label_values_back(value: np.ndarray, heads: int) -> np.ndarray:
+    return value.reshape(1, -1)
+
+
+def heads_side_by_side(tensor: np.ndarray) -> np.ndarray:
+    """[heads, m, D/heads], the keys or values of one block -> [1, 1, m, D]."""
+    return tensor.transpose(1, 0, 2).reshape(1, 1, tensor.shape[1], -1)
+
+
+@inverse_of(heads_side_by_side)
+def _heads_apart(value: np.ndarray, heads: int) -> np.ndarray:
+    return value.squeeze((0, 1)).reshape(value.shape[2], heads, -1).transpose(1, 0, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------ ML-VPT
+def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Return the rules of ML-VPT on a backbone with these."""
+    return (
+        *nested(backbone, r"img_encoder\.", "backbone/"),
+        *nested(_deep_prompts(), r"img_encoder\.", ""),
+        Rule(r"adapt_experts\.W1", "head/bank/up/kernel"),
+        Rule(r"adapt_experts\.b1", "head/bank/up/bias"),
+        Rule(r"adapt_experts\.W2", "head/bank/down/kernel"),
+        Rule(r"adapt_experts\.b2", "head/bank/down/bias"),
+        # gate rows are e·K + k, which is [M,K] flattened
+        *(Rule(rf"{theirs}_gate\.W", f"head/{ours}/gate/kernel", label_rows, reshape=True) for theirs, ours in _SIDES),
+        *(Rule(rf"{theirs}_gate\.b", f"head/{ours}/gate/bias", label_values, reshape=True) for theirs, ours in _SIDES),
+        *(Rule(rf"{theirs}_fc\.W", f"head/{ours}/classifier/kernel", label_rows) for theirs, ours in _SIDES),
+        *(Rule(rf"{theirs}_fc\.b", f"head/{ours}/classifier/bias", label_values) for theirs, ours in _SIDES),
+    )
+
+
+def _deep_prompts() -> tuple[Rule, ...]:
+    """Return the rules of one prompt set a block: that of the first, and those of the others together."""
+    first = Rule("prompt_embeddings", "prompts/deep", token_set, at=(0,), axes=(0,), size=1)
+    return first, replace(first, pattern="deep_prompt_embeddings", at=(1,), size=None)
+
+
+ML_VPT_DINOV2 = Source("ml_vpt_dinov2", "img_encoder.blocks.0.0.ls1.gamma", _ml_vpt(timm_rules(block=CHUNKED_BLOCK)))
 # On the supervised ViT-B/16, MAE and MoCo v3.
-ML_VPT = Source("ml_vpt", "adapt_experts.W1", _ML_VPT)
+ML_VPT = Source("ml_vpt", "adapt_experts.W1", _ml_vpt(timm_rules()))
 
 
+# ------------------------------------------------------------------------------------------- VPT, E2VPT and GateVPT
 def vpt_rules() -> tuple[Rule, ...]:
-    """Return the rules of the backbone in the VPT code, from which E2VPT comes."""
+    """Return the rules of the supervised ViT in the VPT code, from which E2VPT comes."""
     layer = r"encoder\.layer\.(\d+)"
     return (
         Rule(r"embeddings\.cls_token", "cls_token"),
@@ -40,18 +87,67 @@ def vpt_rules() -> tuple[Rule, ...]:
     )
 
 
-VPT = Source(
-    "vpt",
-    "transformer.encoder.encoder_norm.weight",
-    nested(vpt_rules(), r"transformer\.", ""),
-    (
-        r"head\..*",
-        r"transformer\.(?:deep_)?prompt_embeddings",
-        r"transformer\.prompt_soft_tokens.*",
-        r"transformer\.encoder\.layer\.\d+\.attn\.deep_QKV_embeddings",
-    ),
+def _key_values(attention: str, *, shared: bool) -> tuple[Rule, ...]:
+    """Return the rules of E2VPT's further keys and values, a tensor a block; not shared, they are two."""
+    name = rf"{attention}\.deep_QKV_embeddings"
+    together = Rule(name, "prompts/key_value", heads_side_by_side, at=(r"\1", 0), axes=(0, 1))
+    keys, values = replace(together, pattern=f"{name}_K"), replace(together, pattern=f"{name}_V", at=(r"\1", 1))
+    return (together,) if shared else (keys, values)
+
+
+_MASKS = (
+    Rule("prompt_soft_tokens_mask_cls_token", "prompts/token_mask"),
+    Rule("prompt_soft_tokens_pieces_mask_cls_token", "prompts/segment_mask"),
 )
-GATE_VPT = Source(
-    "gate_vpt", "prompt_embeddings", timm_rules(), (r"head\..*", "prompt_embeddings", "gate_logit", "temp")
+_SHALLOW = (Rule("prompt_embeddings", "prompts/shallow", token_set), *linear("prompt_proj", "prompts/projection"))
+_GATES = (Rule("gate_logit", "prompts/gate"), Rule("temp", "prompts/temperature"))
+
+
+def _source(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, ...]) -> Source:
+    """Return the layout of a classifier with `rules` for its encoder, which lies in `outer` and `inner`.
+
+    outer: what holds the encoder beside the classifier's `head`. inner: what in it holds all but the encoder's own
+    head, which takes the place of the other where the encoder is alone.
+    """
+    encoder = nested(rules, f"{outer}{inner}".replace(".", r"\."), "")
+    head = linear(r"head(?:\.last_layer)?", "head/classifier")
+    # Masks that a file lacks are all 1, as they begin. A hidden layer of the classifier says nothing of the backbone.
+    optional, beside = (r"prompts/(?:token|segment)_mask",), (r"head\..*",)
+    return Source(name, f"{outer}{inner}{marker}", (*encoder, *head), optional=optional, beside=beside)
+
+
+def _supervised(outer: str) -> tuple[Source, ...]:
+    """Return the layouts of the VPT and the E2VPT code on the supervised ViT: with prompts, and without (`vpt`)."""
+    backbone, attention = nested(vpt_rules(), "", "backbone/"), r"encoder\.layer\.(\d+)\.attn"
+    deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
+    keys = "encoder.layer.0.attn.deep_QKV_embeddings"
+    place = (outer, "transformer.")
+    return (
+        _source("e2vpt_unshared", *place, f"{keys}_K", (*deep, *_key_values(attention, shared=False))),
+        _source("e2vpt", *place, keys, (*deep, *_key_values(attention, shared=True))),
+        _source("vpt_deep", *place, "deep_prompt_embeddings", deep),
+        _source("vpt_shallow", *place, "prompt_embeddings", (*backbone, *_SHALLOW)),
+        _source("vpt", *place, "encoder.encoder_norm.weight", backbone),
+    )
+
+
+def _self_supervised(outer: str) -> tuple[Source, ...]:
+    """Return the layouts of the VPT, E2VPT and GateVPT code on MAE and MoCo v3, which keep timm's names."""
+    backbone, attention = nested(timm_rules(), "", "backbone/"), r"blocks\.(\d+)\.attn"
+    deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
+    shallow = (*backbone, *_SHALLOW, *_GATES)
+    keys = "blocks.0.attn.deep_QKV_embeddings"
+    return (
+        _source("e2vpt_timm", outer, "", keys, (*deep, *_key_values(attention, shared=True))),
+        _source("vpt_deep_timm", outer, "", "deep_prompt_embeddings", deep),
+        _source("gate_vpt", outer, "", "gate_logit", shallow),
+        _source("vpt_shallow_timm", outer, "", "prompt_embeddings", shallow),
+    )
+
+
+# The encoder alone, and as it lies in the classifier that the code trains.
+_ENCODERS = ("", "enc.")
+SOURCES = (
+    *(ML_VPT_DINOV2, ML_VPT),
+    *(source for outer in _ENCODERS for source in (*_supervised(outer), *_self_supervised(outer))),
 )
-SOURCES = (ML_VPT_DINOV2, ML_VPT, VPT, GATE_VPT)

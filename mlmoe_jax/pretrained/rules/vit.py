@@ -14,7 +14,7 @@ from mlmoe_jax.pretrained.rules.base import (
 )
 
 # `blocks.3`, or `blocks.0.3` in files of a model whose blocks were cut into chunks.
-BLOCK = r"blocks\.(?:\d+\.)?(\d+)"
+BLOCK, CHUNKED_BLOCK = r"blocks\.(?:\d+\.)?(\d+)", r"blocks\.0\.(\d+)"
 
 
 def linear(theirs: str, ours: str) -> tuple[Rule, Rule]:
@@ -44,25 +44,28 @@ def fused(
     """Return the rules that join separate query, key and value layers; `theirs` holds QKV where the names stand."""
     rules = []
     for part, name in enumerate(("query", "key", "value")):
-        layer = theirs.replace("QKV", name)
-        rules.append(Rule(f"{layer}{kernel}", r"blocks/\1/attn/qkv/kernel", to_matrix, part))
-        rules.append(Rule(f"{layer}bias", r"blocks/\1/attn/qkv/bias", to_vector, part))
+        layer, place = theirs.replace("QKV", name), {"at": (part,), "axes": (-1,)}
+        rules.append(Rule(f"{layer}{kernel}", r"blocks/\1/attn/qkv/kernel", to_matrix, **place))
+        rules.append(Rule(f"{layer}bias", r"blocks/\1/attn/qkv/bias", to_vector, **place))
     return tuple(rules)
 
 
-def timm_rules(mask_token: bool = True, positions: Transform = same) -> tuple[Rule, ...]:
-    """Return the rules of the layout that timm and the repositories of DINOv2, MAE and MoCo v3 use."""
+def timm_rules(mask_token: bool = True, positions: Transform = same, block: str = BLOCK) -> tuple[Rule, ...]:
+    """Return the rules of the layout that timm and the repositories of DINOv2, MAE and MoCo v3 use.
+
+    block: the pattern of a block, whose number is its only group.
+    """
     return (
         Rule(r"cls_token", "cls_token"),
         *((Rule(r"mask_token", "mask_token"),) if mask_token else ()),
-        Rule(r"(?:reg_token|register_tokens)", "register_tokens"),
+        Rule(r"(?:register_tokens|reg_token)", "register_tokens"),
         Rule(r"pos_embed", "pos_embed", positions),
         *patches(r"patch_embed\.proj"),
-        *norm(rf"{BLOCK}\.norm([12])", r"blocks/\1/norm\2"),
-        *linear(rf"{BLOCK}\.attn\.(qkv|proj)", r"blocks/\1/attn/\2"),
-        *linear(rf"{BLOCK}\.mlp\.(?:fc1|w12)", r"blocks/\1/mlp/fc1"),
-        *linear(rf"{BLOCK}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
-        Rule(rf"{BLOCK}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
+        *norm(rf"{block}\.norm([12])", r"blocks/\1/norm\2"),
+        *linear(rf"{block}\.attn\.(qkv|proj)", r"blocks/\1/attn/\2"),
+        *linear(rf"{block}\.mlp\.(?:fc1|w12)", r"blocks/\1/mlp/fc1"),
+        *linear(rf"{block}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
+        Rule(rf"{block}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
         *norm("norm", "norm"),
     )
 

@@ -1,0 +1,32 @@
+"""DR-MoE on ResNet-101: label queries, shared and task experts, a gate a label that depends on the image.
+
+    python -m mlmoe_jax.main --config=configs/drmoe_resnet101.py:root=/data/coco --workdir=runs/drmoe
+    python -m mlmoe_jax.main --config=configs/drmoe_resnet101.py:dataset=digits --workdir=runs/drmoe_digits
+
+preset: recommended (a classifier a label; gates are kept from collapsing, as the text means it; the default) | literal
+(as printed; warns) | static (recommended, with gates that do not look at the image).
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
+resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default resnet101, for digits vit_digits. tune:
+yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
+
+Adam with decay 1e-5 added to the gradient, 1e-4, a tenth of it after 30 and after 40 of 50 epochs, batches of 32 (16 on
+VOC), random resized crops, flips and colour jitter; how strong, the paper does not say, and of hue there is none here.
+"""
+
+from mlmoe_jax.feature_presets import feature_map, small, use_routed_experts
+
+
+def get_config(arg=""):
+    config, options = feature_map(arg, preset="recommended")
+    use_routed_experts(config, options.preset)
+    if options.dataset == "digits":
+        return small(config, rate=1e-3)
+    config.augment.geometry, config.augment.flip = "random_resized_crop", True
+    config.augment.brightness = config.augment.contrast = config.augment.saturation = 0.4
+    config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-5
+    config.optim.schedule, config.optim.milestones = "multi_step", (0.6, 0.8)
+    config.model.backbone.batch_norm = "trainable"
+    config.train.epochs = 50
+    config.train.batch_size = 16 if options.dataset.startswith("voc") else 32
+    config.eval.batch_size = 32
+    return config

@@ -1,0 +1,31 @@
+"""ML-Decoder (Ridnik et al., WACV 2023) on ResNet-101: one decoder layer and fixed queries, a group of labels each.
+
+    python -m mlmoe_jax.main --config=configs/ml_decoder_resnet101.py:root=/data/coco --workdir=runs/ml_decoder
+    python -m mlmoe_jax.main --config=configs/ml_decoder_resnet101.py:dataset=digits,groups=5 --workdir=runs/mld_digits
+
+groups: at most so many queries; with as many as labels each has its own (full decoding).
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
+resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default resnet101, for digits vit_digits. tune:
+yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
+
+Adam with decay 1e-4 on matrices, added to the gradient, one-cycle to 1e-4, 40 epochs of batches of 56, EMA, the
+asymmetric loss with 4, 0 and 0.05 summed over images and labels. The authors train a TResNet.
+"""
+
+from mlmoe_jax.feature_presets import feature_map, small, use_ml_decoder
+
+
+def get_config(arg=""):
+    config, options = feature_map(arg, groups=100)
+    use_ml_decoder(config, groups=options.groups)
+    config.loss.kind, config.loss.reduce, config.loss.scale = "asymmetric", "sum", 1.0
+    config.loss.gamma_neg, config.loss.clip, config.loss.eps = 4.0, 0.05, 1e-8
+    if options.dataset == "digits":
+        return small(config, rate=1e-3)
+    config.augment.cutout, config.augment.randaugment = 0.5, "standard"
+    config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-4
+    config.optim.decay_rules = ((r"(bias|scale)$", 0.0),)
+    config.train.epochs, config.train.batch_size = 40, 56
+    config.model.backbone.batch_norm = "trainable"
+    config.ema.decay = 0.9997
+    return config

@@ -1,0 +1,153 @@
+"""A picture of curves with error bars, one panel beside another, as PNG."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+# Okabe and Ito's colours, told apart by every kind of colour vision
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+_MARKERS = "os^DvPX"
+_LOGARITHMIC_FROM = 20.0  # largest / smallest x value from which a linear axis would crowd the small ones
+_NARROWEST_TICK = 0.06  # of the axis; x values that lie closer get matplotlib's own ticks
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: y and its spread (0 = no error bar) at some of the picture's x values."""
+
+    label: str
+    x: Sequence[Any]
+    y: Sequence[float]
+    spread: Sequence[float]
+    level: bool = False  # for points that no order joins: a line at the mean of y, in a band of ± their deviation
+
+
+def draw(
+    panels: Mapping[str, Sequence[Line]],
+    x_values: Sequence[Any],
+    *,
+    x_label: str,
+    y_label: str,
+    legend: str = "",
+    title: str = "",
+) -> bytes:
+    """Draw every panel's lines over `x_values` and return a PNG file.
+
+    Args:
+      panels: heading -> lines; "" = no heading. Lines of one label have one colour and marker everywhere.
+      x_values: all x values. Finite numbers make a numeric axis, logarithmic where they span much; anything else an
+        ordinal one in this order, whose points are joined by a dotted line.
+      legend: its heading.
+    """
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with style.context("default"):  # whatever the user's own matplotlibrc says, which may want LaTeX
+        figure = Figure(figsize=(1.6 + 4.2 * len(panels), 3.8), layout="constrained")
+        FigureCanvasAgg(figure)
+        looks = _looks([line.label for lines in panels.values() for line in lines])
+        handles: dict[str, Any] = {}
+        grid = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (heading, lines) in zip(grid, panels.items(), strict=True):
+            place, joined = _x_axis(axes, x_values)
+            for line in lines:
+                handles.setdefault(line.label, _draw_line(axes, line, place, joined, looks[line.label]))
+            axes.set_title(_plain(heading), fontsize=10)
+            axes.set_xlabel(_plain(x_label))
+            axes.set_ylabel(_plain(y_label))
+            axes.margins(x=0.07, y=0.12)
+            axes.grid(color="#000000", alpha=0.12, linewidth=0.6)
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.tick_params(labelsize=9)
+        figure.legend(
+            list(handles.values()),
+            [_plain(label) for label in handles],
+            title=_plain(legend),
+            loc="outside right upper",
+            frameon=False,
+            fontsize=9,
+            title_fontsize=9,
+            alignment="left",
+        )
+        if title:
+            figure.suptitle(title.replace("$", r"\$"), fontsize=10, x=0.01, ha="left")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=180)
+    return buffer.getvalue()
+
+
+def _looks(labels: Sequence[str]) -> dict[str, list]:
+    """Return the colour and marker of each label."""
+    labels = list(dict.fromkeys(labels))
+    colours: Sequence[Any] = _COLOURS
+    if len(labels) > len(_COLOURS):
+        from matplotlib import colormaps
+
+        colours = colormaps["viridis"](np.linspace(0, 0.92, len(labels)))
+    return {label: look for label, *look in zip(labels, colours, cycle(_MARKERS), strict=False)}
+
+
+def _draw_line(axes: Any, line: Line, place: Mapping[Any, float], joined: str, look: Sequence[Any]) -> Any:
+    colour, marker = look
+    x, y, spread = zip(*sorted(zip(map(place.get, line.x), line.y, line.spread, strict=True)), strict=True)
+    bars = axes.errorbar(
+        x,
+        y,
+        yerr=spread if any(spread) else None,
+        color=colour,
+        marker=marker,
+        linestyle="none" if line.level else joined,
+        markersize=5,
+        linewidth=1.4,
+        elinewidth=1,
+        capsize=3,
+    )
+    if line.level:
+        mean, deviation = float(np.mean(y)), float(np.std(y))
+        axes.axhline(mean, color=colour, linestyle="--", linewidth=1)
+        axes.axhspan(mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
+    return bars
+
+
+def _x_axis(axes: Any, values: Sequence[Any]) -> tuple[dict[Any, float], str]:
+    """Set the scale and ticks; return where each value lies, and the style of line that joins points."""
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        names = [_plain(str(value), 24) for value in values]
+        axes.set_xticks(range(len(values)), names)
+        if sum(map(len, names)) > 36:
+            axes.tick_params(axis="x", rotation=25)
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
+        return {value: float(place) for place, value in enumerate(values)}, ":"
+    ordered = np.sort(np.asarray(values, np.float64))
+    positive = ordered[ordered > 0]
+    wide = ordered[0] >= 0 and len(positive) > 1 and positive[-1] >= _LOGARITHMIC_FROM * positive[0]
+    if wide and _narrowest(np.log(positive)) > _narrowest(ordered):
+        if ordered[0] > 0:
+            axes.set_xscale("log")
+        else:  # a 0 has a place only where the axis is linear below its smallest value
+            axes.set_xscale("symlog", linthresh=positive[0], linscale=0.5)
+    if _narrowest(axes.xaxis.get_transform().transform(ordered)) >= _NARROWEST_TICK:
+        axes.set_xticks(list(values), [f"{value:g}" for value in values])
+        axes.minorticks_off()
+    return {value: float(value) for value in values}, "-"
+
+
+def _narrowest(ordered: np.ndarray) -> float:
+    """The smallest distance between neighbours, as a fraction of the whole."""
+    return float(np.diff(ordered).min() / np.ptp(ordered)) if len(ordered) > 1 else 1.0
+
+
+def _plain(text: str, longest: int = 40) -> str:
+    """Return text that fits and that matplotlib takes literally: no formula between dollar signs, no hidden label."""
+    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    return text.replace("$", r"\$")

@@ -1,0 +1,197 @@
+"""Checkpoints of the authors' PyTorch code as whole models: into ours, and back out under the same names.
+
+Both directions read the same rule tables (`rules/mlvpt.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+from safetensors.numpy import save_file
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones.vit import ViT
+from mlmoe_jax.models.build import reads_final_norm
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.pretrained.catalog import IMAGENET_MEAN
+from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognise
+from mlmoe_jax.pretrained.rules.base import INVERSES, Rule, Source
+from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
+from mlmoe_jax.state import ModelDef
+
+CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
+POSITION_TABLE = "backbone/pos_embed"
+# The parameter whose size is the number of labels, in every layout that has one.
+_LABEL_BIAS = r"head/(?:(?:co|dc)/)?classifier/bias"
+
+# What the authors' code computes where `config.model` may choose otherwise: layouts, {key: value}.
+_EXPECTED = (
+    (
+        r"ml_vpt.*",
+        {
+            "prompts.mask": "all_prompts",
+            "head.activation": "gelu",
+            "head.gates_of": "label",
+            "head.gate_bias": "unused",
+            "head.combine": "mean_logit",
+        },
+    ),
+    (r"e2vpt.*", {"head.pool": "cls", "prompts.pruned": "zeroed"}),
+    (r"(?:gate_)?vpt.*", {"head.pool": "cls"}),
+)
+
+
+def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
+    """Fill a whole model of K = `labels` labels from a checkpoint of the authors' code.
+
+    A position table for another grid than the backbone's own takes its place: the code for ViT-B/16 resamples the table
+    once, when it builds a model for larger images, and stores the result.
+    Raises UserError where the file is no whole model, has another number of labels, or does not fit the model.
+    """
+    mapped = map_file(path, whole=True)
+    counts = [value.size for target, value in mapped.values.items() if re.fullmatch(_LABEL_BIAS, target)]
+    if counts and counts[0] != labels:
+        raise UserError(
+            f"{path} ({mapped.source.name} layout) is a model of {counts[0]} labels, and the data has {labels}; such a "
+            "file does not name its labels, so they must be as many and in the same order"
+        )
+    table = mapped.values.get(POSITION_TABLE)
+    if isinstance(model.backbone, ViT) and table is not None and _is_table(table, model.backbone.shape.width):
+        model.backbone.pos_embed = nnx.Param(jnp.zeros(table.shape))
+    return fill(model, mapped)
+
+
+def _is_table(value: np.ndarray, width: int) -> bool:
+    """Return whether a value is f32[1,1+S·S,D], the positions of the class token and of a square grid."""
+    return (
+        value.ndim == 3 and value.shape[::2] == (1, width) and math.isqrt(value.shape[1] - 1) ** 2 == value.shape[1] - 1
+    )
+
+
+def export_official(model: nnx.Module, path: Path) -> Source:
+    """Write a whole model as a state dict under the names of its authors' code, in float32; return the layout.
+
+    The file is .npz or .safetensors. Raises UserError for another suffix, and for a model that no code has names for.
+    """
+    require_writable(path)
+    source, tensors = official_tensors(model)
+    partial = path.with_name(f"{path.name}.tmp{path.suffix}")
+    if path.suffix == ".npz":
+        np.savez(partial, **tensors)
+    else:
+        save_file(tensors, partial, {"format": "pt"})
+    partial.replace(path)
+    return source
+
+
+def require_writable(path: Path) -> None:
+    """Raise UserError where a state dict cannot be written to `path`: another kind of file, or no such folder."""
+    if torch_suffix := next((suffix for suffix in TORCH_SUFFIXES if path.name.endswith(suffix)), ""):
+        file = f"{path.name.removesuffix(torch_suffix)}.safetensors"
+        raise UserError(
+            f"{path.name} would need PyTorch to be written; export to {file} and, if it must be a .pth, run python -c "
+            f"\"import torch, safetensors.torch as s; torch.save(s.load_file('{file}'), '{path.name}')\""
+        )
+    if path.suffix not in (".npz", ".safetensors"):
+        raise UserError(f"a state dict is written to .safetensors and .npz files, not to '{path.name}'")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} into")
+
+
+def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
+    """Return the layout of the authors' code for a whole model, and its values f32 under the names of that code.
+
+    Importing these tensors gives the same values. Raises UserError for a model that no code has names for.
+    """
+    _, params, stats = ModelDef.split(model)
+    values = {path: np.asarray(value, np.float32) for path, value in {**params, **stats}.items()}
+    heads = model.backbone.shape.heads if isinstance(model.backbone, ViT) else 0
+    close: list[tuple[int, bool, str, list[str]]] = []
+    for source in (source for source in SOURCES if source.whole):
+        tensors, missing = _named(source, values, heads)
+        # A layout that could hold the model may still be that of another class: what tells it apart is its marker.
+        if not missing and recognise(tensors) is source:
+            return source, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+        if missing:
+            close.append((len(missing), source.marker not in tensors, source.name, missing))
+    *_, closest, missing = min(close)
+    some = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+    raise UserError(
+        f"no code of the authors has names for all of this model; the closest layout, {closest}, has none for {some}"
+    )
+
+
+def _named(source: Source, values: dict[str, np.ndarray], heads: int) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the tensors that a layout has names for, and the paths of the values that it has none for."""
+    tensors, missing = {}, []
+    for path, value in values.items():
+        try:
+            makers = [rule for rule in source.rules if rule.transform in INVERSES and rule.makes(path)]
+            parts = {
+                rule.tensor_name(path, places): INVERSES[rule.transform](part, heads)
+                for rule, places, part in cut(makers, value)
+            }
+        except ValueError:  # the layout knows the parameter in another shape, or cannot be read backwards
+            parts = {}
+        if not parts:
+            missing.append(path)
+        tensors |= parts
+    return tensors, missing
+
+
+def cut(rules: Sequence[Rule], value: np.ndarray, depth: int = 0) -> Iterator[tuple[Rule, tuple[int, ...], np.ndarray]]:
+    """Cut a value into what each of `rules` joins into it, the inverse of `load.join`: (rule, places, part).
+
+    depth: how many of the rules' axes are done. Raises ValueError where the value does not divide as the rules say.
+    """
+    if not rules or depth == len(rules[0].axes):
+        yield from ((rule, (), value) for rule in rules[:1])
+        return
+    axis, length = rules[0].axes[depth], value.shape[rules[0].axes[depth]]
+    sizes = {rule.at[depth]: rule.size if depth == 0 else None for rule in rules}
+    if any(isinstance(at, str) for at in sizes):
+        owners, sizes = dict.fromkeys(range(length), rules), dict.fromkeys(range(length), 1)
+    else:
+        owners = {at: [rule for rule in rules if rule.at[depth] == at] for at in sorted(sizes)}
+        sizes = _shared_out(sizes, length)
+    parts = np.split(value, np.cumsum([sizes[place] for place in owners])[:-1], axis=axis)
+    for (place, members), part in zip(owners.items(), parts, strict=True):
+        yield from ((rule, (place, *rest), piece) for rule, rest, piece in cut(members, part, depth + 1))
+
+
+def _shared_out(sizes: dict[int, int | None], length: int) -> dict[int, int]:
+    """Give those without a size equal shares of what the others leave; ValueError where that does not come out even."""
+    open_ = [place for place, size in sizes.items() if size is None]
+    left = length - sum(size for size in sizes.values() if size)
+    if left < 0 or (left % len(open_) if open_ else left):
+        raise ValueError(f"{length} entries do not divide into {sizes}")
+    return {place: left // len(open_) if size is None else size for place, size in sizes.items()}
+
+
+def departures(settings: ConfigDict, layout: str) -> list[str]:
+    """Return in what a model differs from what the authors' code of a layout computes with the same values.
+
+    settings: `config.model`.
+    """
+    expected = next((table for pattern, table in _EXPECTED if re.fullmatch(pattern, layout)), None)
+    if expected is None:
+        return []
+    chosen = {key: settings[key.partition(".")[0]][key.partition(".")[2]] for key in expected}
+    if settings.prompts.masks == "none":
+        chosen.pop("prompts.pruned", None)
+    found = [
+        f"model.{key} is {value} and there {expected[key]}" for key, value in chosen.items() if value != expected[key]
+    ]
+    # ML-VPT reads some backbones before the last norm, which its tensors do not show.
+    if not layout.startswith("ml_vpt") and not reads_final_norm(settings.backbone):
+        found.append("model.backbone.final_norm is no and there yes")
+    if settings.backbone.normalization != "imagenet" and catalog.entry(settings.backbone.name).mean != IMAGENET_MEAN:
+        found.append("model.backbone.normalization is auto and there imagenet")
+    return found

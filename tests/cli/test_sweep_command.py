@@ -1,0 +1,120 @@
+"""`--sweep` as a user gives it: stopped in the middle, taken up with one more value, and read again."""
+
+import contextlib
+import csv
+import dataclasses
+import json
+import subprocess
+import threading
+
+import pytest
+from PIL import Image
+
+from mlmoe_jax.data.sources import digits
+from mlmoe_jax.main import main
+from mlmoe_jax.models.backbones.vit import ViTShape
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.runfolder import RunFolder
+
+CONFIG = """
+from mlmoe_jax.config import default_config
+
+def get_config(arg=""):
+    config = default_config()
+    config.model.backbone.weights = "none"
+    config.train.epochs, config.train.batch_size, config.train.log_every = 2, 20, 1
+    config.eval.batch_size, config.eval.every_epochs = 40, 2
+    return config
+"""
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Return a function that runs a command in this process, on few scenes and a backbone of one block."""
+    monkeypatch.setattr(digits, "SCENES", {"train": 60, "val": 40, "test": 40, "test_shift": 40})
+    tiny = ViTShape(width=16, depth=1, heads=2, patch=16, native=64)
+    monkeypatch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(catalog.CATALOG["vit_digits"], shape=tiny))
+    (tmp_path / "small.py").write_text(CONFIG)
+
+    def start(*arguments):
+        code = main([f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / 'sweep'}", *arguments])
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    return start
+
+
+@contextlib.contextmanager
+def stopping_in(monkeypatch, folder, step: int):
+    """Ask training to stop, as SIGTERM does, once the run in `folder` has written the row of `step`."""
+    asked, append = threading.Event(), RunFolder.append_row
+
+    def noticing(self, row):
+        append(self, row)
+        if str(self) == str(folder) and row["step"] == step:
+            asked.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_row", noticing)
+        patch.setattr("mlmoe_jax.train.asked_to_stop", lambda: contextlib.nullcontext(asked))
+        yield
+
+
+def test_a_sweep_is_stopped_and_goes_on(run, monkeypatch, tmp_path):
+    folder, key = tmp_path / "sweep", "optim.learning_rate"
+    with stopping_in(monkeypatch, folder / "learning_rate=0.01", step=2):
+        done = run(f"--sweep=config.{key}=1e-3,1e-2")
+    assert done.returncode == 130, done.stderr
+    assert "run 2 of 2, learning_rate=0.01: stopped at step 3 of 6" in done.stderr
+    assert [row["run"] for row in table_of(folder)] == ["learning_rate=0.001"]
+    assert not (folder / "sweep.png").exists()
+    finished = (folder / "learning_rate=0.001" / "results.json").stat().st_mtime_ns
+
+    done = run(f"--sweep=config.{key}=1e-3,1e-2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "run 1 of 2, learning_rate=0.001: finished before" in done.stderr
+    assert "going on from step 3 of 6" in done.stderr
+    assert (folder / "learning_rate=0.001" / "results.json").stat().st_mtime_ns == finished
+    printed = json.loads(done.stdout)["runs"]
+    assert [one["config"] for one in printed] == [{key: 0.001}, {key: 0.01}]
+    for one, row in zip(printed, table_of(folder), strict=True):
+        stored = json.loads((folder / one["run"] / "results.json").read_text())
+        assert one["results"] == stored
+        assert one["selected"] == {"step": 6, "kind": row["weights"], "split": "val"}
+        assert (row[key], row["step"], row["selected_on"]) == (str(one["config"][key]), "6", "val")
+        assert float(row["test/mAP"]) == stored["test"]["mAP"]
+    assert Image.open(folder / "sweep.png").format == "PNG"
+
+    done = run(f"--sweep={key}=1e-2,1e-3")
+    assert done.returncode == 0, done.stderr
+    shown = [line.split()[:3] for line in done.stdout.splitlines()]
+    assert shown[0] == ["mAP,", "%", "val"]
+    assert shown[1:] == [
+        [one["run"], *(f"{100 * one['results'][split]['mAP']:.2f}" for split in ("val", "test"))]
+        for one in reversed(printed)
+    ]
+
+
+def table_of(folder) -> list[dict]:
+    with open(folder / "sweep.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--sweep=config.seed"], "--sweep=config.seed is not KEY=VALUE,VALUE,…"),
+        (["--sweep=config.sede=1,2"], "did you mean 'seed'"),
+        (["--sweep=seed=1,2", "--config.seed=3"], "seed is set by --sweep and by --config.seed"),
+        (["--sweep=train.epochs=1,0"], "run epochs=0 cannot be trained: the config has mistakes: train.epochs is 0"),
+        (["--sweep=data.image_size=64,60"], "run image_size=60 cannot be trained: data.image_size is 60"),
+        (["--sweep=seed=1", "--mode=eval"], "--sweep is for --mode=train"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_train_nothing(run, tmp_path, arguments, part):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert part in done.stderr
+    assert not (tmp_path / "sweep").exists()

@@ -1,0 +1,402 @@
+"""Checkpoints of the authors' code in and out: what they compute, and that nothing is lost on the way."""
+
+import functools
+import importlib.util
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.labels import synthetic_label_space
+from mlmoe_jax.models.backbones.vit import ViTShape
+from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.presets import use_ml_vpt
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.pretrained.official import cut, departures, export_official, load_official, official_tensors
+from mlmoe_jax.pretrained.rules import mlvpt
+from mlmoe_jax.pretrained.rules.base import Rule
+from mlmoe_jax.state import ModelDef
+
+PARITY = Path(__file__).parents[1] / "parity"
+TOLERANCE = 2e-5
+LISTED = json.loads((PARITY / "checkpoint_keys.json").read_text())
+LAYOUTS = {
+    "ML-VPT on DINOv2": "ml_vpt_dinov2",
+    "ML-VPT on the supervised ViT-B/16 class": "ml_vpt",
+    "ML-VPT on MAE": "ml_vpt",
+    "ML-VPT on MoCo v3": "ml_vpt",
+    "VPT deep": "vpt_deep",
+    "VPT shallow": "vpt_shallow",
+    "GateVPT": "gate_vpt",
+    "E2VPT": "e2vpt",
+}
+
+
+def _script(name: str):
+    spec = importlib.util.spec_from_file_location(name, PARITY / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+family = _script("make_prompt_family")
+
+
+def listed(name: str) -> dict:
+    """Return the configuration and the {tensor name: shape} of a layout; some are the same as others."""
+    found = LISTED[name]
+    return LISTED[found] if isinstance(found, str) else found
+
+
+def error(ours, theirs) -> float:
+    """Return the largest difference relative to the largest reference entry."""
+    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+
+
+def random_tensors(name: str, seed: int = 0) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {key: draw.normal(size=shape).astype(np.float32) for key, shape in listed(name)["keys"].items()}
+
+
+def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **tensors)
+    else:
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+    return path
+
+
+def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
+    return {path: np.asarray(value) for path, value in ModelDef.split(model)[1].items()}
+
+
+@functools.cache
+def structure(name: str, **changes):
+    """Return the structure of the model that is meant by a name in LISTED or in the family, and its abstract values.
+
+    changes: keys of config.model.prompts, and their values.
+    """
+    config, shape, labels = family_config(name) if name in family.CASES else listed_config(name)
+    for key, value in changes.items():
+        config.model.prompts[key] = value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(catalog.CATALOG, "tiny", replace(catalog.entry("vit_b16_in1k"), shape=shape))
+        space = synthetic_label_space(labels, 2)
+        return nnx.split(nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0))))
+
+
+def make_model(name: str, seed: int = 0, **changes):
+    """Return a model with random values; see `structure`."""
+    graph, state = structure(name, **changes)
+    draw = np.random.default_rng(seed)
+    return nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), state))
+
+
+def listed_config(name: str):
+    told = listed(name)["config"]
+    dinov2 = {"layer_scale": 1.0, "mask_token": True} if told.get("layerscale") else {}
+    shape = ViTShape(told["embed"], told["depth"], told["heads"], told["patch"], told["img"], **dinov2)
+    config = default_config()
+    config.model.backbone.name, prompts = "tiny", config.model.prompts
+    if name.startswith("ML-VPT"):
+        use_ml_vpt(config)
+        prompts.num_groups, prompts.per_group = told["Nc"], told["Nm"]
+    else:
+        prompts.count = told["prompts"]
+        prompts.kind = {"VPT deep": "deep", "E2VPT": "e2vpt"}.get(name, "shallow")
+        prompts.gated = prompts.learn_temperature = name == "GateVPT"
+        prompts.key_values, prompts.masks = told.get("kv_prompts", 0), "learned"
+    return config, shape, told["K"]
+
+
+def family_config(name: str):
+    case, config = family.CASES[name], default_config()
+    config.model.backbone.name, config.model.backbone.final_norm = "tiny", "yes"
+    prompts = config.model.prompts
+    prompts.kind = "e2vpt" if case.key_values else "deep" if case.deep else "shallow"
+    prompts.count, prompts.project = family.PROMPTS, case.project
+    prompts.gated = prompts.learn_temperature = case.gated
+    prompts.key_values, prompts.share_key_values = family.KEY_VALUES, case.key_values == "shared"
+    prompts.masks, prompts.pruned = ("fixed" if case.masked else "none"), "zeroed"
+    shape = ViTShape(family.WIDTH, family.DEPTH, family.HEADS, family.PATCH, family.IMAGE)
+    return config, shape, family.LABELS
+
+
+# ------------------------------------------------------------------------------------- what the authors' code computes
+# The authors' code masks the projected prompts.
+BEFORE_PROJECTION = pytest.mark.xfail(reason="PrunablePrompts masks prompts before they are projected", strict=True)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=BEFORE_PROJECTION if n == "e2vpt_projected" else ()) for n in family.CASES]
+)
+def test_prompt_tuned_models_compute_what_pytorch_does(tmp_path, name):
+    reference, model = np.load(PARITY / "prompt_family.npz"), make_model(name)
+    report = load_official(model, write(tmp_path / "weights.npz", family.state_dict(name)), family.LABELS)
+    assert report.unused == report.missing == ()
+    with jax.default_matmul_precision("highest"):  # op by op, since the cases share nearly all of them
+        logits = model(family.image()).logits
+    assert error(logits, reference[f"{name}/logits"]) < TOLERANCE
+
+
+def test_the_stored_numbers_are_what_the_script_makes():
+    pytest.importorskip("torch")
+    stored, made = np.load(PARITY / "prompt_family.npz"), family.arrays()
+    assert set(stored) == set(made)
+    for key in stored:
+        assert error(made[key], stored[key]) < 1e-5, key
+
+
+# ------------------------------------------------------------------------------------------------- in and out again
+@pytest.mark.parametrize(("name", "suffix"), [*((name, ".safetensors") for name in LAYOUTS), ("E2VPT", ".npz")])
+def test_a_model_goes_out_under_the_names_and_shapes_of_its_code_and_comes_back(tmp_path, name, suffix):
+    source, target, path = make_model(name, 1), make_model(name, 2), tmp_path / f"out{suffix}"
+    assert export_official(source, path).name == LAYOUTS[name]
+    assert list(tmp_path.iterdir()) == [path]
+    stored = dict(np.load(path)) if suffix == ".npz" else load_file(path)
+    assert {key: list(tensor.shape) for key, tensor in stored.items()} == listed(name)["keys"]
+    assert {tensor.dtype for tensor in stored.values()} == {np.dtype(np.float32)}
+    report = load_official(target, path, listed(name)["config"]["K"])
+    assert report.source == LAYOUTS[name]
+    assert report.unused == report.missing == ()
+    wanted, loaded = params_of(source), params_of(target)
+    assert set(report.loaded) == set(wanted)
+    for place, value in wanted.items():
+        assert np.array_equal(loaded[place], value), place
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_file_comes_in_and_goes_out_bit_by_bit(tmp_path, name):
+    tensors, model = random_tensors(name), make_model(name)
+    load_official(model, write(tmp_path / "in.npz", tensors), listed(name)["config"]["K"])
+    _, out = official_tensors(model)
+    assert {key: value.tobytes() for key, value in out.items()} == {k: v.tobytes() for k, v in tensors.items()}
+
+
+@pytest.mark.parametrize("name", family.CASES)
+def test_every_variant_goes_out_as_it_came_in(tmp_path, name):
+    tensors, model = family.state_dict(name), make_model(name)
+    load_official(model, write(tmp_path / "in.npz", tensors), family.LABELS)
+    source, out = official_tensors(model)
+    # deep prompts say nothing of the class that they were in, and the supervised one comes first
+    if not name.endswith("_timm"):
+        assert {key: value.tobytes() for key, value in out.items()} == {k: v.tobytes() for k, v in tensors.items()}
+    expected = {"vpt_deep_projected": "vpt_deep", "e2vpt_projected": "e2vpt"}.get(name, name.removesuffix("_timm"))
+    assert source.name == expected
+
+
+def test_deep_prompts_on_dinov2_keep_its_names():
+    """VPT has no code for DINOv2; its classes for other self-supervised ViTs name blocks as DINOv2 does."""
+    model = make_model("ML-VPT on DINOv2")
+    model.head, model.prompts.mask = make_model("VPT deep").head, None
+    source, tensors = official_tensors(model)
+    assert source.name == "vpt_deep_timm"
+    assert {"blocks.0.ls1.gamma", "deep_prompt_embeddings", "mask_token", "head.weight"} < set(tensors)
+
+
+def test_linear_probing_has_the_layout_of_the_vpt_code():
+    model = make_model("VPT deep")
+    model.prompts = None
+    source, tensors = official_tensors(model)
+    assert source.name == "vpt"
+    assert not any("prompt" in key for key in tensors)
+
+
+# --------------------------------------------------------------------------------------------------- what it is in
+def in_a_classifier(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Name the tensors as the VPT code does where the encoder lies in the classifier that it trains."""
+    names = {key: f"enc.{key}".replace("enc.head.", "head.last_layer.") for key in tensors}
+    return {names[key]: tensor for key, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper"),
+    [("VPT deep", "model."), ("VPT shallow", "module."), ("E2VPT", "model.module."), ("GateVPT", "")],
+)
+def test_wrapped_files_are_read(tmp_path, name, wrapper):
+    tensors, model = random_tensors(name), make_model(name)
+    inside = {wrapper + key: tensor for key, tensor in in_a_classifier(tensors).items()}
+    report = load_official(model, write(tmp_path / "weights.safetensors", inside), 7)
+    assert report.unused == report.missing == ()
+    for key, value in official_tensors(model)[1].items():
+        np.testing.assert_array_equal(value, tensors[key], err_msg=key)
+
+
+@pytest.mark.parametrize("wrapping", ["model", "state_dict", ""])
+@pytest.mark.parametrize("name", ["ML-VPT on DINOv2", "GateVPT"])
+def test_files_of_torch_are_read(tmp_path, name, wrapping):
+    torch = pytest.importorskip("torch")
+    tensors, model = random_tensors(name), make_model(name)
+    state = {f"module.{key}": torch.from_numpy(tensor) for key, tensor in tensors.items()}
+    torch.save({wrapping: state, "epoch": 3} if wrapping else state, tmp_path / "weights.pth")
+    load_official(model, tmp_path / "weights.pth", 7)
+    for key, value in official_tensors(model)[1].items():
+        np.testing.assert_array_equal(value, tensors[key], err_msg=key)
+
+
+def test_a_position_table_that_the_code_has_resampled_is_taken_over(tmp_path):
+    name = "ML-VPT on MAE"
+    tensors, model = random_tensors(name), make_model(name)
+    tensors["img_encoder.pos_embed"] = np.random.default_rng(1).normal(size=(1, 1 + 36, 48)).astype(np.float32)
+    path = write(tmp_path / "weights.npz", tensors)
+    load_official(model, path, 7)
+    image = jnp.zeros((1, 96, 96, 3))
+    embedded, grid = model.backbone.embed(image)
+    assert grid == (6, 6)
+    expected = tensors["img_encoder.pos_embed"] + np.asarray(model.backbone.patch_embed.bias[...])
+    np.testing.assert_allclose(embedded[0, 1:], expected[0, 1:], atol=1e-6)
+    assert np.array_equal(official_tensors(model)[1]["img_encoder.pos_embed"], tensors["img_encoder.pos_embed"])
+
+
+# ------------------------------------------------------------------------------------------------------- mistakes
+def test_another_number_of_labels_is_refused(refusal, tmp_path):
+    model, path = make_model("VPT deep"), write(tmp_path / "a.npz", random_tensors("VPT deep"))
+    before = params_of(model)
+    assert refusal(load_official, model, path, 80) == (
+        f"{path} (vpt_deep layout) is a model of 7 labels, and the data has 80; such a file does not name its labels, "
+        "so they must be as many and in the same order"
+    )
+    assert all(np.array_equal(value, before[place]) for place, value in params_of(model).items())
+    path = write(tmp_path / "b.npz", random_tensors("ML-VPT on MAE"))
+    assert "is a model of 7 labels, and the data has 8;" in refusal(load_official, model, path, 8)
+
+
+def test_another_method_is_refused(refusal, tmp_path):
+    paths = {name: write(tmp_path / f"{LAYOUTS[name]}.npz", random_tensors(name)) for name in ("VPT deep", "E2VPT")}
+    sentence = refusal(load_official, make_model("VPT shallow"), paths["VPT deep"], 7)
+    assert sentence == (
+        f"{paths['VPT deep']} (vpt_deep layout) does not fit the model: no tensor for prompts/shallow; prompts/deep is "
+        "not a parameter of this model"
+    )
+    sentence = refusal(load_official, make_model("E2VPT", masks="none"), paths["E2VPT"], 7)
+    assert "prompts/segment_mask is not a parameter of this model" in sentence
+    assert "no tensor for prompts/key_value" in refusal(load_official, make_model("E2VPT"), paths["VPT deep"], 7)
+
+
+def test_masks_that_a_file_lacks_are_left_as_they_are(tmp_path):
+    tensors = {key: x for key, x in random_tensors("E2VPT").items() if "mask_cls_token" not in key}
+    model = make_model("E2VPT", 1)
+    before = np.asarray(model.prompts.token_mask[...])
+    report = load_official(model, write(tmp_path / "a.npz", tensors), 7)
+    assert report.missing == ("prompts/segment_mask", "prompts/token_mask")
+    np.testing.assert_array_equal(model.prompts.token_mask[...], before)
+
+
+def test_what_the_code_does_not_have_is_unknown(refusal, tmp_path):
+    tensors = random_tensors("GateVPT") | {"fc_norm.weight": np.ones(48, np.float32)}
+    sentence = refusal(load_official, make_model("GateVPT"), write(tmp_path / "a.npz", tensors), 7)
+    assert sentence.endswith("does not fit the model: tensor fc_norm.weight is unknown")
+    tensors = random_tensors("ML-VPT on MAE") | {"co_fc.W": np.ones((2, 7, 48), np.float32)}
+    sentence = refusal(load_official, make_model("ML-VPT on MAE"), write(tmp_path / "b.npz", tensors), 7)
+    assert sentence == "tensor co_fc.W of shape (2, 7, 48) is not of the ml_vpt layout"
+
+
+def test_a_backbone_is_no_whole_model(refusal, tmp_path):
+    tensors = {key: x for key, x in random_tensors("GateVPT").items() if not re.match("prompt|gate|temp", key)}
+    path = write(tmp_path / "a.npz", tensors)
+    assert refusal(load_official, make_model("GateVPT"), path, 7) == (
+        f"{path} (timm layout) does not hold a whole model; a backbone is named with --config.model.backbone.weights"
+    )
+
+
+def test_a_model_without_counterpart_is_not_exported(refusal, tmp_path):
+    model = make_model("VPT deep")
+    model.head = LinearHead(48, 3, pool="both", rngs=nnx.Rngs(0))
+    assert refusal(export_official, model, tmp_path / "out.npz") == (
+        "no code of the authors has names for all of this model; the closest layout, vpt_deep, has none for "
+        "head/patch_classifier/bias, head/patch_classifier/kernel"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".pth.tar"])
+def test_pytorch_files_are_made_by_pytorch(refusal, tmp_path, suffix):
+    sentence = refusal(export_official, None, tmp_path / f"run.v2{suffix}")
+    command = re.search(r'python -c "(.*)"', sentence)[1]
+    assert f'export to run.v2.safetensors and, if it must be a .pth, run python -c "{command}"' in sentence
+    torch = pytest.importorskip("torch")
+    model = make_model("VPT shallow")
+    export_official(model, tmp_path / "run.v2.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        exec(command)
+    stored = torch.load(tmp_path / f"run.v2{suffix}", weights_only=True)
+    for key, value in official_tensors(model)[1].items():
+        np.testing.assert_array_equal(stored[key].numpy(), value)
+
+
+def test_places_that_cannot_be_written_are_refused(refusal, tmp_path):
+    sentence = refusal(export_official, None, tmp_path / "out.h5")
+    assert sentence == "a state dict is written to .safetensors and .npz files, not to 'out.h5'"
+    sentence = refusal(export_official, None, tmp_path / "no" / "out.npz")
+    assert sentence == f"there is no folder {tmp_path / 'no'} to write out.npz into"
+
+
+# ------------------------------------------------------------------------------------------- tables read both ways
+def test_names_are_made_as_patterns_read_them():
+    rule = Rule(r"blocks\.(?:\d+\.)?(\d+)\.(?:fc1|w12)\.(weight|bias)", r"blocks/\1/mlp/\2")
+    assert rule.makes("blocks/11/mlp/bias")
+    assert not rule.makes("blocks/11/mlp/gamma")
+    assert rule.tensor_name("blocks/11/mlp/bias") == "blocks.11.fc1.bias"
+    each = Rule(r"layer\.(\d+)\.extra", "extra", at=(r"\1", 0), axes=(0, 1))
+    assert each.tensor_name("extra", (4, 0)) == "layer.4.extra"
+    with pytest.raises(ValueError, match="cannot be read backwards"):
+        Rule(r"(?:.*\.)?head\..*", "head").makes("head")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_rule_that_reads_a_tensor_names_it_too(name):
+    source = next(s for s in mlvpt.SOURCES if s.name == LAYOUTS[name])
+    for key in listed(name)["keys"]:
+        rule, match = next((r, m) for r in source.rules if (m := re.fullmatch(r.pattern, key)))
+        places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
+        assert rule.tensor_name(match.expand(rule.target), places) == key
+
+
+def test_values_are_cut_as_their_tensors_join():
+    value = np.arange(24).reshape(4, 6)
+    first = Rule("first", "x", at=(0,), axes=(0,), size=1)
+    rest = Rule("rest", "x", at=(1,), axes=(0,))
+    parts = {rule.pattern: part for rule, _, part in cut([rest, first], value)}
+    np.testing.assert_array_equal(parts["first"], value[:1])
+    np.testing.assert_array_equal(parts["rest"], value[1:])
+    thirds = [Rule(name, "x", at=(place,), axes=(-1,)) for place, name in enumerate("abc")]
+    assert [part.tolist() for _, _, part in cut(thirds, value)] == [value[:, i : i + 2].tolist() for i in (0, 2, 4)]
+    grid = [Rule(rf"(\d)\.{name}", "x", at=(r"\1", place), axes=(0, 1)) for place, name in enumerate("ab")]
+    assert [places for _, places, _ in cut(grid, value)] == [(i, j) for i in range(4) for j in range(2)]
+    for wrong in ([*thirds[:1], replace(first, axes=(-1,), at=(1,), size=9)], [*thirds, replace(thirds[0], at=(3,))]):
+        with pytest.raises(ValueError, match="do not divide"):
+            list(cut(wrong, value))
+
+
+# ---------------------------------------------------------------------------------- what else the code computes
+def test_settings_that_differ_from_the_code_are_told():
+    config = default_config()
+    config.model.backbone.name = "vit_b16_in1k"
+    use_ml_vpt(config)
+    assert departures(config.model, "ml_vpt") == ["model.backbone.normalization is auto and there imagenet"]
+    config.model.backbone.normalization = "imagenet"
+    assert departures(config.model, "ml_vpt") == []
+    use_ml_vpt(config, preset="paper")
+    assert departures(config.model, "ml_vpt_dinov2") == [
+        "model.prompts.mask is cross_group and there all_prompts",
+        "model.head.activation is relu and there gelu",
+        "model.head.gate_bias is used and there unused",
+        "model.head.combine is mean_probability and there mean_logit",
+    ]
+    assert departures(config.model, "q2l") == []
+    config.model.backbone.name = "vit_b16_in21k"
+    assert departures(config.model, "vpt_deep") == ["model.backbone.final_norm is no and there yes"]
+    config.model.backbone.final_norm, config.model.prompts.masks = "yes", "fixed"
+    assert departures(config.model, "e2vpt") == ["model.prompts.pruned is absent and there zeroed"]
+    config.model.prompts.masks = "none"
+    assert departures(config.model, "e2vpt") == []

@@ -1,0 +1,168 @@
+"""The methods that read a map of features, from their config files: counts, costs, what trains, what is penalised."""
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax import cost
+from mlmoe_jax.assemble import trainable_rules
+from mlmoe_jax.config import load_config
+from mlmoe_jax.data.labels import synthetic_label_space
+from mlmoe_jax.models.build import build_model
+from mlmoe_jax.state import ModelDef, split_trainable
+
+METHODS = [
+    "q2l_resnet101",
+    "ml_decoder_resnet101",
+    "drmoe_resnet101",
+    "hsq_resnet101",
+    "mlgcn_resnet101",
+    "addgcn_resnet101",
+    "cnn_rnn_resnet101",
+    "mlmoe_dinov2",
+]
+
+# config -> (labels, all parameters, those that train), counted with ResNet-101 as DESIGN counts
+COUNTS = {
+    "q2l_resnet101": (80, 193_906_832, 193_579_088),
+    "ml_decoder_resnet101": (80, 42_500_160 + 7_150_672 + 61_440, 42_500_160 + 7_150_672),
+    "drmoe_resnet101": (80, 79_965_216, 79_965_216),
+    "drmoe_resnet101:preset=literal": (80, 79_944_913, 79_944_913),
+    "drmoe_resnet101:preset=literal,dataset=voc2007": (20, 64_077_733, 64_077_733),
+    "mlgcn_resnet101": (80, 44_904_512, 44_904_512),
+    "addgcn_resnet101": (80, 48_165_344, 48_165_344),
+}
+
+
+def abstract(reference, labels, overrides=()):
+    config = load_config(reference, list(overrides))
+    configuration.validate(config)
+    space = synthetic_label_space(labels, config.model.prompts.num_groups)
+    return config, nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0)))
+
+
+def counts(config, model):
+    _, params, _ = ModelDef.split(model)
+    trainable, _ = split_trainable(params, trainable_rules(config))
+    return sum(p.size for p in params.values()), sum(p.size for p in trainable.values())
+
+
+@pytest.mark.parametrize("reference", COUNTS)
+def test_parameters_are_those_of_the_papers(reference):
+    labels, total, trainable = COUNTS[reference]
+    assert counts(*abstract(reference, labels)) == (total, trainable)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "total"),
+    [
+        ({"expert": "ffn"}, 90_998_225),
+        ({"gate_share": "shared"}, 69_468_486),
+    ],
+)
+def test_variants_of_dr_moe(overrides, total):
+    overrides = [(f"model.head.routing.{key}", value) for key, value in overrides.items()]
+    assert counts(*abstract("drmoe_resnet101:preset=literal", 80, overrides))[0] == total
+
+
+def test_multiply_adds_of_dr_moe():
+    """33,615,732,736 without norms, as they are counted for convolutions, layers and products."""
+    config, model = abstract("drmoe_resnet101:preset=literal", 80)
+    layers, extra = cost.published_macs(config, model)
+    norms = 4 * 512 * (2 * 2 * 196 + 2 * 3 * 80 + 80)
+    assert layers + extra - norms == 33_615_732_736
+
+
+@pytest.mark.usefixtures("tiny_vit")
+@pytest.mark.parametrize("name", [*METHODS, "mlmoe_dinov2:prompts=false", "drmoe_resnet101:preset=static"])
+def test_what_trains_moves_and_the_rest_stays(name, two_steps):
+    name, _, arguments = name.partition(":")
+    config = load_config(f"{name}:dataset=digits{',' if arguments else ''}{arguments}", [])
+    configuration.validate(config)
+    config.model.head.decoder.encoder_layers = min(1, config.model.head.decoder.encoder_layers)
+    config.model.head.decoder.decoder_layers = 1  # what one layer does, the next does too
+    before, after, metrics = two_steps(config)
+    assert before.frozen
+    for path, value in before.frozen.items():
+        np.testing.assert_array_equal(after.frozen[path], value, err_msg=path)
+    # A query of zeros asks the same of every key; what follows a batch norm has no bias; keys have none either.
+    for path, value in before.trainable.items():
+        if not path.endswith("bias"):
+            assert (np.asarray(after.trainable[path]) != value).any(), path
+    penalties = {
+        "cnn_rnn_resnet101": "loss/sequence",
+        "drmoe_resnet101": "loss/entropy",
+        "mlmoe_dinov2": "loss/entropy",
+    }
+    assert {key for key in metrics if key not in ("loss", "loss/logits", "gradient_norm")} == (
+        {penalties[name]} if name in penalties else set()
+    )
+
+
+@pytest.mark.usefixtures("tiny_vit")
+def test_gates_of_dr_moe_depend_on_the_image_and_static_ones_do_not(drawn_parts):
+    images = np.random.default_rng(0).normal(size=(3, 64, 64, 3)).astype(np.float32)
+    for arguments, differ in (("", True), (",preset=static", False)):
+        config = load_config(f"drmoe_resnet101:dataset=digits{arguments}", [])
+        config.model.head.decoder.encoder_layers = config.model.head.decoder.decoder_layers = 1
+        parts = drawn_parts(config, synthetic_label_space(4, 2))
+        gates = parts.definition.merge(parts.trainable, parts.frozen, parts.stats)(images).gates["experts"]
+        assert gates.shape == (3 if differ else 1, 4, 5)
+        assert bool(np.ptp(np.asarray(gates), axis=0).max() > 1e-4) == differ
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("backbone", ["dinov2_vits14", "convnext_tiny"])
+def test_every_method_takes_other_backbones(name, backbone):
+    if name == "mlmoe_dinov2" and backbone == "convnext_tiny":
+        pytest.skip("group prompts need a ViT")
+    config, model = abstract(f"{name}:backbone={backbone},resolution=224", 80)
+    _, params, _ = ModelDef.split(model)
+    trainable, _ = split_trainable(params, trainable_rules(config))
+    learns = any(path.startswith("backbone/") for path in trainable)
+    assert learns == (backbone == "convnext_tiny" and name != "cnn_rnn_resnet101"), "a CNN is tuned, as published"
+    assert any(path.startswith("head/") for path in trainable)
+
+
+def test_twenty_thousand_labels_need_nothing_of_their_square():
+    overrides = [("model.head.decoder.width", "64"), ("model.head.decoder.hidden", "64")]
+    config, model = abstract("ml_decoder_resnet101", 20_000, overrides)
+    _, params, _ = ModelDef.split(model)
+    assert params["head/decoder/queries"].shape == (100, 64)
+    assert max(p.size for path, p in params.items() if path.startswith("head/")) < 20_000 * 64 * 2
+    assert config.model.head.decoder.self_attention == "identity"
+
+
+def test_the_printed_sign_warns():
+    (warning,) = configuration.warnings(load_config("drmoe_resnet101:preset=literal", []))
+    assert "drives every gate to one expert" in warning
+    assert not configuration.warnings(load_config("drmoe_resnet101", []))
+    assert not configuration.warnings(load_config("q2l_resnet101", []))
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("drmoe_resnet101:preset=best", "preset=best is not one of recommended, literal, static, hsq"),
+        ("q2l_resnet101:tune=perhaps", "tune=perhaps is not one of auto, yes, no"),
+        ("mlgcn_resnet101:schedule=mine", "schedule=mine is not one of code, paper"),
+    ],
+)
+def test_wrong_arguments_are_named(reference, complaint, refusal):
+    assert refusal(load_config, reference, []) == complaint
+
+
+def test_published_recipes():
+    q2l = load_config("q2l_resnet101", [])
+    assert (q2l.optim.name, q2l.optim.learning_rate, q2l.train.epochs, q2l.ema.decay) == ("adamw", 1e-4, 80, 0.9997)
+    assert (q2l.loss.kind, q2l.loss.scale) == ("asymmetric", 1000.0)
+    drmoe = load_config("drmoe_resnet101", [])
+    assert (drmoe.optim.name, drmoe.optim.weight_decay, drmoe.optim.milestones) == ("adam", 1e-5, (0.6, 0.8))
+    assert load_config("drmoe_resnet101:dataset=voc2007", []).train.batch_size == 16
+    gcn = load_config("mlgcn_resnet101", [])
+    assert (gcn.optim.name, gcn.optim.learning_rate, gcn.optim.clip_norm) == ("sgd", 0.1, 10.0)
+    assert gcn.optim.rate_rules == ((r"^backbone/", 0.1),)
+    assert load_config("addgcn_resnet101", []).augment.margin == 64
+    ml_decoder = load_config("ml_decoder_resnet101", [])
+    assert (ml_decoder.loss.gamma_neg, ml_decoder.loss.clip, ml_decoder.loss.reduce) == (4.0, 0.05, "sum")

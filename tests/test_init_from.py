@@ -1,0 +1,532 @@
+"""What a run starts from: the authors' checkpoints, other runs with other labels, and its own folder."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from mlmoe_jax import checkpoint
+from mlmoe_jax.assemble import describe_run, open_run, preprocess_for
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
+from mlmoe_jax.evaluate import evaluate_run
+from mlmoe_jax.init_from import LABEL_ROWS, Counterparts, carry_over, initial_parts, starting_parts
+from mlmoe_jax.interchange import export_run, import_run
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.build import HEADS, build_model
+from mlmoe_jax.models.constants import Constant
+from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
+from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.heads.group_linear import GroupLinearHead
+from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.models.heads.query import ml_decoder_head, q2l_head
+from mlmoe_jax.models.heads.routed_experts import RoutedExpertsHead
+from mlmoe_jax.models.heads.sequence import CNNRNNHead
+from mlmoe_jax.predict import Predictor
+from mlmoe_jax.presets import use_ml_vpt
+from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.pretrained.official import export_official
+from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.state import ModelDef
+from mlmoe_jax.train import train
+
+PARITY = Path(__file__).parent / "parity"
+TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
+
+
+@pytest.fixture(autouse=True)
+def _precision():
+    before = jax.config.jax_default_matmul_precision
+    yield
+    jax.config.update("jax_default_matmul_precision", before)
+
+
+@pytest.fixture
+def register(monkeypatch, tmp_path):
+    """A function that puts a backbone named tiny into the catalogue; its published weights are nowhere."""
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+
+    def call(shape: ViTShape) -> None:
+        entry = replace(catalog.entry("dinov2_vits14"), shape=shape, file="tiny.safetensors")
+        monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
+
+    return call
+
+
+@pytest.fixture
+def config(register):
+    register(TINY)
+    return make_config()
+
+
+def make_config():
+    config = default_config()
+    config.model.backbone.name, config.data.image_size, config.eval.batch_size = "tiny", 8, 4
+    config.model.matmul_precision = "highest"
+    return config
+
+
+@pytest.fixture
+def published(tmp_path):
+    """The published weights of tiny, put where they are looked for."""
+    tensors = random_values(nnx.eval_shape(lambda: ViT(TINY, rngs=nnx.Rngs(0))), seed=5)
+    (tmp_path / "cache").mkdir()
+    save_file(tensors, tmp_path / "cache" / "tiny.safetensors")
+    return {f"backbone/{path}": value for path, value in tensors.items()}
+
+
+def random_values(module: nnx.Module, seed: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    _, params, stats = ModelDef.split(module)
+    return {path: draw.normal(size=x.shape).astype(np.float32) for path, x in {**params, **stats}.items()}
+
+
+def space_of(*names: str, groups: int = 1) -> LabelSpace:
+    return replace(synthetic_label_space(len(names), groups), names=names)
+
+
+def make_run(folder: RunFolder, config, space: LabelSpace, seed: int = 3) -> dict[str, np.ndarray]:
+    """Write a run folder as training does, with random values for what trains; return all its values."""
+    parts = initial_parts(config, space)
+    draw = np.random.default_rng(seed)
+    values = {path: jnp.asarray(draw.normal(size=x.shape), x.dtype) for path, x in parts.trainable.items()}
+    with folder.writing():
+        describe_run(folder, config, space, preprocess_for(config), parts.frozen, parts.unpublished)
+        with checkpoint.open_manager(folder) as manager:
+            checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw"})
+    return {path: np.asarray(value) for path, value in {**values, **parts.frozen}.items()}
+
+
+def all_values(parts) -> dict[str, np.ndarray]:
+    return {path: np.asarray(x) for path, x in {**parts.trainable, **parts.frozen, **parts.stats}.items()}
+
+
+def same(ours: dict, theirs: dict) -> None:
+    assert set(ours) == set(theirs)
+    for path, value in theirs.items():
+        np.testing.assert_array_equal(ours[path], value, err_msg=path)
+
+
+# -------------------------------------------------------------------------------------- the authors' checkpoints
+def test_the_authors_ml_vpt_gives_their_numbers(register):
+    """`A` and `B` are two formulas for the weights, see tests/models/test_mlvpt_golden.py."""
+    register(ViTShape(48, 3, 4, 14, 56, layer_scale=1.0, mask_token=True, position_offset=0.1))
+    config = default_config()
+    use_ml_vpt(config)
+    config.model.backbone.name = "tiny"
+    config.model.prompts.num_groups, config.model.prompts.per_group = 2, 3
+    i = np.arange(2 * 3 * 56 * 56, dtype=np.float64)
+    image = (np.sin(0.05 * i) + 0.3 * np.cos(0.003 * i)).reshape(2, 3, 56, 56).transpose(0, 2, 3, 1)
+    run = None
+    for phase in ("", "_B"):
+        name = f"mlvpt_dinov2_img56_mask{phase}"
+        case, reference = json.loads((PARITY / f"{name}.json").read_text()), np.load(PARITY / f"{name}.npz")
+        groups = {f"{side}_group": np.array(case[f"{side}_group"], np.int32) for side in ("co", "dc")}
+        config.init_from = str(PARITY / f"{name}.weights.npz")
+        parts = initial_parts(config, replace(space_of(*"abcdefg"), **groups))
+        assert parts.unpublished == set(parts.frozen) == {p for p in parts.frozen if p.startswith("backbone/")}
+        run = run or jax.jit(lambda values, image, parts=parts: parts.definition.merge(values)(image))
+        with jax.default_matmul_precision("highest"):
+            prediction = run({**parts.trainable, **parts.frozen}, image.astype(np.float32))
+        ours = {"logits": prediction.logits, **prediction.terms}
+        theirs = {"logits": "logit", "co": "co_logit", "dc": "dc_logit", "co_gate": "moe_co_logit"}
+        for term, key in {**theirs, "dc_gate": "moe_dc_logit"}.items():
+            assert np.abs(ours[term] - reference[key]).max() < 2e-5 * np.abs(reference[key]).max(), (phase, term)
+
+
+def test_a_checkpoint_needs_no_published_backbone(config, refusal, tmp_path, capsys):
+    space = space_of("a", "b", "c")
+    assert "the weights of tiny are not here" in refusal(initial_parts, config, space)
+    config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
+    model = build_model(config, space, rngs=nnx.Rngs(4))
+    export_official(model, tmp_path / "in.npz")
+    parts = initial_parts(config, space)
+    same(all_values(parts), {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()})
+    told = capsys.readouterr().err
+    assert f"init_from {tmp_path / 'in.npz'}: {len(all_values(parts))} parameters from the vpt_deep layout" in told
+    config.model.backbone.final_norm = "no"
+    initial_parts(config, space)
+    assert "the authors' code computes something else: model.backbone.final_norm is no" in capsys.readouterr().err
+
+    config.checkpoint.include_frozen = "never"
+    assert refusal(initial_parts, config, space) == (
+        f"checkpoint.include_frozen=never would lose {len(parts.frozen)} frozen parameters that only "
+        f"config.init_from={tmp_path / 'in.npz'} has; leave it at auto"
+    )
+    assert "is a model of 3 labels, and the data has 2" in refusal(initial_parts, config, space_of("a", "b"))
+
+
+def test_what_is_neither_a_checkpoint_nor_a_run_is_refused(config, refusal, tmp_path):
+    space = space_of("a", "b")
+    config.init_from = str(tmp_path / "nothing")
+    assert refusal(initial_parts, config, space) == (
+        f"config.init_from is '{tmp_path / 'nothing'}', which is neither a file in .npz, .safetensors, .pth, .pth.tar, "
+        ".pt or .bin nor a run folder"
+    )
+    config.init_from = str(tmp_path / "nothing.pth")
+    assert refusal(initial_parts, config, space) == f"there is no weights file {tmp_path / 'nothing.pth'}"
+    config.init_from = str(tmp_path)
+    assert "is not the run folder of a training" in refusal(initial_parts, config, space)
+
+
+# ------------------------------------------------------------------------------------------------- another run
+def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
+    theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog", "cow"))
+    config.init_from = str(tmp_path / "a")
+    config.seed = 1
+    parts, first = initial_parts(config, space_of("cow", "elk", "cat")), initial_parts_without(config)
+    kernel, bias = (np.asarray(parts.trainable[f"head/classifier/{name}"]) for name in ("kernel", "bias"))
+    for here, there in ((0, 2), (2, 0)):
+        np.testing.assert_array_equal(kernel[:, here], theirs["head/classifier/kernel"][:, there])
+        assert bias[here] == theirs["head/classifier/bias"][there]
+    np.testing.assert_array_equal(kernel[:, 1], first.trainable["head/classifier/kernel"][:, 1])
+    assert bias[1] == first.trainable["head/classifier/bias"][1]
+    same({path: np.asarray(x) for path, x in parts.frozen.items()}, published)
+    assert parts.unpublished == frozenset(), "the published file has them"
+    told = capsys.readouterr().err
+    assert f"init_from {tmp_path / 'a'}: {len(theirs)} of {len(theirs)} parameters, as selected at step 20" in told
+    assert "labels matched by name: cow, cat; new here: elk; left out: dog" in told
+    assert "not taken over" not in told
+
+
+def initial_parts_without(config):
+    alone = config.copy_and_resolve_references()
+    alone.init_from = ""
+    return initial_parts(alone, space_of("cow", "elk", "cat"))
+
+
+def test_group_experts_go_label_by_label(config, published, tmp_path, capsys):
+    use_ml_vpt(config)
+    config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
+    theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog", "cow", groups=2))
+    config.init_from = str(tmp_path / "a")
+    parts = initial_parts(config, space_of("cow", "cat", groups=2))  # cow was in group 0, and cat moves to group 1
+    for side in ("co", "dc"):
+        for name in ("gate/kernel", "gate/bias"):
+            ours, path = parts.trainable[f"head/{side}/{name}"], f"head/{side}/{name}"
+            np.testing.assert_array_equal(ours, theirs[path][:, [2, 0]], err_msg=path)
+        np.testing.assert_array_equal(
+            parts.trainable[f"head/{side}/classifier/kernel"], theirs[f"head/{side}/classifier/kernel"][[2, 0]]
+        )
+    for path in ("prompts/deep", "head/bank/up/kernel"):
+        np.testing.assert_array_equal(parts.trainable[path], theirs[path])
+    told = capsys.readouterr().err
+    assert "labels matched by name: cow, cat; new here: none; left out: dog" in told
+    assert "1 of these labels are in other groups than there (cat)" in told
+
+    config.model.prompts.num_groups = 3
+    parts = initial_parts(config, space_of("cow", "cat", "dog", groups=3))
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "not taken over, other groups of prompts: " in told
+    for path in ("prompts/deep", "head/bank/down/bias", "head/co/gate/kernel", "head/dc/gate/bias"):
+        assert path in told.partition("other groups of prompts: ")[2]
+    # as many experts a group as before, so that only the groups say that the gates mean something else
+    assert not np.array_equal(parts.trainable["head/co/gate/kernel"], theirs["head/co/gate/kernel"][:, [2, 0, 1]])
+    np.testing.assert_array_equal(
+        parts.trainable["head/co/classifier/kernel"], theirs["head/co/classifier/kernel"][[2, 0, 1]]
+    )
+
+
+def test_a_run_on_another_backbone_is_refused(config, published, refusal, tmp_path, monkeypatch):
+    make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
+    monkeypatch.setitem(catalog.CATALOG, "other", catalog.entry("tiny"))
+    config.model.backbone.name, config.init_from = "other", str(tmp_path / "a")
+    assert refusal(initial_parts, config, space_of("cat", "dog")) == (
+        f"config.init_from={tmp_path / 'a'} is a run on tiny, and this one is on other; both need the same backbone"
+    )
+
+
+def test_frozen_weights_that_nobody_publishes_come_along(config, refusal, tmp_path, capsys):
+    config.model.backbone.weights = "none"
+    theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
+    config.init_from, config.model.backbone.weights, config.seed = str(tmp_path / "a"), "auto", 9
+    parts = initial_parts(config, space_of("cat", "dog"))
+    same(all_values(parts), theirs)
+    assert parts.unpublished == set(parts.frozen)
+    config.checkpoint.include_frozen = "never"
+    assert "would lose" in refusal(initial_parts, config, space_of("cat", "dog"))
+    config.checkpoint.include_frozen, config.model.backbone.weights = "auto", "own.safetensors"
+    capsys.readouterr()
+    initial_parts(config, space_of("cat", "dog"))
+    assert "model.backbone.weights=own.safetensors is not read" in capsys.readouterr().err
+
+
+def test_a_trained_backbone_can_be_frozen(config, published, tmp_path):
+    config.trainable = ((r"^backbone/norm/", True), (r"^backbone/", False), (r"", True))
+    theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
+    config.trainable = ((r"^backbone/", False), (r"", True))
+    config.init_from = str(tmp_path / "a")
+    parts = initial_parts(config, space_of("cat", "dog"))
+    same(all_values(parts), theirs)
+    assert parts.unpublished == {"backbone/norm/scale", "backbone/norm/bias"}
+
+
+def test_a_published_backbone_is_read_afresh_for_another_precision(config, published, tmp_path):
+    config.model.frozen_dtype = "bfloat16"
+    make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
+    config.model.frozen_dtype, config.init_from = "float32", str(tmp_path / "a")
+    parts = initial_parts(config, space_of("cat", "dog"))
+    same({path: np.asarray(x) for path, x in parts.frozen.items()}, published)
+
+
+def test_a_resampled_position_table_lives_on_in_runs(config, refusal, tmp_path):
+    config.model.prompts.kind = "deep"
+    model = build_model(config, space_of("cat", "dog"), rngs=nnx.Rngs(4))
+    model.backbone.pos_embed = nnx.Param(jnp.arange(17 * 16.0).reshape(1, 17, 16))
+    export_official(model, tmp_path / "in.npz")
+    config.init_from = str(tmp_path / "in.npz")
+    theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
+    run = open_run(RunFolder(tmp_path / "a"))
+    same({path: np.asarray(x) for path, x in {**run.values, **run.frozen}.items()}, theirs)
+    assert run.frozen["backbone/pos_embed"].shape == (1, 17, 16)
+    for source in ("in.npz", "a"):
+        config.init_from = str(tmp_path / source)
+        assert initial_parts(config, space_of("cat", "dog")).frozen["backbone/pos_embed"].shape == (1, 17, 16)
+    config.trainable = ((r"", True),)
+    for source in ("in.npz", "a"):
+        config.init_from = str(tmp_path / source)
+        assert refusal(initial_parts, config, space_of("cat", "dog")) == (
+            "config.init_from has a position table of 17 entries where the backbone has 5; it cannot be trained, so "
+            "put (r'^backbone/pos_embed$', False) first in config.trainable"
+        )
+
+
+def test_only_what_is_not_published_is_stored(config, published, tmp_path):
+    prompts = config.model.prompts
+    prompts.kind, prompts.count, prompts.key_values, prompts.masks = "e2vpt", 4, 2, "fixed"
+    prompts.kept_tokens = "1011"
+    theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
+    stored = load_file(tmp_path / "a" / "frozen.safetensors")
+    assert set(stored) == {"prompts/token_mask", "prompts/segment_mask"}
+    run = open_run(RunFolder(tmp_path / "a"))
+    same({path: np.asarray(x) for path, x in {**run.values, **run.frozen}.items()}, theirs)
+    config.init_from = str(tmp_path / "a")
+    for given, mask in (("", [1, 0, 1, 1]), ("0111", [0, 1, 1, 1])):  # what the config says wins
+        prompts.kept_tokens = given
+        parts = initial_parts(config, space_of("cat", "dog"))
+        assert np.asarray(parts.frozen["prompts/token_mask"]).tolist() == mask
+        assert parts.unpublished == set(stored)
+    save_file({name: 2 * tensor for name, tensor in stored.items()}, tmp_path / "a" / "frozen.safetensors")
+    with pytest.raises(Exception, match="are not those that"):
+        open_run(RunFolder(tmp_path / "a"))
+
+
+def test_frozen_weights_of_a_training_that_never_began_are_removed(config, published, tmp_path):
+    config.model.backbone.weights = "none"
+    make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    config.model.backbone.weights = "auto"
+    make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
+    assert not (tmp_path / "a" / "frozen.safetensors").exists()
+    open_run(RunFolder(tmp_path / "a"))
+
+
+# -------------------------------------------------------------------------------------------- what meets what
+D, GROUP_OF = 4, {5: [0, 1, 0, 1, 1], 7: [0, 1, 0, 1, 1, 0, 0]}
+
+
+def _groups(labels: int) -> dict[str, list[int]]:
+    return {"co": GROUP_OF[labels], "dc": GROUP_OF[labels]}
+
+
+def _query_decoder(labels: int, rngs: nnx.Rngs):
+    return q2l_head(D, labels, heads=2, hidden=6, rngs=rngs).decoder
+
+
+# name: the kind of head, and one for K labels
+TRIED = {
+    "linear": ("linear", lambda k, r: LinearHead(D, k, pool="both", rngs=r)),
+    "experts": ("group_experts", lambda k, r: GroupExpertsHead(D, _groups(k), groups=2, per_group=3, rngs=r)),
+    "gates of groups": (
+        "group_experts",
+        lambda k, r: GroupExpertsHead(D, _groups(k), groups=2, per_group=3, gates_of="group", rngs=r),
+    ),
+    "one classifier": (
+        "group_experts",
+        lambda k, r: GroupExpertsHead(D, _groups(k), groups=2, per_group=3, shared_classifier=True, rngs=r),
+    ),
+    "group_linear": ("group_linear", lambda k, r: GroupLinearHead(D, _groups(k), groups=2, per_group=3, rngs=r)),
+    "q2l": ("query", lambda k, r: q2l_head(D, k, heads=2, hidden=6, rngs=r)),
+    "ml_decoder": ("query", lambda k, r: ml_decoder_head(D, k, width=8, heads=2, hidden=6, rngs=r)),
+    "dr_moe": ("routed_experts", lambda k, r: RoutedExpertsHead(_query_decoder(k, r), D, k, rngs=r)),
+    "static": ("routed_experts", lambda k, r: RoutedExpertsHead(_query_decoder(k, r), D, k, gate="static", rngs=r)),
+    "ml_gcn": (
+        "ml_gcn",
+        lambda k, r: MLGCNHead(D, Constant(np.ones((k, 3))), Constant(np.eye(k)), hidden=6, rngs=r),
+    ),
+    "add_gcn": ("add_gcn", lambda k, r: ADDGCNHead(D, k, hidden=6, rngs=r)),
+    "cnn_rnn": ("cnn_rnn", lambda k, r: CNNRNNHead(D, range(k), embedding=3, hidden=6, rngs=r)),
+}
+
+
+def shapes_of(make, labels: int) -> dict[str, tuple[int, ...]]:
+    _, params, stats = ModelDef.split(nnx.eval_shape(lambda: make(labels, nnx.Rngs(0))))
+    return {f"head/{path}": x.shape for path, x in {**params, **stats}.items()}
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_the_table_knows_every_axis_that_is_as_long_as_there_are_labels(name):
+    kind, make = TRIED[name]
+    five, seven = shapes_of(make, 5), shapes_of(make, 7)
+    for path, shape in five.items():
+        grows = tuple(axis for axis in range(len(shape)) if shape[axis] != seven[path][axis])
+        rule = next((rule for rule in LABEL_ROWS[kind] if re.search(rule.pattern, path)), None)
+        if grows:
+            assert rule is not None, path
+            assert rule.axes == grows, path
+            assert {shape[axis] - 5 for axis in grows} == {rule.further}, path
+        elif rule is not None:
+            assert name == "gates of groups", path
+            assert all(shape[axis] != 5 for axis in rule.axes), path
+
+
+def test_every_kind_of_head_is_in_the_table_and_tried():
+    assert set(LABEL_ROWS) == set(HEADS) == {kind for kind, _ in TRIED.values()}
+
+
+def values_like(shapes: dict[str, tuple], seed: int) -> dict[str, jax.Array]:
+    draw = np.random.default_rng(seed)
+    return {path: jnp.asarray(draw.normal(size=shape), jnp.float32) for path, shape in shapes.items()}
+
+
+def test_both_axes_of_a_graph_of_labels_are_matched():
+    shapes = {"head/graph/static_graph/kernel": (3, 3), "head/graph/relation/kernel": (2, 3)}
+    ours, theirs = values_like(shapes, 1), values_like(shapes, 2)
+    match = Counterparts(("b", "x", "a"), ("a", "b", "c"), LABEL_ROWS["add_gcn"])
+    taken, left = carry_over(ours, theirs, match)
+    graph, before, source = (np.asarray(v["head/graph/static_graph/kernel"]) for v in (taken, ours, theirs))
+    for here, row in enumerate([1, None, 0]):
+        for there, column in enumerate([1, None, 0]):
+            known = row is not None and column is not None
+            assert graph[here, there] == (source[row, column] if known else before[here, there])
+    np.testing.assert_array_equal(taken["head/graph/relation/kernel"][:, 0], theirs["head/graph/relation/kernel"][:, 1])
+    assert left == {}
+
+
+def test_what_stands_behind_the_labels_stays_behind_them():
+    match = Counterparts(("b", "x", "y"), ("a", "b"), LABEL_ROWS["cnn_rnn"])
+    ours, theirs = values_like({"head/embedding": (5, 3)}, 1), values_like({"head/embedding": (4, 3)}, 2)
+    taken, _ = carry_over(ours, theirs, match)
+    embedding, source = np.asarray(taken["head/embedding"]), np.asarray(theirs["head/embedding"])
+    np.testing.assert_array_equal(embedding[[0, 3, 4]], source[[1, 2, 3]])
+    np.testing.assert_array_equal(embedding[1:3], ours["head/embedding"][1:3])
+
+
+@pytest.mark.parametrize(
+    ("shape", "their_shape", "reason"),
+    [
+        ((1, 4), (1, 4), ""),  # all labels share one row
+        ((2, 4, 2), (2, 4, 1), "not laid out label by label"),  # queries that groups of labels share
+        ((2, 4, 2), (2, 4, 2), "not laid out label by label"),
+        ((3, 4), (1, 4), "not laid out label by label"),
+        ((3, 4), (2, 5), "another shape"),
+        ((3, 4), (2, 4), ""),
+    ],
+)
+def test_what_does_not_belong_to_labels_is_not_split_among_them(shape, their_shape, reason):
+    path = "head/classifier/kernel"
+    ours, theirs = values_like({path: shape}, 1), values_like({path: their_shape}, 2)
+    match = Counterparts(("a", "b", "c"), ("b", "c"), LABEL_ROWS["query"])
+    taken, left = carry_over(ours, theirs, match)
+    assert left == ({reason: [path]} if reason else {})
+    assert (path in taken) == (not reason)
+
+
+def test_values_without_counterpart_are_listed_on_both_sides():
+    paths = {"head/classifier/kernel": (4, 2), "prompts/deep": (1, 2, 4), "backbone/norm/scale": (4,), "here": (1,)}
+    ours = values_like(paths, 1)
+    theirs = values_like({**paths, "prompts/deep": (1, 3, 4), "there": (1,)}, 2)
+    del theirs["here"]
+    taken, left = carry_over(ours, theirs, Counterparts(("a", "b"), ("b", "a"), None))
+    assert left == {
+        "labels cannot be matched between these heads": ["head/classifier/kernel"],
+        "another shape": ["prompts/deep"],
+        "there is none there": ["here"],
+        "there is none here": ["there"],
+    }
+    assert set(taken) == {"backbone/norm/scale"}
+    taken, left = carry_over(ours, theirs, Counterparts(("a", "b"), ("a", "b"), None, same_groups=False))
+    assert set(taken) == {"backbone/norm/scale", "head/classifier/kernel"}, "the same labels in the same order"
+    assert left["other groups of prompts"] == ["prompts/deep"]
+
+
+def test_values_keep_the_type_of_the_model():
+    ours = {"backbone/kernel": jnp.zeros(2, jnp.bfloat16)}
+    taken, _ = carry_over(ours, {"backbone/kernel": jnp.ones(2)}, Counterparts(("a",), ("a",), ()))
+    assert taken["backbone/kernel"].dtype == jnp.bfloat16
+
+
+# --------------------------------------------------------------------------------------------- from end to end
+@pytest.fixture
+def own_images(config, tmp_path):
+    """A config for a data set of one's own with the labels a, b and c."""
+    draw, root = np.random.default_rng(0), tmp_path / "data"
+    root.mkdir()
+    for split in ("train", "test"):
+        rows = ["image,labels"]
+        for row, labels in enumerate(("a", "b;c", "a;c", "b", "c", "a;b")):
+            Image.fromarray(draw.integers(0, 255, (8, 8, 3), np.uint8)).save(root / f"{split}{row}.png")
+            rows.append(f"{split}{row}.png,{labels}")
+        (root / f"{split}.csv").write_text("\n".join(rows))
+    config.data.name, config.data.root, config.data.val_split, config.eval.select_on = "csv", str(root), "", "none"
+    config.model.prompts.kind, config.model.prompts.count = "deep", 3
+    config.train.batch_size, config.train.epochs, config.optim.learning_rate = 3, 1, 1e-4
+    return config
+
+
+def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_images, refusal, tmp_path):
+    config, folder = own_images, RunFolder(tmp_path / "run")
+    assert refusal(import_run, config, folder).startswith("--mode=import needs --config.init_from=FILE")
+    config.init_from = str(tmp_path / "in.safetensors")
+    model = build_model(config, space_of("a", "b", "c"), rngs=nnx.Rngs(4))
+    export_official(model, tmp_path / "in.safetensors")
+    import_run(config, folder)
+    (tmp_path / "in.safetensors").rename(tmp_path / "kept.safetensors")  # the folder has all of it
+    assert refusal(import_run, config, folder) == f"{folder} holds a run already; name another --workdir"
+
+    assert set(evaluate_run(folder, [])) == {"test"}
+    pictures = [tmp_path / "data" / f"test{row}.png" for row in range(6)]
+    pixels = np.stack([np.asarray(Image.open(picture)) for picture in pictures])
+    image = (pixels / 255 - np.array(catalog.IMAGENET_MEAN)) / np.array(catalog.IMAGENET_STD)
+    with jax.default_matmul_precision("highest"):
+        logits = np.asarray(model(jnp.asarray(image, jnp.float32)).logits)
+    scores = np.load(tmp_path / "run" / "eval" / "scores.npz")["scores"]
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-5)
+    results = Predictor.from_run(tmp_path / "run")(pictures[:2], batch_size=2)
+    np.testing.assert_allclose([[r.scores[name] for name in "abc"] for r in results], scores[:2], atol=1e-6)
+
+    told = export_run(folder, tmp_path / "out.safetensors")
+    assert told == f"imported weights of step 0 in the vpt_deep layout; written to {tmp_path / 'out.safetensors'}"
+    same(load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "kept.safetensors"))
+    assert "would need PyTorch" in refusal(export_run, folder, tmp_path / "out.pth")
+
+    config.checkpoint.keep = 1  # a key that may differ where a run goes on
+    train(config, folder)
+    run = open_run(folder)
+    assert run.notes["step"] == 2
+    trained, first = np.asarray(run.values["prompts/deep"]), np.asarray(model.prompts.deep[...])
+    assert 0 < np.abs(trained - first).max() < 1e-3, "two steps at a low rate from where the checkpoint was"
+    frozen = {path: np.asarray(x) for path, x in ModelDef.split(model.backbone)[1].items()}
+    same({path.removeprefix("backbone/"): np.asarray(x) for path, x in run.frozen.items()}, frozen)
+
+
+def test_a_run_that_goes_on_needs_nothing_but_its_folder(config, tmp_path):
+    config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
+    space, folder = space_of("a", "b"), RunFolder(tmp_path / "run")
+    export_official(build_model(config, space, rngs=nnx.Rngs(4)), tmp_path / "in.npz")
+    fresh = starting_parts(config, space, folder)
+    same(all_values(fresh), all_values(initial_parts(config, space)))
+    make_run(folder, config, space)
+    (tmp_path / "in.npz").unlink()
+    again = starting_parts(config, space, folder)
+    same({p: np.asarray(x) for p, x in again.frozen.items()}, {p: np.asarray(x) for p, x in fresh.frozen.items()})
+    assert again.unpublished == fresh.unpublished == set(fresh.frozen)
