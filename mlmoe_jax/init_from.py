@@ -38,8 +38,8 @@ class LabelRows:
     further: int = 0
 
 
-# Where a kind of head keeps what belongs to a label. A parameter that is named here but has another size along the axis,
-# such as the one row of a shared classifier, is laid out by something else.
+# Where a kind of head keeps what belongs to a label. A parameter that is named here but has another size along the
+# axis, such as the one row of a shared classifier, is laid out by something else.
 LABEL_ROWS: dict[str, tuple[LabelRows, ...]] = {
     "linear": (
         LabelRows(r"^head/(patch_)?classifier/kernel$", (1,)),

@@ -101,7 +101,10 @@ def test_a_list_of_configs_keeps_their_arguments():
 
 
 def test_the_table_has_a_row_a_config_and_a_row_a_module(capsys):
-    assert main(["--mode=summary", "--configs=linear_probe:dataset=digits,mlvpt_digits", "--config.eval.batch_size=1"]) == 0
+    assert (
+        main(["--mode=summary", "--configs=linear_probe:dataset=digits,mlvpt_digits", "--config.eval.batch_size=1"])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["config", "linear_probe:dataset=digits", "mlvpt_digits"]
     assert any(line.split() == ["head/classifier", "1,290", "1,290"] for line in lines)
