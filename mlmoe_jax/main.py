@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from mlmoe_jax.errors import UserError
 
-MODES = ("train", "eval", "predict", "summary", "data", "pack", "prune")
+MODES = ("train", "eval", "predict", "summary", "data", "pack", "prune", "import", "export")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,7 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--images", nargs="+", default=[], help="predict: image files or folders")
     parser.add_argument(
-        "--output", help="predict: a .csv or .jsonl file (default: predictions.csv in the run folder); pack: a folder"
+        "--output",
+        help="predict: a .csv or .jsonl file (default: predictions.csv in the run folder); pack: a folder; "
+        "export: a .safetensors or .npz file",
     )
     parser.add_argument("--sample", type=int, default=0, help="data: look at so many images a split (default: all)")
     parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
@@ -201,6 +203,26 @@ def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     return pack(config, flags.output)
 
 
+def _import(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config, folder = _load_config(flags, overrides), _workdir(flags)
+    from mlmoe_jax.interchange import import_run
+
+    import_run(config, folder)
+    print(f"run folder: {folder}")
+    return 0
+
+
+def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    folder = _workdir(flags)
+    if not flags.output:
+        raise UserError("--mode=export needs --output=FILE, a .safetensors or .npz file")
+    from mlmoe_jax.interchange import export_run
+
+    print(export_run(folder, flags.output, overrides))
+    return 0
+
+
 def _print_results(results: dict, as_json: bool) -> None:
     from mlmoe_jax.evaluate import format_results
     from mlmoe_jax.runfolder import to_json
@@ -216,6 +238,8 @@ _RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "data": _data,
     "pack": _pack,
     "prune": _prune,
+    "import": _import,
+    "export": _export,
 }
 
 

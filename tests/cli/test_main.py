@@ -334,6 +334,15 @@ def test_a_bad_picture_is_reported_and_the_rest_is_labelled(program, trained, ph
         (["--config=mlvpt_dinov2:dataset=voc2012,root={tmp}", "--workdir={tmp}/new"], ["VOC"]),
         (["--config=mlvpt_dinov2:datset=voc2012", "--workdir={tmp}/new"], ["did you mean 'dataset'"]),
         (["--config=mlvpt_digits", "--workdir={tmp}/file/run"], ["cannot make the run folder"]),
+        (["--mode=export", "--workdir={run}"], ["needs --output=FILE"]),
+        (["--mode=export", "--workdir={run}", "--output={tmp}/a.pth"], ["would need PyTorch", ".safetensors"]),
+        (["--mode=import", "--config=mlvpt_digits", "--workdir={tmp}/new"], ["needs --config.init_from"]),
+        (
+            ["--mode=import", "--config=mlvpt_digits", "--workdir={tmp}/new", "--config.init_from={tmp}/a.npz"],
+            ["there is no weights file"],
+        ),
+        (["--mode=prune", "--config=mlvpt_digits", "--workdir={tmp}/new"], ["configs/e2vpt.py"]),
+        (["--mode=eval", "--workdir={run}", "--sweep=config.seed=1,2"], ["--sweep is for --mode=train"]),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )
@@ -345,6 +354,23 @@ def test_mistakes_get_one_sentence(main, trained, tmp_path, arguments, parts):
         (damaged / "label_space.npz").write_bytes(b"PK nothing of use")
     filled = [argument.format(tmp=tmp_path, run=trained[0], damaged=damaged) for argument in arguments]
     refused(main(*filled), *parts)
+
+
+def test_a_run_goes_out_under_the_authors_names_and_comes_back(program, trained, tmp_path):
+    """Exported, imported without training, and evaluated: the same metrics as the run itself has."""
+    file, folder = tmp_path / "official.safetensors", tmp_path / "imported"
+    done = program("--mode=export", f"--workdir={trained[0]}", f"--output={file}")
+    assert done.returncode == 0, done.stderr
+    assert "ml_vpt layout" in done.stdout
+    done = program(
+        "--mode=import", "--config=mlvpt_digits", f"--workdir={folder}", f"--config.init_from={file}", *SMALL
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"run folder: {folder}"
+    done = program("--mode=eval", f"--workdir={folder}", "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((trained[0] / "results.json").read_text())
+    assert json.loads(done.stdout) == {name: results[name] for name in ("test", "test_shift")}
 
 
 @pytest.fixture
@@ -363,5 +389,5 @@ def main(capsys):
 def test_help_names_every_flag(program):
     done = program("--help")
     assert done.returncode == 0
-    for flag in ("--mode", "--config", "--sweep", "--workdir", "--images", "--output", "--json"):
+    for flag in ("--mode", "--config", "--configs", "--sweep", "--workdir", "--images", "--output", "--sample", "--json"):
         assert flag in done.stdout
