@@ -21,7 +21,7 @@ from mlmoe_jax import config as configuration
 from mlmoe_jax.data.labels import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.resnet import FROZEN_BATCH_NORM, ResNetShape
-from mlmoe_jax.models.build import backbone_shape, build_model
+from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
 from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained import catalog
 from mlmoe_jax.pretrained.load import load_weights
@@ -88,13 +88,20 @@ def start_jax(config: ConfigDict, *, sections: Sequence[str] = ("train", "eval")
 def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
     """Build the model of a config with its pretrained backbone, if it names one; the rest is drawn from the seed."""
     model = build_model(config, label_space, rngs=nnx.Rngs(config.seed))
-    weights = config.model.backbone.weights
-    if load_backbone and weights != "none":
-        report = load_weights(model.backbone, config.model.backbone.name if weights == "auto" else weights)
-        for what, names in (("tensors were not used", report.unused), ("values were not there", report.missing)):
-            if names:
-                say(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
+    if load_backbone:
+        fill_backbone(model, config)
     return split_model(model, config)
+
+
+def fill_backbone(model: Classifier, config: ConfigDict) -> None:
+    """Give a model the pretrained backbone that its config names, if it names one."""
+    weights = config.model.backbone.weights
+    if weights == "none":
+        return
+    report = load_weights(model.backbone, config.model.backbone.name if weights == "auto" else weights)
+    for what, names in (("tensors were not used", report.unused), ("values were not there", report.missing)):
+        if names:
+            say(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
 
 
 def split_model(model: nnx.Module, config: ConfigDict) -> Parts:

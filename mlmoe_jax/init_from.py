@@ -7,6 +7,7 @@ is listed.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,16 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.assemble import Parts, assemble, has_checkpoint, parts_of_run, read_run, selected_values, split_model
+from mlmoe_jax.assemble import (
+    Parts,
+    assemble,
+    fill_backbone,
+    has_checkpoint,
+    parts_of_run,
+    read_run,
+    selected_values,
+    split_model,
+)
 from mlmoe_jax.data.labels import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import build_model
@@ -67,6 +77,8 @@ LABEL_ROWS: dict[str, tuple[LabelRows, ...]] = {
     ),
     "cnn_rnn": (LabelRows(r"^head/embedding$", further=2),),  # the end and the start of a sequence
 }
+# Layouts of the authors' code whose data sets list labels in alphabetical order.
+SORTED_LABELS = ("add_gcn",)
 # What is laid out by the groups of labels, where there are any.
 GROUPED = r"^prompts/|^head/bank/|^head/(co|dc)/gate/"
 
@@ -126,16 +138,45 @@ def _from_official(config: ConfigDict, label_space: LabelSpace, path: Path) -> P
     native = model.backbone.pos_embed.shape if hasattr(model.backbone, "pos_embed") else None
     kept = {name: getattr(model.prompts, name)[...] for name in _set_masks(config)}
     report = load_official(model, path, len(label_space.names))
+    alone = not any(target.startswith("backbone/") for target in report.loaded)
+    if alone:
+        fill_backbone(model, config)
+    if report.source in SORTED_LABELS:
+        _reorder(model, label_space.names, LABEL_ROWS[config.model.head.kind])
     for name, value in kept.items():
         getattr(model.prompts, name)[...] = value
     say(f"init_from {path}: {len(report.loaded)} parameters from the {report.source} layout")
-    for what, names in (("not used", report.unused), ("not there, and left as it is", report.missing)):
+    if alone:
+        say(f"init_from {path}: a head alone; the backbone is {config.model.backbone.name} as pretrained")
+    for what, names in (
+        ("not used", report.unused),
+        ("not there, and left as it is", () if alone else report.missing),
+    ):
         if names:
             say(f"init_from {path}: {what}: {', '.join(names)}")
     for difference in departures(config.model, report.source):
         say(f"the authors' code computes something else: {difference}")
     parts = split_model(model, config)
-    return _fixed_table(replace(parts, unpublished=frozenset(parts.frozen)), native)
+    if not alone:
+        parts = replace(parts, unpublished=frozenset(parts.frozen))
+    return _fixed_table(parts, native)
+
+
+def _reorder(model: nnx.Module, names: tuple[str, ...], rows: tuple[LabelRows, ...]) -> None:
+    """Move the rows of a head whose labels are in alphabetical order to where `names` has them."""
+    place = {name: row for row, name in enumerate(sorted(names))}
+    order = np.array([place[name] for name in names])
+    if (order == np.arange(len(names))).all():
+        return
+    say("the labels of such a checkpoint are in alphabetical order, and are matched by their names")
+    state = nnx.state(model, nnx.Param)
+    moved = {}
+    for where, variable in nnx.to_flat_state(state):
+        for rule in rows:
+            if re.search(rule.pattern, "/".join(map(str, where))):
+                value = functools.reduce(lambda v, axis: jnp.take(v, order, axis=axis), rule.axes, variable.get_value())
+                moved[where] = variable.replace(value)
+    nnx.update(model, nnx.from_flat_state(moved))
 
 
 def _set_masks(config: ConfigDict) -> tuple[str, ...]:

@@ -17,12 +17,12 @@ from safetensors.numpy import load_file
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.catalog import CATALOG, find_weights
-from mlmoe_jax.pretrained.rules import cnn, mlvpt, vit
+from mlmoe_jax.pretrained.rules import cnn, graph, mlvpt, query, vit
 from mlmoe_jax.pretrained.rules.base import BACKBONE, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 
-SOURCES = (vit.OWN, *mlvpt.SOURCES, *vit.SOURCES, *cnn.SOURCES)
+SOURCES = (vit.OWN, *mlvpt.SOURCES, *query.SOURCES, *graph.SOURCES, *vit.SOURCES, *cnn.SOURCES)
 # What may stand before all names of a model: its place in a training state, DataParallel, and the name that MoCo v3 or
 # a classifier of Hugging Face's gives its backbone.
 _WRAPPERS = re.compile(
@@ -127,14 +127,17 @@ def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source
 
 
 def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped:
-    """Read a weights file in our terms: for a whole model, or for a backbone alone.
+    """Read a weights file in our terms: for a whole model or its head, or for a backbone alone.
 
     The layout is recognised from the tensor names unless `source` says it. Raises UserError for a file that cannot be
-    read, a layout that is not known, and a file without prompts and head where they are wanted.
+    read, a layout or a backbone that is not known, and a file without a head where one is wanted, or with nothing else.
     """
     tensors = read_tensors(path)
+    query.refuse_unknown_backbone(tensors)
     source = source or _recognise(tensors, path)
-    if whole and not source.whole:
+    if source.head_alone and not whole:
+        raise UserError(f"{path} ({source.name} layout) holds a head and no backbone; give it as config.init_from")
+    if whole and not (source.whole or source.head_alone):
         raise UserError(
             f"{path} ({source.name} layout) does not hold a whole model; a backbone is named with "
             "--config.model.backbone.weights"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ _EXPECTED = (
 
 
 def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
-    """Fill a whole model of K = `labels` labels from a checkpoint of the authors' code.
+    """Fill a model of K = `labels` labels from a checkpoint of the authors' code, which may hold its head alone.
 
     A position table for another grid than the backbone's own takes its place: the code for ViT-B/16 resamples the table
     once, when it builds a model for larger images, and stores the result.
@@ -62,6 +63,8 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
             f"{path} ({mapped.source.name} layout) is a model of {counts[0]} labels, and the data has {labels}; such a "
             "file does not name its labels, so they must be as many and in the same order"
         )
+    if mapped.source.head_alone:
+        mapped = replace(mapped, source=replace(mapped.source, optional=(r"(?!head/).*",)))
     table = mapped.values.get(POSITION_TABLE)
     if isinstance(model.backbone, ViT) and table is not None and _is_table(table, model.backbone.shape.width):
         model.backbone.pos_embed = nnx.Param(jnp.zeros(table.shape))

@@ -13,7 +13,7 @@ Transform = Callable[[np.ndarray], np.ndarray]
 Inverse = Callable[[np.ndarray, int], np.ndarray]
 INVERSES: dict[Transform, Inverse] = {}
 
-BACKBONE = "backbone/"  # where a whole model keeps its backbone
+BACKBONE, HEAD = "backbone/", "head/"  # where paths of a whole model begin
 
 
 def inverse_of(transform: Transform) -> Callable[[Inverse], Inverse]:
@@ -177,6 +177,11 @@ class Source:
     def whole(self) -> bool:
         """Whether the layout is that of a whole model: backbone, prompts and head."""
         return any(rule.target.startswith(BACKBONE) for rule in self.rules)
+
+    @property
+    def head_alone(self) -> bool:
+        """Whether the layout is that of a head without its backbone."""
+        return all(rule.target.startswith(HEAD) for rule in self.rules)
 
     def of_backbone(self) -> "Source":
         """Return the layout of a whole model as its backbone alone reads it: prompts and head are left over."""

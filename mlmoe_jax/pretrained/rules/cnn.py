@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlmoe_jax.pretrained.rules.base import Rule, Source, nested, transpose
+from mlmoe_jax.pretrained.rules.base import Rule, Source, inverse_of, nested, transpose
 
 _COUNTERS = r".*\.num_batches_tracked"
 
@@ -10,6 +10,11 @@ _COUNTERS = r".*\.num_batches_tracked"
 def conv_kernel(tensor: np.ndarray) -> np.ndarray:
     """[out, in/groups, rows, columns] as PyTorch stores a convolution -> [rows, columns, in/groups, out]."""
     return tensor.transpose(2, 3, 1, 0)
+
+
+@inverse_of(conv_kernel)
+def _conv_kernel_back(value: np.ndarray, heads: int) -> np.ndarray:
+    return value.transpose(3, 2, 0, 1)
 
 
 def channels(tensor: np.ndarray) -> np.ndarray:
