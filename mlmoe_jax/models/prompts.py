@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.constants import Constant
 from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.initializers import torch_linear, uniform
@@ -144,9 +145,9 @@ class PrunablePrompts(DeepPrompts):
 
     key_values: m tokens a block that join keys and values after the projection (its sec. 3.2), heads side by side.
     shared: keys and values are one tensor, as in the code's default.
-    segments: of 0, the prompts have no masks. Else every prompt is multiplied by its token mask and channel c of it by
-    its segment mask c mod `segments`; the masks are those of every block (its sec. 3.3; the paper's segments are runs
-    of channels, the code's are interleaved).
+    segments: of 0, the prompts have no masks. Else every prompt, once projected, is multiplied by its token mask and
+    channel c of it by its segment mask c mod `segments`; the masks are those of every block (its sec. 3.3; the paper's
+    segments are runs of channels, the code's are interleaved).
     token_mask, segment_mask: f32[P], f32[P,segments], initial values; None = ones.
     absent: a prompt whose token mask is 0 is as if it were not in the sequence. Otherwise it stays as a zero vector
     that is attended to, as in the code.
@@ -171,8 +172,11 @@ class PrunablePrompts(DeepPrompts):
         rngs: nnx.Rngs,
     ):
         super().__init__(depth, width, patch, count=count, project=project, dropout=dropout, rngs=rngs)
-        if segments and self.learned_width % segments:
-            raise ValueError(f"prompts of width {self.learned_width} do not divide into {segments} segments")
+        if segments and width % segments:
+            raise UserError(
+                f"prompts of width {width} do not divide into {segments} segments; set model.prompts.segments to a "
+                "divisor of the backbone's width"
+            )
         self.key_values, self.segments, self.absent = key_values, segments, absent
         if key_values:
             # torch's kaiming_uniform on [heads, m, D/heads] takes m·D/heads for the fan-in
@@ -185,10 +189,10 @@ class PrunablePrompts(DeepPrompts):
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
         """Return the prompts of all blocks with their masks applied, and the further keys and values."""
-        tokens, present = self.deep[...], None
+        tokens, present = self.prepare(self.deep[...], batch, rngs), None
         if self.segments:
-            repeats = self.learned_width // self.segments
-            tokens = tokens * self.token_mask[...][:, None] * jnp.tile(self.segment_mask[...], (1, repeats))
+            segments = jnp.tile(self.segment_mask[...], (1, tokens.shape[-1] // self.segments))
+            tokens = tokens * self.token_mask[...][:, None] * segments
             present = self.token_mask[...] != 0 if self.absent else None
         key_value = self.key_value[...] if self.key_values else None
-        return Prompts(self.prepare(tokens, batch, rngs), present=present, key_value=key_value)
+        return Prompts(tokens, present=present, key_value=key_value)

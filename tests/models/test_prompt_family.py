@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts
@@ -160,7 +161,7 @@ def test_segments_are_interleaved_and_the_same_in_every_block():
     expected[:, :, 1] *= 2
     expected[:, :, 2, 3::8] = 0
     np.testing.assert_allclose(masked(B).tokens, expected, rtol=1e-6)
-    with pytest.raises(ValueError, match="do not divide"):
+    with pytest.raises(UserError, match="do not divide"):
         prunable(segments=5)
 
 

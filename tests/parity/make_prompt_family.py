@@ -41,7 +41,7 @@ CASES = {
     "gate_vpt": Case(deep=False, timm=True, gated=True),
     "e2vpt": Case(key_values="shared", masked=True),
     "e2vpt_projected": Case(key_values="shared", masked=True, project=16),
-    "e2vpt_timm": Case(key_values="shared", timm=True),
+    "e2vpt_timm": Case(key_values="shared", masked=True, timm=True),
     "e2vpt_unshared": Case(key_values="two"),
 }
 
