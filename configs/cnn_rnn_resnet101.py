@@ -4,7 +4,8 @@
     python -m mlmoe_jax.main --config=configs/cnn_rnn_resnet101.py:dataset=digits --workdir=runs/cnn_rnn_digits
 
 The paper has VGG-16 and no code that its authors published; rate and number of epochs are ours. A label scores the
-largest probability that it has at any step of any path in the beam.
+largest probability that it has at any step of any path in the beam. Its loss is that of the sequence, so that the other
+keys of config.loss do nothing; an unknown label counts as absent. The backbone does not learn unless tune=yes.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
 resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default resnet101, for digits vit_digits. tune:
 yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.

@@ -10,7 +10,8 @@ yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a
 
 SGD with momentum 0.9 and decay 1e-4, 0.1 and a tenth of it for the backbone, gradients clipped at 10, batches of 16,
 crops at several scales and flips. The authors' flags end after 20 epochs at a constant rate, their paper says 100 with
-a tenth of the rate after every 40 (schedule=paper).
+0.01, a tenth of it after every 40 (schedule=paper). On VOC the authors train labels marked difficult as positive; here
+they are negative, as data.difficult says.
 """
 
 from mlmoe_jax.errors import UserError
@@ -29,4 +30,5 @@ def get_config(arg=""):
     config.optim.schedule = "constant"
     if options.schedule == "paper":
         config.train.epochs, config.optim.schedule, config.optim.milestones = 100, "multi_step", (0.4, 0.8)
+        config.optim.learning_rate = 0.01
     return config

@@ -7,6 +7,7 @@ A label's query sees all patches and the prompts of its own co-occurrence and di
 experts, weighed by a gate a label and image, work on what it found. Prompts, decoder, experts and gates train together.
 
 prompts: false leaves the group prompts out: label queries and experts on a frozen ViT. gates: mlp | linear | static.
+preset: code | paper, whose learning rate and EMA (see configs/linear_probe.py).
 dataset, root, resolution, backbone: as in configs/mlvpt_dinov2.py, whose recipe it has.
 """
 
@@ -18,6 +19,7 @@ def get_config(arg=""):
     config, options = prompt_tuning(arg, digits_rate=1e-3, prompts=True, gates="mlp")
     use_routed_experts(config, "recommended")
     config.model.head.routing.gate = options.gates
+    config.model.head.routing.entropy = "off"  # DR-MoE's weight is nothing beside a loss of this scale
     config.model.head.decoder.encoder_layers = 0  # a frozen ViT's patches have seen one another
     config.model.head.decoder.decoder_layers = 1
     if options.prompts:

@@ -8,7 +8,8 @@ resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default re
 yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
 
 AdamW with weight decay 0.01 on everything, one-cycle to 1e-4, 80 epochs of batches of 64, EMA; batch normalisation,
-stem and first stage frozen. The authors' loader cuts no hole out although their paper says so; here it does.
+stem and first stage frozen; pictures without any label are kept. The authors' loader cuts no hole out although their
+paper says so; here it does.
 """
 
 from mlmoe_jax.feature_presets import Q2L_FROZEN, feature_map, small, use_q2l
@@ -19,6 +20,7 @@ def get_config(arg=""):
     use_q2l(config)
     if options.dataset == "digits":
         return small(config, rate=1e-3)
+    config.data.keep_empty = True
     config.trainable = (Q2L_FROZEN, *config.trainable)
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.optim.learning_rate = 1e-4

@@ -22,6 +22,7 @@ from mlmoe_jax.data.labels import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.resnet import FROZEN_BATCH_NORM, ResNetShape
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
+from mlmoe_jax.models.heads.query import FIXED_QUERIES
 from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained import catalog
 from mlmoe_jax.pretrained.load import load_weights
@@ -125,12 +126,14 @@ def as_kept(frozen: Params, config: ConfigDict) -> Params:
 
 
 def trainable_rules(config: ConfigDict) -> tuple:
-    """Return `config.trainable`, before it what the settings of backbone and prompts freeze."""
+    """Return `config.trainable`, before it what the settings of the parts freeze."""
     frozen = []
     if isinstance(backbone_shape(config), ResNetShape) and config.model.backbone.batch_norm == "frozen":
         frozen.append(FROZEN_BATCH_NORM)  # no gradient reaches them, but weight decay would
     if config.model.prompts.masks == "fixed":
         frozen.append(PRUNING_MASKS)
+    if config.model.head.decoder.fixed_queries:
+        frozen.append(FIXED_QUERIES)
     return (*frozen, *config.trainable)
 
 

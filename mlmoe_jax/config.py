@@ -307,6 +307,9 @@ def validate(config: ConfigDict) -> None:
         raise UserError("the config has mistakes: " + "; ".join(wrong))
 
 
+_CHECKPOINTS = (".pth", ".pt", ".pth.tar", ".bin", ".npz", ".safetensors")
+
+
 def warnings(config: ConfigDict) -> list[str]:
     """Return what a valid config does that is hardly meant."""
     routing = config.model.head.routing
@@ -338,6 +341,17 @@ def _model_mistakes(config: ConfigDict) -> list[str]:
         wrong.append("loss.terms has no term with a weight other than 0")
     if missing := terms - produced.get(head.kind, {"logits"}):
         wrong.append(f"loss.terms names {', '.join(sorted(missing))}, which head {head.kind} does not give")
+    if head.kind == "routed_experts" and not head.routing.shared_experts + head.routing.task_experts:
+        wrong.append("model.head.routing.shared_experts and task_experts are both 0, and a label needs an expert")
+    if head.kind == "routed_experts" and head.decoder.queries:
+        wrong.append("model.head.decoder.queries is for head query; routed_experts has a query a label")
+    if prompts.kind in ("deep", "shallow", "e2vpt") and not prompts.count:
+        wrong.append(f"model.prompts.count is 0: for no prompts at all set model.prompts.kind=none, not {prompts.kind}")
+    if head.kind == "ml_gcn" and config.init_from.endswith(_CHECKPOINTS) and not head.graph.word_vectors:
+        wrong.append(
+            "config.init_from is a file of ML-GCN's, which was trained with GloVe vectors: name them with "
+            "model.head.graph.word_vectors"
+        )
     kept = (prompts.kept_tokens, *prompts.kept_segments)
     if any(set(row) - {"0", "1"} for row in kept):
         wrong.append("model.prompts.kept_tokens and kept_segments are made of the digits 0 and 1")

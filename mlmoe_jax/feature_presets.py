@@ -11,7 +11,7 @@ from mlmoe_jax.config import default_config, parse_arg
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import backbone_shape
-from mlmoe_jax.models.heads.query import FIXED_QUERIES, ML_DECODER, Q2L
+from mlmoe_jax.models.heads.query import ML_DECODER, Q2L
 from mlmoe_jax.models.heads.routed_experts import SETTINGS
 from mlmoe_jax.presets import use_dataset
 
@@ -69,7 +69,6 @@ def use_ml_decoder(config: ConfigDict, *, groups: int = 100) -> None:
     """Set ML-Decoder (Ridnik et al., WACV 2023): fixed queries, at most `groups`, and one decoder layer."""
     config.model.head.kind = "query"
     config.model.head.decoder.update({"queries": groups, **ML_DECODER})
-    config.trainable = (FIXED_QUERIES, *config.trainable)
 
 
 def use_routed_experts(config: ConfigDict, preset: str) -> None:

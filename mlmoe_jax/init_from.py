@@ -89,13 +89,14 @@ class Counterparts:
 
     names, their_names: the labels of each. rows: where the head keeps what belongs to a label; None = the heads are of
     different kinds, or of one that LABEL_ROWS does not know. same_groups: prompts are made for groups of one structure,
-    or for none.
+    or for none. same_vectors: the labels that both have go by the same word vectors.
     """
 
     names: tuple[str, ...]
     their_names: tuple[str, ...]
     rows: tuple[LabelRows, ...] | None
     same_groups: bool = True
+    same_vectors: bool = True
 
 
 # ------------------------------------------------------------------------------------------------------- where from
@@ -239,7 +240,20 @@ def _counterparts(
     kind, their_kind = config.model.head.kind, their_config.model.head.kind
     structures = [_group_structure(each.model.prompts) for each in (config, their_config)]
     rows = LABEL_ROWS.get(kind) if kind == their_kind else None
-    return Counterparts(space.names, their_space.names, rows, structures[0] == structures[1])
+    same_vectors = _same_vectors(space, their_space)
+    return Counterparts(space.names, their_space.names, rows, structures[0] == structures[1], same_vectors)
+
+
+def _same_vectors(space: LabelSpace, their_space: LabelSpace) -> bool:
+    """Return whether the labels that both have also have the same word vectors, if there are any."""
+    if space.vectors is None or their_space.vectors is None:
+        return True
+    theirs = dict(zip(their_space.names, their_space.vectors, strict=True))
+    return all(
+        np.shape(vector) == np.shape(theirs[name]) and np.allclose(vector, theirs[name], atol=1e-5)
+        for name, vector in zip(space.names, space.vectors, strict=True)
+        if name in theirs
+    )
 
 
 def _group_structure(prompts: ConfigDict) -> tuple | None:
@@ -257,6 +271,8 @@ def carry_over(ours: Params, theirs: Params, match: Counterparts) -> tuple[Param
             reason = "there is none there"
         elif re.search(GROUPED, path) and not match.same_groups:
             reason = "other groups of prompts"
+        elif re.search(r"^head/gc\d/", path) and not match.same_vectors:
+            reason = "other word vectors"
         elif path.startswith("head/") and match.rows is None and match.names != match.their_names:
             reason = "labels cannot be matched between these heads"
         else:

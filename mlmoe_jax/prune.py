@@ -15,10 +15,12 @@ import io
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
@@ -27,13 +29,13 @@ from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.sharding import on_device
+from mlmoe_jax.sharding import REPLICATED, on_device
 from mlmoe_jax.state import Params
 from mlmoe_jax.steps import prepare
 from mlmoe_jax.train import Results, read_results, require_same_config, train, training_objective
 from mlmoe_jax.writer import Progress, say
 
-SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance.npz", "prune.csv"
+SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance_{}.npz", "prune.csv"
 MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
 
 
@@ -66,7 +68,8 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
             results[level] = _train_once(
                 of_level, RunFolder(folder / LEVELS / level.name), f"level {number} of {len(levels)}, {level.name}"
             )
-            _write_table(folder, config, results)
+            if jax.process_index() == 0:
+                _write_table(folder, results)
         best = max(results, key=lambda level: results[level][_watched(config)]["mAP"])
         say(f"chosen on {_watched(config)}: {best.name}")
         if jax.process_index() == 0:
@@ -148,7 +151,7 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
         image = prepare(batch, run.preprocess, run.config.augment, augment_key)
         return objective(model(image, labels=batch["label"], rngs=nnx.Rngs(model_key)), batch)[0]
 
-    @jax.jit
+    @partial(jax.jit, out_shardings=NamedSharding(run.mesh, REPLICATED))
     def step(values: Params, frozen: Params, batch, key: jax.Array) -> Params:
         masks = {name: values[path] for name, path in MASKS.items()}
         return jax.grad(loss_of)(masks, values, frozen, batch, key)
@@ -159,11 +162,14 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
 # ------------------------------------------------------------------------------------------------------------ parts
 def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
     """Measure the importance of the searched masks, or read what an earlier call has measured."""
-    if not (folder / IMPORTANCE).exists():
-        run = open_run(RunFolder(folder / SEARCH))
-        folder.write_npz(IMPORTANCE, **measure_importance(run, how=config.prune.importance, seed=config.seed))
-    with np.load(io.BytesIO((folder / IMPORTANCE).read_bytes()), allow_pickle=False) as stored:
-        return dict(stored)
+    name = IMPORTANCE.format(config.prune.importance)
+    if (folder / name).exists():
+        with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
+            return dict(stored)
+    measured = measure_importance(open_run(RunFolder(folder / SEARCH)), how=config.prune.importance, seed=config.seed)
+    if jax.process_index() == 0:
+        folder.write_npz(name, **measured)
+    return measured
 
 
 def _train_once(config: ConfigDict, folder: RunFolder, what: str) -> Results:
@@ -176,7 +182,7 @@ def _train_once(config: ConfigDict, folder: RunFolder, what: str) -> Results:
     return train(config, folder)
 
 
-def _write_table(folder: RunFolder, config: ConfigDict, results: dict[Level, Results]) -> None:
+def _write_table(folder: RunFolder, results: dict[Level, Results]) -> None:
     rows = []
     for level, measured in results.items():
         kept = sum(

@@ -17,13 +17,13 @@ from safetensors.numpy import save as safetensors_bytes
 
 from mlmoe_jax import checkpoint
 from mlmoe_jax import config as configuration
-from mlmoe_jax.assemble import describe_run, preprocess_for, require_same_frozen, start_jax
+from mlmoe_jax.assemble import describe_run, has_checkpoint, preprocess_for, read_run, require_same_frozen, start_jax
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.check import require_sound
 from mlmoe_jax.data.labels import LabelSpace, label_space_of
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.sources import open_split, original_name
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluate import Scored, list_skipped, measure, score_split, write_results
 from mlmoe_jax.init_from import starting_parts
@@ -43,6 +43,7 @@ FREE_KEYS = (
     "data.workers",
     "pack.",
     "prune.",
+    "init_from",  # what goes on does not start anew
     "train.log_every",
     "eval.batch_size",
     "checkpoint.",
@@ -112,12 +113,14 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
     # -------------------------------------------------------------------------------------------------- data
     preprocess = preprocess_for(config)
     train_split = open_split(config.data, config.data.train_split, seed=config.seed)
-    label_space = label_space_of(train_split, original_name(config.data), config.model, config.seed)
+    label_space = _label_space(config, folder, train_split)
     watched = config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
     held_out = {
         name: open_split(config.data, name, classes=train_split.classes, seed=config.seed)
         for name in dict.fromkeys(filter(None, (watched, *config.data.test_splits)))
     }
+    if config.model.head.kind == "cnn_rnn" and (train_split.labels == UNKNOWN).any():
+        say("warning: cnn_rnn learns label sequences, in which an unknown label counts as absent")
     for warning in [*configuration.warnings(config), *require_sound(train_split, list(held_out.values()))]:
         say(f"warning: {warning}")
     per_epoch = steps_per_epoch(len(train_split), config.train.batch_size)
@@ -270,6 +273,20 @@ def _training_batches(job: Job, first_step: int) -> Iterator[dict[str, np.ndarra
 def _copy(values: Params) -> Params:
     """Copy values that the next step's donation would take away."""
     return jax.tree.map(jnp.copy, values)
+
+
+def _label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:
+    """Return the label space of the training split, or that of a run that goes on.
+
+    Groups may be cut otherwise by another version of a library, and a file of word vectors may have changed since: what
+    a model was trained with stays with it.
+    """
+    if not has_checkpoint(folder):
+        return label_space_of(train_split, original_name(config.data), config.model, config.seed)
+    _, label_space = read_run(folder)
+    if label_space.names != tuple(train_split.classes):
+        raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
+    return label_space
 
 
 def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:

@@ -9,7 +9,7 @@ from mlmoe_jax import cost
 from mlmoe_jax.assemble import trainable_rules
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels import synthetic_label_space
-from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.build import build_model, reads_final_norm
 from mlmoe_jax.state import ModelDef, split_trainable
 
 METHODS = [
@@ -90,11 +90,7 @@ def test_what_trains_moves_and_the_rest_stays(name, two_steps):
     for path, value in before.trainable.items():
         if not path.endswith("bias"):
             assert (np.asarray(after.trainable[path]) != value).any(), path
-    penalties = {
-        "cnn_rnn_resnet101": "loss/sequence",
-        "drmoe_resnet101": "loss/entropy",
-        "mlmoe_dinov2": "loss/entropy",
-    }
+    penalties = {"cnn_rnn_resnet101": "loss/sequence", "drmoe_resnet101": "loss/entropy"}
     assert {key for key in metrics if key not in ("loss", "loss/logits", "gradient_norm")} == (
         {penalties[name]} if name in penalties else set()
     )
@@ -132,6 +128,36 @@ def test_twenty_thousand_labels_need_nothing_of_their_square():
     assert params["head/decoder/queries"].shape == (100, 64)
     assert max(p.size for path, p in params.items() if path.startswith("head/")) < 20_000 * 64 * 2
     assert config.model.head.decoder.self_attention == "identity"
+
+
+def test_fixed_queries_do_not_learn_in_any_head_or_under_any_rules():
+    for reference, fixed in (("ml_decoder_resnet101", True), ("q2l_resnet101", False)):
+        config = load_config(reference, [])
+        config.trainable = ((r"", True),)
+        rules = trainable_rules(config)
+        assert ((r"^head/decoder/queries$", False) in rules) == fixed
+
+
+def test_only_prompts_are_read_before_the_last_norm():
+    settings = load_config("vpt:backbone=vit_b16_in21k", []).model.backbone
+    assert reads_final_norm(settings, prompts=False)
+    assert not reads_final_norm(settings, prompts=True)
+    settings.final_norm = "no"
+    assert not reads_final_norm(settings, prompts=False)
+    assert reads_final_norm(load_config("mlvpt_dinov2", []).model.backbone, prompts=True)
+
+
+@pytest.mark.parametrize(
+    ("reference", "overrides", "complaint"),
+    [
+        ("hsq_resnet101:task=0,shared=0", {}, "a label needs an expert"),
+        ("drmoe_resnet101", {"model.head.decoder.queries": "5"}, "routed_experts has a query a label"),
+        ("vpt", {"model.prompts.count": "0"}, "set model.prompts.kind=none"),
+        ("mlgcn_resnet101", {"init_from": "coco.pth.tar"}, "GloVe"),
+    ],
+)
+def test_settings_that_do_nothing_or_cannot_work_are_named(reference, overrides, complaint, refusal):
+    assert complaint in refusal(configuration.validate, load_config(reference, list(overrides.items())))
 
 
 def test_the_printed_sign_warns():

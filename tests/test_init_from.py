@@ -552,3 +552,12 @@ def test_a_run_that_goes_on_needs_nothing_but_its_folder(config, tmp_path):
     again = starting_parts(config, space, folder)
     same({p: np.asarray(x) for p, x in again.frozen.items()}, {p: np.asarray(x) for p, x in fresh.frozen.items()})
     assert again.unpublished == fresh.unpublished == set(fresh.frozen)
+
+
+def test_layers_on_other_word_vectors_are_left():
+    match = Counterparts(("a", "b"), ("b", "c"), LABEL_ROWS["ml_gcn"], same_vectors=False)
+    ours, theirs = ({f"head/gc{i}/kernel": jnp.full((2, 2), value) for i in (1, 2)} for value in (0.0, 1.0))
+    taken, left = carry_over(ours, theirs, match)
+    assert not taken
+    assert left == {"other word vectors": ["head/gc1/kernel", "head/gc2/kernel"]}
+    assert len(carry_over(ours, theirs, replace(match, same_vectors=True))[0]) == 2

@@ -116,7 +116,7 @@ def test_importance_is_the_mean_gradient_of_the_masks(pruned):
     measured = measure_importance(run)
     assert measured["tokens"].shape == (4,)
     assert measured["segments"].shape == (4, 4)
-    stored = np.load(folder / "prune/importance.npz")
+    stored = np.load(folder / "prune/importance_signed.npz")
     np.testing.assert_allclose(stored["tokens"], measured["tokens"], rtol=1e-4, atol=1e-6)
     absolute = measure_importance(run, how="absolute")
     assert (absolute["tokens"] >= np.abs(measured["tokens"]) - 1e-9).all()

@@ -14,7 +14,7 @@ from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.constants import Constant
-from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.contracts import PROMPTS, Prediction
 from mlmoe_jax.models.decoder import QueryDecoder
 from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
@@ -185,10 +185,14 @@ def backbone_shape(config) -> BackboneShape:
     return catalog.entry(config.model.backbone.name).shape
 
 
-def reads_final_norm(settings) -> bool:
-    """Return whether features are read after the backbone's last norm; `settings` is `config.model.backbone`."""
+def reads_final_norm(settings, *, prompts: bool) -> bool:
+    """Return whether features are read after the backbone's last norm; `settings` is `config.model.backbone`.
+
+    prompts: whether prompts are among them: ML-VPT's code reads those of some backbones before it, and VPT's takes the
+    class token after it for all.
+    """
     chosen = {"yes": True, "no": False}
-    return chosen.get(settings.final_norm, catalog.entry(settings.name).final_norm)
+    return chosen.get(settings.final_norm, not prompts or catalog.entry(settings.name).final_norm)
 
 
 def build_backbone(
@@ -213,4 +217,6 @@ def build_model(config, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifie
         shape, dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs
     )
     head = HEADS[settings.head.kind](config, shape, label_space, dtype, rngs)
-    return Classifier(backbone, prompts, head, final_norm=reads_final_norm(settings.backbone))
+    return Classifier(
+        backbone, prompts, head, final_norm=reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
+    )

@@ -134,9 +134,10 @@ def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped
     """
     tensors = read_tensors(path)
     query.refuse_unknown_backbone(tensors)
-    source = source or _recognise(tensors, path)
-    if source.head_alone and not whole:
-        raise UserError(f"{path} ({source.name} layout) holds a head and no backbone; give it as config.init_from")
+    if source is None:
+        source = _recognise(tensors, path)
+        if source.head_alone and not whole:
+            raise UserError(f"{path} ({source.name} layout) holds a head and no backbone; give it as config.init_from")
     if whole and not (source.whole or source.head_alone):
         raise UserError(
             f"{path} ({source.name} layout) does not hold a whole model; a backbone is named with "

@@ -193,7 +193,7 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
         f"model.{key} is {value} and there {expected[key]}" for key, value in chosen.items() if value != expected[key]
     ]
     # ML-VPT reads some backbones before the last norm, which its tensors do not show.
-    if not layout.startswith("ml_vpt") and not reads_final_norm(settings.backbone):
+    if not layout.startswith("ml_vpt") and not reads_final_norm(settings.backbone, prompts=False):
         found.append("model.backbone.final_norm is no and there yes")
     if settings.backbone.normalization != "imagenet" and catalog.entry(settings.backbone.name).mean != IMAGENET_MEAN:
         found.append("model.backbone.normalization is auto and there imagenet")
