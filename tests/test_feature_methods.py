@@ -75,7 +75,15 @@ def test_multiply_adds_of_dr_moe():
 
 
 @pytest.mark.usefixtures("tiny_vit")
-@pytest.mark.parametrize("name", [*METHODS, "mlmoe_dinov2:prompts=false", "drmoe_resnet101:preset=static"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name in ("q2l_resnet101", "drmoe_resnet101", "mlmoe_dinov2") else pytest.mark.slow
+        )
+        for name in [*METHODS, "mlmoe_dinov2:prompts=false", "drmoe_resnet101:preset=static"]
+    ],
+)
 def test_what_trains_moves_and_the_rest_stays(name, two_steps):
     name, _, arguments = name.partition(":")
     config = load_config(f"{name}:dataset=digits{',' if arguments else ''}{arguments}", [])

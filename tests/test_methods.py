@@ -115,10 +115,14 @@ METHODS = [
     "mlvpt_dinov2",
     "mlvpt_dinov2:preset=paper",
 ]
+# of others, with --all
+VARIANTS = ("vpt:variant=shallow", "e2vpt:key_values=2,shared=false", "gvpt:sides=dc", "mlvpt_dinov2:preset=paper")
 
 
 @pytest.mark.usefixtures("tiny_vit")
-@pytest.mark.parametrize("reference", METHODS)
+@pytest.mark.parametrize(
+    "reference", [pytest.param(m, marks=pytest.mark.slow if m in VARIANTS else ()) for m in METHODS]
+)
 def test_frozen_values_stay_and_all_others_move(reference, two_steps):
     name, _, arguments = reference.partition(":")
     config = load_config(f"{name}:dataset=digits{',' if arguments else ''}{arguments}", [])

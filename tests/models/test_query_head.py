@@ -60,6 +60,9 @@ HEADS = {
 }
 
 
+VARIANTS = ("q2l_first", "q2l_self_attention", "torch", "torch_pre_norm")  # of others, with --all
+
+
 def loaded(case, folder, **options):
     """Return a case's head with the twin's weights."""
     prefix = f"{case}/weights/"
@@ -79,7 +82,9 @@ def error(ours, theirs) -> float:
     return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("case", HEADS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in VARIANTS else ()) for case in HEADS]
+)
 def test_equals_torch(case, tmp_path):
     head = loaded(case, tmp_path)
     assert error(head(features(case)).logits, ARRAYS[f"{case}/logits"]) < 2e-5

@@ -403,6 +403,8 @@ def test_settings_that_differ_from_the_code_are_told():
     ]
     assert departures(config.model, "q2l") == []
     config.model.backbone.name = "vit_b16_in21k"
+    assert departures(config.model, "vpt_deep") == []
+    config.model.backbone.final_norm = "no"
     assert departures(config.model, "vpt_deep") == ["model.backbone.final_norm is no and there yes"]
     config.model.backbone.final_norm, config.model.prompts.masks = "yes", "fixed"
     assert departures(config.model, "e2vpt") == ["model.prompts.pruned is absent and there zeroed"]

@@ -278,14 +278,14 @@ def open_scenes(split: str) -> Split:
     Raises UserError for an unknown split.
     """
     _known(split, SCENES, "digits")
-    labels, images = _scenes(split)
+    labels, images = _scenes(split, SCENES[split])
     ids = [f"{split}/{row:05d}.png" for row in range(len(labels))]
     return Split(split, CLASSES, labels.astype(np.int8), ids, ArrayImages(images))
 
 
 @functools.cache  # a sweep opens the same scenes again and again; all of them together are 135 MB
-def _scenes(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels bool[N,10] and pictures u8[N,64,64,3] of one split, which nobody may write to."""
+def _scenes(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels bool[N,10] and pictures u8[N,64,64,3] of a split of N = `count`, which nobody may write to."""
     labels, scans = scene_labels(split), source_scans()[SCANS_OF[split]]
     images = np.stack([render_scene(_stream(split, 1, row), present, scans) for row, present in enumerate(labels)])
     for array in (labels, images):
