@@ -8,6 +8,8 @@ import pytest
 
 from mlmoe_jax.errors import UserError
 
+# Most of the time of a test goes into compiling tiny models; unoptimised they compile in half of it.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fetches weights from the network
 
 REPOSITORY = Path(__file__).resolve().parents[1]
