@@ -12,7 +12,7 @@ resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default re
 yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
 """
 
-from mlmoe_jax.feature_presets import Q2L_FROZEN, feature_map, small, use_q2l, use_routed_experts
+from mlmoe_jax.feature_presets import feature_map, q2l_recipe, small, use_q2l, use_routed_experts
 
 
 def get_config(arg=""):
@@ -23,9 +23,5 @@ def get_config(arg=""):
     config.model.head.routing.task_experts, config.model.head.routing.shared_experts = options.task, options.shared
     if options.dataset == "digits":
         return small(config, rate=1e-3)
-    config.trainable = (Q2L_FROZEN, *config.trainable)
-    config.augment.cutout, config.augment.randaugment = 0.5, "uda"
-    config.optim.learning_rate = 1e-4
-    config.train.epochs, config.train.batch_size, config.train.patience = 80, 64, 8
-    config.ema.decay = 0.9997
+    q2l_recipe(config)
     return config

@@ -12,7 +12,7 @@ stem and first stage frozen; pictures without any label are kept. The authors' l
 paper says so; here it does.
 """
 
-from mlmoe_jax.feature_presets import Q2L_FROZEN, feature_map, small, use_q2l
+from mlmoe_jax.feature_presets import feature_map, q2l_recipe, small, use_q2l
 
 
 def get_config(arg=""):
@@ -21,9 +21,5 @@ def get_config(arg=""):
     if options.dataset == "digits":
         return small(config, rate=1e-3)
     config.data.keep_empty = True
-    config.trainable = (Q2L_FROZEN, *config.trainable)
-    config.augment.cutout, config.augment.randaugment = 0.5, "uda"
-    config.optim.learning_rate = 1e-4
-    config.train.epochs, config.train.batch_size, config.train.patience = 80, 64, 8
-    config.ema.decay = 0.9997
+    q2l_recipe(config)
     return config

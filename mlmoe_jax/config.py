@@ -13,8 +13,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.defaults import default_config
+from mlmoe_jax.defaults import SIDES, default_config
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 
 _PACKAGE = Path(__file__).resolve().parent
 # An installed package carries the configs inside; a checkout has them beside the package.
@@ -161,7 +162,7 @@ _CHOICES = {
     "model.prompts.kind": ("none", "deep", "shallow", "e2vpt", "group"),
     "model.prompts.masks": ("none", "learned", "fixed"),
     "model.prompts.pruned": ("absent", "zeroed"),
-    "model.prompts.sides": ("both", "co", "dc"),
+    "model.prompts.sides": tuple(SIDES),
     "model.prompts.mask": ("none", "all_prompts", "cross_group"),
     "model.head.kind": (
         "linear",
@@ -307,9 +308,6 @@ def validate(config: ConfigDict) -> None:
         raise UserError("the config has mistakes: " + "; ".join(wrong))
 
 
-_CHECKPOINTS = (".pth", ".pt", ".pth.tar", ".bin", ".npz", ".safetensors")
-
-
 def warnings(config: ConfigDict) -> list[str]:
     """Return what a valid config does that is hardly meant."""
     routing = config.model.head.routing
@@ -327,7 +325,7 @@ def _model_mistakes(config: ConfigDict) -> list[str]:
     if head.kind in ("group_experts", "group_linear") and prompts.kind != "group":
         wrong.append(f"model.head.kind={head.kind} reads group prompts: set model.prompts.kind=group")
     pooled = {"cls", "patches"} if head.pool == "both" else {head.pool}
-    sides = {"both": {"co", "dc"}}.get(prompts.sides, {prompts.sides})
+    sides = SIDES.get(prompts.sides, ())
     produced = {
         "linear": {"logits", *pooled},
         "group_linear": {"logits", *sides},
@@ -347,7 +345,11 @@ def _model_mistakes(config: ConfigDict) -> list[str]:
         wrong.append("model.head.decoder.queries is for head query; routed_experts has a query a label")
     if prompts.kind in ("deep", "shallow", "e2vpt") and not prompts.count:
         wrong.append(f"model.prompts.count is 0: for no prompts at all set model.prompts.kind=none, not {prompts.kind}")
-    if head.kind == "ml_gcn" and config.init_from.endswith(_CHECKPOINTS) and not head.graph.word_vectors:
+    if (
+        head.kind == "ml_gcn"
+        and config.init_from.endswith((".npz", ".safetensors", *TORCH_SUFFIXES))
+        and not head.graph.word_vectors
+    ):
         wrong.append(
             "config.init_from is a file of ML-GCN's, which was trained with GloVe vectors: name them with "
             "model.head.graph.word_vectors"

@@ -62,7 +62,7 @@ def use_q2l(config: ConfigDict) -> None:
     """Set Query2Label (Liu et al., 2021): one encoder layer, two decoder layers without self-attention."""
     config.model.head.kind = "query"
     config.model.head.decoder.update({"width": 0, **Q2L})
-    _asymmetric(config)
+    config.loss.kind, config.loss.scale = "asymmetric", 1000.0
 
 
 def use_ml_decoder(config: ConfigDict, *, groups: int = 100) -> None:
@@ -79,9 +79,13 @@ def use_routed_experts(config: ConfigDict, preset: str) -> None:
     config.model.head.routing.update(SETTINGS[preset])
 
 
-def _asymmetric(config: ConfigDict) -> None:
-    """Set the asymmetric loss as Query2Label and ML-VPT have it."""
-    config.loss.kind, config.loss.scale = "asymmetric", 1000.0
+def q2l_recipe(config: ConfigDict) -> None:
+    """Set how Query2Label trains on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen."""
+    config.trainable = (Q2L_FROZEN, *config.trainable)
+    config.augment.cutout, config.augment.randaugment = 0.5, "uda"
+    config.optim.learning_rate = 1e-4
+    config.train.epochs, config.train.batch_size, config.train.patience = 80, 64, 8
+    config.ema.decay = 0.9997
 
 
 def gcn_recipe(config: ConfigDict, *, rate: float, epochs: int) -> None:

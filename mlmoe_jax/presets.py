@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config import default_config, parse_arg
+from mlmoe_jax.defaults import SIDES
 from mlmoe_jax.errors import UserError
 
 PRESETS = ("code", "paper")
@@ -115,12 +116,11 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
 
 def use_group_prompts(config: ConfigDict, *, sides: str = "both", preset: str = "code") -> None:
     """Set GVPT: ML-VPT's group prompts and a classifier a side, without experts and gates; one side: VPT-CO, VPT-DC."""
-    if sides not in ("both", "co", "dc"):
-        raise UserError(f"sides={sides} is not one of both, co, dc")
+    if sides not in SIDES:
+        raise UserError(f"sides={sides} is not one of {', '.join(SIDES)}")
     use_ml_vpt(config, preset=preset)
     config.model.prompts.sides = sides
     config.model.head.kind = "group_linear"
-    present = {"both": ("co", "dc")}.get(sides, (sides,))
-    weights = {name: float(name in present) for name in ("co", "dc")}
+    weights = {name: float(name in SIDES[sides]) for name in ("co", "dc")}
     config.loss.terms.update({**weights, "co_gate": 0.0, "dc_gate": 0.0})
     config.optim.decay_rules = ()

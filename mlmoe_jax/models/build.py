@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.data.labels import LabelSpace
+from mlmoe_jax.defaults import SIDES
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.graphs import frequency_order, label_graph
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
@@ -28,7 +29,6 @@ from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompt
 from mlmoe_jax.pretrained import catalog
 
 BackboneShape = ViTShape | ResNetShape | ConvNeXtShape
-SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # config.model.prompts.sides
 
 
 class Classifier(nnx.Module):

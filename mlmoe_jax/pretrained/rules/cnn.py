@@ -4,7 +4,7 @@ import numpy as np
 
 from mlmoe_jax.pretrained.rules.base import Rule, Source, inverse_of, nested, transpose
 
-_COUNTERS = r".*\.num_batches_tracked"
+COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, which nothing here reads
 
 
 def conv_kernel(tensor: np.ndarray) -> np.ndarray:
@@ -141,16 +141,16 @@ _HUGGING_FACE_CONVNEXT = _convnext(
 
 OWN_CNN = Source("own_cnn", "stem/conv/kernel", (Rule(r"([^.]+)", r"\1"),))
 TORCHVISION_RESNET = Source(
-    "torchvision_resnet", "layer1.0.conv1.weight", torchvision_resnet_rules(), ignored=(_COUNTERS, r"fc\..*")
+    "torchvision_resnet", "layer1.0.conv1.weight", torchvision_resnet_rules(), ignored=(COUNTERS, r"fc\..*")
 )
 HUGGING_FACE_RESNET = Source(
     "hugging_face_resnet",
     "resnet.embedder.embedder.convolution.weight",
     nested(_hugging_face_resnet(), r"resnet\.", ""),
-    ignored=(_COUNTERS, r"classifier\..*"),
+    ignored=(COUNTERS, r"classifier\..*"),
 )
 HUGGING_FACE_RESNET_BODY = Source(
-    "hugging_face_resnet_body", "embedder.embedder.convolution.weight", _hugging_face_resnet(), ignored=(_COUNTERS,)
+    "hugging_face_resnet_body", "embedder.embedder.convolution.weight", _hugging_face_resnet(), ignored=(COUNTERS,)
 )
 TORCHVISION_CONVNEXT = Source(
     "torchvision_convnext", "features.1.0.layer_scale", torchvision_convnext_rules(), ignored=(r"classifier\.2\..*",)

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from mlmoe_jax.pretrained.rules.base import Rule, Source, nested
-from mlmoe_jax.pretrained.rules.cnn import torchvision_resnet_rules
+from mlmoe_jax.pretrained.rules.cnn import COUNTERS, torchvision_resnet_rules
 
 # The places of torchvision's modules in Sequential(conv1, bn1, relu, maxpool, layer1, layer2, layer3, layer4).
 _PLACES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
-_COUNTERS = r".*\.num_batches_tracked"
 
 
 def pointwise(tensor: np.ndarray) -> np.ndarray:
@@ -43,7 +42,7 @@ ML_GCN = Source(
     "ml_gcn",
     "gc1.weight",
     (*_BACKBONE, Rule(r"gc([12])\.weight", r"head/gc\1/kernel")),
-    ignored=(_COUNTERS, "A"),
+    ignored=(COUNTERS, "A"),
 )
 ADD_GCN = Source(
     "add_gcn",
@@ -64,6 +63,6 @@ ADD_GCN = Source(
         Rule(r"last_linear\.weight", "head/classifier/kernel", own_classifier),
         Rule(r"last_linear\.bias", "head/classifier/bias"),
     ),
-    ignored=(_COUNTERS, "mask_mat"),
+    ignored=(COUNTERS, "mask_mat"),
 )
 SOURCES = (ML_GCN, ADD_GCN)

@@ -7,10 +7,9 @@ import numpy as np
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.rules.base import Rule, Source, inverse_of, nested, transpose
-from mlmoe_jax.pretrained.rules.cnn import torchvision_resnet_rules
+from mlmoe_jax.pretrained.rules.cnn import COUNTERS, torchvision_resnet_rules
 from mlmoe_jax.pretrained.rules.vit import linear, norm
 
-_COUNTERS = r".*\.num_batches_tracked"
 # Tensor names that only one architecture has, among the backbones on which query decoders were published.
 _ELSEWHERE = {
     "TResNet": r"(?:.*\.)?body\.conv1\.(?:0|conv)\.weight",
@@ -103,13 +102,13 @@ Q2L = Source(
     "fc.W",
     (*nested(torchvision_resnet_rules(), r"backbone\.0\.body\.", "backbone/"), *_Q2L_HEAD),
     # The table of sines of the map that the authors trained on; ours is computed for the map at hand.
-    ignored=(_COUNTERS, r"backbone\.(?:1|pe)\.pe"),
+    ignored=(COUNTERS, r"backbone\.(?:1|pe)\.pe"),
 )
 ML_DECODER_RESNET = Source(
     "ml_decoder_resnet",
     "fc.decoder.duplicate_pooling",
     (*nested(torchvision_resnet_rules(), "", "backbone/"), *nested(_ML_DECODER_HEAD, r"fc\.", "")),
-    ignored=(_COUNTERS,),
+    ignored=(COUNTERS,),
 )
 ML_DECODER = Source("ml_decoder", "decoder.duplicate_pooling", _ML_DECODER_HEAD)
 SOURCES = (Q2L, ML_DECODER_RESNET, ML_DECODER)
