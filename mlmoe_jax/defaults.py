@@ -196,6 +196,10 @@ def default_config() -> ConfigDict:
     evaluation.select_on = "val"  # val | test (as the papers do) | none (the last EMA weights)
     evaluation.threshold = 0.5  # on probabilities, for CP CR CF1 OP OR OF1 and for predict
 
+    config.log = log = ConfigDict()  # besides metrics.jsonl and metrics.csv in the run folder
+    log.tensorboard = True  # event files, for `tensorboard --logdir`
+    log.wandb = ""  # a project of Weights & Biases (pip install wandb); "" = off
+
     config.checkpoint = checkpoint = ConfigDict()
     checkpoint.every_epochs = 1.0
     checkpoint.keep = 2

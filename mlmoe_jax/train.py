@@ -34,6 +34,7 @@ from mlmoe_jax.selection import Selection
 from mlmoe_jax.sharding import on_device, place
 from mlmoe_jax.state import Params, TrainState, initial_state, parameter_table
 from mlmoe_jax.steps import Objective, Preprocess, make_eval_step, make_objective, make_train_step
+from mlmoe_jax.tracking import open_trackers
 from mlmoe_jax.writer import MetricLog, Progress, require_finite, say
 
 # Keys that may differ when a run goes on: they change where and how fast, not what.
@@ -48,6 +49,10 @@ FREE_KEYS = (
     "eval.batch_size",
     "checkpoint.",
     "mesh.",
+    "log.",
+    "metrics.",
+    "thresholds.",
+    "report.",
 )
 
 
@@ -193,10 +198,12 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     config, first = job.config, int(state.step)
     evaluate_every = config.eval.every_epochs * job.steps_per_epoch
     save_every = max(1, round(config.checkpoint.every_epochs * job.steps_per_epoch))
-    log = MetricLog(job.folder, job.learning_rate, job.steps_per_epoch)
+    goes_on = first < job.total_steps and not selection.finished
+    trackers = open_trackers(job.folder, config, first) if goes_on and jax.process_index() == 0 else ()
+    log = MetricLog(job.folder, job.learning_rate, job.steps_per_epoch, trackers)
     progress = Progress("train", job.total_steps, config.train.batch_size, first=first)
     batches = on_device(progress.waiting(_training_batches(job, first)), job.mesh)
-    with asked_to_stop() as asked:
+    with contextlib.closing(log), asked_to_stop() as asked:
         for step in range(first + 1, job.total_steps + 1):
             if selection.finished:
                 break
@@ -217,7 +224,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
                 checkpoint.save(manager, step, state.replace(frozen={}), selection.values, notes)
             if asked.is_set():
                 raise Stopped(f"stopped at step {step} of {job.total_steps}; the same command goes on from there")
-    log.write()
+        log.write()
     progress.close()
     return selection
 

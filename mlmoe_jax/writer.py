@@ -4,14 +4,15 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 import jax
 from tqdm import tqdm
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.runfolder import TABLE, RunFolder
+from mlmoe_jax.tracking import Tracker
 
 LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 
@@ -123,14 +124,21 @@ def megabytes(count: float) -> str:
 
 
 class MetricLog:
-    """The rows of metrics.jsonl, one a step.
+    """The rows of metrics.jsonl, one a logged step, and the same rows for every one of `trackers`.
 
     A row waits until the next step is under way, so that fetching its numbers does not hold the device up.
+    metrics.csv has the same rows as a table; it is written whole, with every evaluation and at the end.
     """
 
-    def __init__(self, folder: RunFolder, learning_rate: Callable[[int], jax.Array], steps_per_epoch: int):
+    def __init__(
+        self,
+        folder: RunFolder,
+        learning_rate: Callable[[int], jax.Array],
+        steps_per_epoch: int,
+        trackers: Sequence[Tracker] = (),
+    ):
         self.folder, self.learning_rate, self.steps_per_epoch = folder, learning_rate, steps_per_epoch
-        self.summary = ""
+        self.trackers, self.summary, self._evaluated = trackers, "", False
         self._row: dict[str, float] = {}
         self._on_device: dict[str, jax.Array] = {}
 
@@ -147,6 +155,7 @@ class MetricLog:
     def add(self, values: Mapping[str, float]) -> None:
         """Add evaluation metrics to the waiting row."""
         self._row |= values
+        self._evaluated = True
 
     def write(self) -> None:
         """Write the waiting row, if there is one; UserError where the loss is not finite."""
@@ -156,8 +165,26 @@ class MetricLog:
         numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
         require_finite(step, numbers["loss"])
         if jax.process_index() == 0:
-            self.folder.append_row({**self._row, **numbers})
-        self._row, self.summary = {}, f"loss {numbers['loss']:.4g}"
+            row = {**self._row, **numbers}
+            self.folder.append_row(row)
+            for tracker in self.trackers:
+                tracker.write(row)
+            if self._evaluated:
+                self._write_table()
+        self.summary = f"loss {numbers['loss']:.4g}, rate {numbers['learning_rate']:.3g}"
+        self._row, self._evaluated = {}, False
+
+    def close(self) -> None:
+        """Finish the table and the trackers."""
+        if jax.process_index() == 0:
+            self._write_table()
+        for tracker in self.trackers:
+            tracker.close()
+
+    def _write_table(self) -> None:
+        rows = self.folder.rows()
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        self.folder.write_csv(TABLE, columns, [[row.get(name, "") for name in columns] for row in rows])
 
 
 def require_finite(step: int, loss: float) -> None:

@@ -157,12 +157,12 @@ def test_a_row_a_step(folder):
         "gradient_norm": 2.0,
     }
     assert folder.rows() == [row]
-    assert log.summary == "loss 0.5"
+    assert log.summary == "loss 0.5, rate 0.125"
     log.note(3, {"loss": jnp.float32(0.123456)}, PROGRESS)
     log.write()
     assert [row["step"] for row in folder.rows()] == [2, 3]
     assert "val/ema/mAP" not in folder.rows()[1]
-    assert log.summary == "loss 0.1235"
+    assert log.summary == "loss 0.1235, rate 0.25"
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
@@ -182,7 +182,7 @@ def test_only_the_first_process_writes_rows(folder, monkeypatch):
     log.note(1, {"loss": jnp.float32(1)}, PROGRESS)
     log.write()
     assert folder.rows() == []
-    assert log.summary == "loss 1"
+    assert log.summary == "loss 1, rate 0.1"
 
 
 # -------------------------------------------------------------------------------------------- stopping on request

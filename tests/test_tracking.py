@@ -1,0 +1,133 @@
+import csv
+import struct
+import sys
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+from etils import epath
+
+from mlmoe_jax.defaults import default_config
+from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.tracking import EventFiles, open_trackers
+from mlmoe_jax.writer import MetricLog
+
+PROGRESS = SimpleNamespace(images_per_second=12.5, data_wait=0.25)
+
+
+def events(folder) -> list:
+    """Return what TensorBoard would read: the records of all event files, in the order of the files."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        content = path.read_bytes()
+        while content:  # length u64, checksum u32, the record, checksum u32
+            (length,) = struct.unpack("<Q", content[:8])
+            found.append(Event.FromString(content[12 : 12 + length]))
+            content = content[16 + length :]
+    return found
+
+
+def scalars(folder) -> list[tuple[str, int, float]]:
+    return [(value.tag, event.step, value.simple_value) for event in events(folder) for value in event.summary.value]
+
+
+def test_rows_become_scalars_and_a_resumed_run_takes_back_what_it_repeats(tmp_path):
+    folder = RunFolder(tmp_path)
+    first = EventFiles(folder, first_step=0)
+    first.write({"step": 2, "loss": 0.5, "val/raw/mAP": 0.25})
+    assert scalars(tmp_path / "tensorboard") == [("loss", 2, 0.5), ("val/raw/mAP", 2, 0.25)], "live, before the end"
+    first.write({"step": 4, "loss": 0.125})
+    first.close()
+    second = EventFiles(folder, first_step=2)
+    second.write({"step": 4, "loss": 0.0625})
+    second.close()
+    assert scalars(tmp_path / "tensorboard")[2:] == [("loss", 4, 0.125), ("loss", 4, 0.0625)]
+    marks = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
+    assert marks == [3], "TensorBoard leaves out what came before this with a step from 3 on"
+
+
+def test_an_object_store_gets_the_whole_file(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.is_local = False
+    tracker = EventFiles(folder, first_step=0)
+    tracker.write({"step": 1, "loss": 0.5})
+    assert scalars(epath.Path(tmp_path) / "tensorboard") == [("loss", 1, 0.5)]
+    tracker.write({"step": 2, "loss": 0.25})
+    tracker.close()
+    assert scalars(epath.Path(tmp_path) / "tensorboard") == [("loss", 1, 0.5), ("loss", 2, 0.25)]
+
+
+class FakeWandb:
+    def __init__(self):
+        self.started, self.logged, self.finished = [], [], 0
+        self.id = "abc123"
+
+    def init(self, **given):
+        self.started.append(given)
+        return self
+
+    def log(self, row, step):
+        self.logged.append((step, row))
+
+    def finish(self):
+        self.finished += 1
+
+
+def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    config = default_config()
+    config.log.tensorboard, config.log.wandb = False, "pictures"
+    folder = RunFolder(tmp_path / "a")
+    for _ in range(2):
+        (tracker,) = open_trackers(folder, config, 0)
+        tracker.write({"step": 3, "loss": 0.5})
+        tracker.close()
+    assert [given["id"] for given in fake.started] == [None, "abc123"]
+    assert fake.started[0]["project"] == "pictures"
+    assert fake.started[0]["name"] == "a"
+    assert fake.started[0]["config"]["seed"] == 0
+    assert fake.logged == [(3, {"loss": 0.5})] * 2
+    assert fake.finished == 2
+
+
+def test_weights_and_biases_is_asked_for_and_not_there(tmp_path, monkeypatch, refusal):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = default_config()
+    config.log.wandb = "pictures"
+    assert "pip install wandb" in refusal(open_trackers, RunFolder(tmp_path), config, 0)
+    config.log.wandb, config.log.tensorboard = "", False
+    assert open_trackers(RunFolder(tmp_path), config, 0) == []
+
+
+def test_the_log_writes_a_table_and_every_tracker_has_every_row(tmp_path):
+    folder, seen = RunFolder(tmp_path), []
+    tracker = SimpleNamespace(write=seen.append, close=lambda: seen.append("closed"))
+    log = MetricLog(folder, lambda step: jnp.float32(0.25), 4, [tracker])
+    log.note(2, {"loss": jnp.float32(0.5)}, PROGRESS)
+    log.write()
+    assert not (tmp_path / "metrics.csv").exists()
+    log.note(4, {"loss": jnp.float32(0.125)}, PROGRESS)
+    log.add({"val/raw/mAP": 0.75})
+    log.write()
+    assert log.summary == "loss 0.125, rate 0.25"
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["step"], row["loss"], row["val/raw/mAP"]) for row in rows] == [
+        ("2", "0.5", ""),
+        ("4", "0.125", "0.75"),
+    ]
+    log.note(5, {"loss": jnp.float32(1)}, PROGRESS)
+    log.write()
+    log.close()
+    assert (tmp_path / "metrics.csv").read_text().count("\n") == 4
+    assert seen == [*folder.rows(), "closed"]
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_trackers_are_those_that_the_config_asks_for(tmp_path, first):
+    (tracker,) = open_trackers(RunFolder(tmp_path), default_config(), first)
+    assert isinstance(tracker, EventFiles)
+    tracker.close()
