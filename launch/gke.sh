@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# Train on a TPU slice of a GKE cluster that has JobSet; docs/launch.md says how to come by one.
+#
+#   bash launch/gke.sh ACTION… --name=NAME [FLAG…] [-- FLAGS OF mlmoe_jax.main]
+#
+# Actions, in the order in which they are given:
+#   pool     add a node pool with the slice to a Standard cluster (Autopilot and xpk make their own)
+#   image    build the image and push it
+#   render   print the manifest
+#   run      start the training; an earlier one of that name has to be deleted first, and its checkpoints stay
+#   logs     follow the output of the first host
+#   status   list the JobSet and its pods
+#   down     let the training save and end, and delete the JobSet
+#
+# Flags:
+#   --name=NAME            of the JobSet and of the node pool
+#   --tpu=v5e              generation: v4, v5e, v5p or v6e
+#   --topology=16x16       how the chips of the slice lie; 4x4x8 for v4 and v5p
+#   --image=IMAGE          such as REGION-docker.pkg.dev/PROJECT/REPOSITORY/mlmoe:1
+#   --cluster=CLUSTER      pool: of which cluster
+#   --location=REGION      pool: where that is
+#   --project=PROJECT      pool: another project than gcloud's own
+#   --account=NAME         Kubernetes service account that may use the bucket (default)
+#   --restarts=N           start all pods again after at most N failures or lost machines (10)
+#   --spot                 capacity that can be taken away
+#   --yes                  down: do not ask
+#   --dry-run              print every command and run none; "render" shows what "run" sends
+set -euo pipefail
+# shellcheck source=launch/commands.sh
+. "$(dirname "$0")/commands.sh"
+flag_name="" flag_tpu="" flag_topology="" flag_image="" flag_cluster="" flag_location="" flag_project=""
+flag_account=default flag_restarts=10 flag_spot=""
+read_command "pool image render run logs status down" \
+  "name tpu topology image cluster location project account restarts" "spot yes dry-run" "$@"
+cd "$(dirname "$0")/.."
+# JobSet adds "-slice-0-" and the number of the pod, and the whole may have 63 letters.
+require_form name '[a-z]([-a-z0-9]{0,38}[a-z0-9])?' my-run
+require_form account '[a-z0-9]([-a-z0-9.]*[a-z0-9])?' trainer
+require_form restarts '[0-9]+' 10
+
+# Set what GKE calls the slice: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+describe_slice() {
+  local machine_family wanted axes dimension total=1
+  require_form tpu '[a-z0-9]+' v5e
+  require_form topology '[0-9]+x[0-9]+(x[0-9]+)?' 16x16
+  case "$flag_tpu" in
+    v4) accelerator=tpu-v4-podslice machine_family=ct4p-hightpu wanted=4x4x4 ;;
+    v5e) accelerator=tpu-v5-lite-podslice machine_family=ct5lp-hightpu wanted=4x4 ;;
+    v5p) accelerator=tpu-v5p-slice machine_family=ct5p-hightpu wanted=4x4x4 ;;
+    v6e) accelerator=tpu-v6e-slice machine_family=ct6e-standard wanted=4x4 ;;
+    *) fail "--tpu=$flag_tpu is none of v4, v5e, v5p, v6e" ;;
+  esac
+  axes="${flag_topology//[!x]/}"
+  [ "$axes" = "${wanted//[!x]/}" ] || fail "--topology=$flag_topology is none of $flag_tpu; write for example $wanted"
+  for dimension in ${flag_topology//x/ }; do total=$((total * 10#$dimension)); done
+  chips=4
+  [ "$flag_topology" != 1x1 ] || chips=1
+  if [ "$total" -eq 0 ] || [ $((total % chips)) -ne 0 ]; then
+    fail "--topology=$flag_topology is no number of whole machines, which have $chips chips"
+  fi
+  hosts=$((total / chips))
+  machine="$machine_family-${chips}t"
+}
+
+pool() {
+  describe_slice
+  require_form cluster '[a-z][-a-z0-9]*' my-cluster
+  require_form location '[a-z]+-[a-z]+[0-9]+(-[a-z])?' us-west4-a
+  [ -z "$flag_project" ] || require_form project '[a-z][-a-z0-9.:]+' my-project
+  need gcloud "the Google Cloud CLI, https://cloud.google.com/sdk/docs/install"
+  # A slice on several machines is placed as a whole; one on a single machine has no placement.
+  local placement=()
+  [ "$hosts" -eq 1 ] || placement=("--tpu-topology=$flag_topology")
+  call gcloud container node-pools create "$flag_name" "--cluster=$flag_cluster" "--location=$flag_location" \
+    ${flag_project:+"--project=$flag_project"} "--machine-type=$machine" ${placement[@]+"${placement[@]}"} \
+    "--num-nodes=$hosts" ${flag_spot:+--spot} || fail "gcloud could not create the node pool; its message is above"
+}
+
+image() {
+  require_image
+  need docker "Docker, https://docs.docker.com/engine/install"
+  call docker build --platform=linux/amd64 --file=launch/Dockerfile "--tag=$flag_image" . ||
+    fail "the image was not made; docker's message is above"
+  call docker push "$flag_image" || fail "the image was not pushed; docker's message is above"
+}
+
+require_image() {
+  require_form image '[A-Za-z0-9][A-Za-z0-9._/:@-]+' us-docker.pkg.dev/my-project/my-repository/mlmoe:1
+}
+
+# The manifest with everything filled in.
+render() {
+  local word arguments="" keep=(-e '/# spot only$/d')
+  describe_slice
+  require_image
+  [ ${#program[@]} -gt 0 ] || fail "the training needs the flags of the program; write them after --"
+  for word in "${program[@]}"; do
+    [[ "$word" != *[[:cntrl:]]* ]] || fail "a flag of the program has a line break or another control character in it"
+    arguments="$arguments, \"$(printf '%s' "$word" | sed 's/[\\"]/\\&/g')\""
+  done
+  [ -z "$flag_spot" ] || keep=(-e 's/ # spot only$//')
+  sed "${keep[@]}" -e '/^#/d' -e "s|__NAME__|$flag_name|" -e "s|__IMAGE__|$flag_image|" -e "s|__HOSTS__|$hosts|" \
+    -e "s|__CHIPS__|$chips|" -e "s|__ACCELERATOR__|$accelerator|" -e "s|__TOPOLOGY__|$flag_topology|" \
+    -e "s|__RESTARTS__|$flag_restarts|" -e "s|__ACCOUNT__|$flag_account|" \
+    -e "s|__ARGUMENTS__|$(printf '%s' "${arguments#, }" | sed 's/[\\&|]/\\&/g')|" launch/jobset.yaml
+}
+
+run() {
+  local manifest
+  need_kubectl
+  manifest="$(render)" || exit 2
+  call kubectl create --filename=- <<< "$manifest" ||
+    fail "the cluster refused the JobSet; kubectl's message is above, and \"down\" deletes one of the same name"
+}
+
+need_kubectl() {
+  need kubectl "it with: gcloud components install kubectl"
+}
+
+pods="--selector=jobset.sigs.k8s.io/jobset-name=$flag_name"
+for action in "${actions[@]}"; do
+  case "$action" in
+    pool | image | render | run) "$action" ;;
+    logs)
+      need_kubectl
+      call kubectl logs --follow --tail=200 "$pods,batch.kubernetes.io/job-completion-index=0" ||
+        fail "there is no output of $flag_name yet; \"status\" says how its pods stand"
+      ;;
+    status)
+      need_kubectl
+      if ! call kubectl get jobset "$flag_name" || ! call kubectl get pods "$pods"; then
+        fail "kubectl cannot look at $flag_name; its message is above"
+      fi
+      ;;
+    down)
+      need_kubectl
+      agree "Delete the JobSet $flag_name?"
+      # The pods go first, so that what is started next under this name does not meet them.
+      call kubectl delete jobset "$flag_name" --cascade=foreground --ignore-not-found ||
+        fail "$flag_name was not deleted; kubectl's message is above"
+      ;;
+  esac
+done

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Run a training and start it again after a crash; its own checkpoints say where it goes on.
+#
+#   bash launch/supervise.sh --restarts=10 -- python -m mlmoe_jax.main --config=… --workdir=…
+#
+# Exit codes 0 (done), 2 (something the user can put right) and 130 (stopped on request, after saving) end it; any other
+# is a crash. SIGTERM is passed on and ends it too. With --state=FOLDER the exit code is left in FOLDER/run.exit.
+# MLMOE_RESTART_PAUSE seconds (10) lie between two starts.
+set -euo pipefail
+# shellcheck source=launch/commands.sh
+. "$(dirname "$0")/commands.sh"
+
+restarts=10 state=""
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --restarts=*) restarts="${1#*=}" ;;
+    --state=*) state="${1#*=}" ;;
+    --) break ;;
+    *) fail "supervise.sh has no flag $1; write --restarts=N -- COMMAND" ;;
+  esac
+  shift
+done
+[[ "$restarts" =~ ^[0-9]+$ ]] || fail "--restarts=$restarts is not a number"
+[ $# -gt 1 ] || fail "supervise.sh has nothing to run; write --restarts=N -- COMMAND"
+shift
+
+asked="" child=""
+pass_on() {
+  asked=yes
+  [ -z "$child" ] || kill -TERM "$child" 2> /dev/null || true
+}
+trap pass_on TERM INT
+
+code=0
+for ((start = 0; ; start++)); do
+  "$@" &
+  child=$!
+  [ -z "$asked" ] || pass_on
+  code=0
+  wait_for "$child" || code=$?
+  child=""
+  case "$code" in 0 | 2 | 130) break ;; esac
+  [ -z "$asked" ] || break
+  [ "$start" -lt "$restarts" ] || break
+  echo "supervise: exit code $code; start again, $((start + 1)) of $restarts" >&2
+  sleep "${MLMOE_RESTART_PAUSE:-10}" &
+  wait $! || true
+  [ -z "$asked" ] || break
+done
+echo "supervise: ended with exit code $code" >&2
+[ -z "$state" ] || echo "$code" > "$state/run.exit"
+exit "$code"

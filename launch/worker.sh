@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# The part of tpu_vm.sh that runs on each worker of the slice, below one folder:
+#
+#   mlmoe/code        the code, as it was when it was last sent
+#   mlmoe/venv        its own environment, with its own Python
+#   mlmoe/run.log     all that the training printed; run.pid and run.exit say how it stands
+#
+#   worker.sh install                        put the code that was just unpacked in its place
+#   worker.sh setup                          make the environment, or reuse it
+#   worker.sh start [--restarts=N] -- FLAG…  train, detached from this shell
+#   worker.sh logs | status | stop
+set -euo pipefail
+here="$(cd "$(dirname "$0")" && pwd)"
+# shellcheck source=launch/commands.sh
+. "$here/commands.sh"
+root="$(cd "$here/../.." && pwd)"
+
+running() {
+  [ -f "$root/run.pid" ] && kill -0 "$(cat "$root/run.pid")" 2> /dev/null
+}
+
+install() {
+  ! running || fail "a training runs on $(hostname); stop it before its code is replaced"
+  rm -rf "$root/code"
+  mv "$root/incoming" "$root/code"
+}
+
+# Ubuntu 22.04, which the TPU images are, has Python 3.10 only; uv fetches a newer one without touching the system.
+setup() {
+  export PATH="$HOME/.local/bin:$PATH"
+  command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
+  uv python install 3.12
+  PYTHON="$(uv python find 3.12)"
+  export PYTHON MLMOE_VENV="$root/venv"
+  cd "$root/code"
+  . launch/environment.sh
+  use_environment tpu
+}
+
+start() {
+  local restarts="$1"
+  shift
+  ! running || fail "a training runs on $(hostname) already; see its logs, or stop it first"
+  [ -x "$root/venv/bin/python" ] || fail "$(hostname) has no environment yet; run setup first"
+  rm -f "$root/run.exit"
+  cd "$root/code"
+  # A session of its own: when the ssh connection goes, nothing of it is told.
+  setsid bash launch/supervise.sh --restarts="$restarts" --state="$root" -- \
+    "$root/venv/bin/python" -m mlmoe_jax.main "$@" >> "$root/run.log" 2>&1 < /dev/null &
+  echo $! > "$root/run.pid"
+  echo "training on $(hostname)"
+}
+
+# Follow the log to the end of the training, and end with its exit code.
+logs() {
+  [ -f "$root/run.log" ] || fail "nothing was started on $(hostname) yet"
+  tail --pid="$(cat "$root/run.pid")" --sleep-interval=0.2 -n 200 -f "$root/run.log"
+  [ -f "$root/run.exit" ] || fail "the training on $(hostname) was killed; \"run\" goes on from its last checkpoint"
+  exit "$(cat "$root/run.exit")"
+}
+
+status() {
+  local now="nothing was started yet"
+  if running; then
+    now="training; $(tail -n 1 "$root/run.log" | tr '\r' '\n' | tail -n 1)"
+  elif [ -f "$root/run.exit" ]; then
+    now="ended with exit code $(cat "$root/run.exit")"
+  elif [ -f "$root/run.log" ]; then
+    now="was killed"
+  fi
+  echo "$(hostname): $now"
+}
+
+stop() {
+  ! running || kill -TERM "$(cat "$root/run.pid")"
+  while running; do sleep 0.2; done
+  status
+}
+
+action="${1:-}" restarts=10
+shift || true
+case "${1:-}" in --restarts=*) restarts="${1#*=}" && shift ;; esac
+[ "${1:-}" != -- ] || shift
+case "$action" in
+  install | setup | logs | status | stop) "$action" ;;
+  start) start "$restarts" "$@" ;;
+  *) fail "worker.sh does not know \"$action\"; it knows: install setup start logs status stop" ;;
+esac

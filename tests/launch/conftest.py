@@ -1,0 +1,15 @@
+import contextlib
+import os
+import signal
+
+import pytest
+from launch_machines import set_up
+
+
+@pytest.fixture
+def machines(tmp_path):
+    made = set_up(tmp_path)
+    yield made
+    for left in made.fake.glob("worker-*/mlmoe/run.pid"):  # what a test that failed did not stop
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(left.read_text()), signal.SIGKILL)

