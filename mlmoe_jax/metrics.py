@@ -10,8 +10,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mlmoe_jax.calibration import reliability
+from mlmoe_jax.ranking import INTERPOLATIONS, checked, flags, rank_all, rank_classes, row_blocks
+
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def average_precision(
@@ -37,23 +41,53 @@ def average_precision(
     Raises:
       ValueError: unknown interpolation, wrong shapes, or a NaN score in a valid entry.
     """
-    if interpolation not in ("none", "envelope", "11point"):
-        raise ValueError(f"interpolation must be 'none', 'envelope' or '11point', not {interpolation!r}")
-    hit, found, precision = _curve(*_checked(scores, labels, mask))
-    positives = hit.sum(axis=1)
-    if interpolation == "11point":
-        # Integers: a recall of 3/10 in floating point may fall short of 0.3.
-        reached = (10 * found >= level * positives[:, None] for level in range(11))
-        total = sum(np.where(at, precision, 0.0).max(axis=1, initial=0.0) for at in reached)
-        return _ratio(total, np.where(positives > 0, 11, 0), np.nan)
-    if interpolation == "envelope":
-        precision = _accumulate_from_right(np.maximum, precision)
-    return _ratio(np.where(hit, precision, 0.0).sum(axis=1), positives, np.nan)
+    return np.array([r.average_precision(interpolation) for r in rank_classes(*checked(scores, labels, mask))])
 
 
-def mean_average_precision(ap: ArrayLike) -> float:
-    """Mean over the classes that have a positive (ap f64[K] is not nan); nan where there is none."""
-    return _mean(np.asarray(ap, np.float64))
+def roc_auc(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None) -> Floats:
+    """Area under the ROC curve of every class: the chance that a positive scores above a negative, ties counting half.
+
+    Returns f64[K], nan where a class has no positive or no negative. Arguments as for `average_precision`.
+    """
+    return np.array([r.roc_auc() for r in rank_classes(*checked(scores, labels, mask))])
+
+
+def per_class(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None) -> dict[str, NDArray]:
+    """Everything that the ranking of a class says, from one sort of each class.
+
+    Returns:
+      positives i64[K]; AP, AP_envelope, AP_11point, AUC f64[K], nan where undefined.
+    """
+    ranked = [
+        (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
+        for r in rank_classes(*checked(scores, labels, mask))
+    ]
+    positives, *figures = zip(*ranked, strict=True) if ranked else [()] * 5
+    names = ("AP", "AP_envelope", "AP_11point", "AUC")
+    return {"positives": np.array(positives, np.int64)} | dict(zip(names, map(np.array, figures), strict=True))
+
+
+def micro_average_precision(
+    scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, interpolation: str = "none"
+) -> float:
+    """AP of all entries ranked in one list, whatever their class; nan without positives.
+
+    It asks that scores compare across classes, unlike every other AP here. Arguments as for `average_precision`.
+    """
+    return rank_all(*checked(scores, labels, mask)).average_precision(interpolation)
+
+
+def mean_average_precision(ap: ArrayLike, *, weights: ArrayLike | None = None) -> float:
+    """Mean over the classes that have a positive (ap f64[K] is not nan); nan where there is none.
+
+    weights: f[K] or None, all equal (macro). The number of positives of every class gives the weighted mAP.
+    """
+    ap = np.asarray(ap, np.float64)
+    if weights is None:
+        return _mean(ap)
+    defined = ~np.isnan(ap)
+    weights = np.asarray(weights, np.float64)[defined]
+    return float(_ratio(weights @ ap[defined], weights.sum(), np.nan))
 
 
 def precision_recall_f1(
@@ -78,9 +112,7 @@ def precision_recall_f1(
     """
     if empty not in ("skip", "zero", "one"):
         raise ValueError(f"empty must be 'skip', 'zero' or 'one', not {empty!r}")
-    predicted, positive, valid = _checked(predicted, labels, mask)
-    predicted = (predicted != 0) & valid
-    hits, claimed, actual = ((entry & valid).sum(axis=0) for entry in (predicted & positive, predicted, positive))
+    hits, claimed, actual = _counts(predicted, labels, mask)
     if empty == "one":
         claimed = np.maximum(claimed, 1)
     fill = 0.0 if empty == "zero" else np.nan
@@ -90,32 +122,47 @@ def precision_recall_f1(
     return dict(CP=cp, CR=cr, CF1=_harmonic(cp, cr), CF1_mean=f1, OP=op, OR=or_, OF1=_harmonic(op, or_))
 
 
-def top_k(scores: ArrayLike, k: int, *, minimum: float | None = None) -> Bools:
+def top_k(scores: ArrayLike, k: int, *, minimum: float | None = None, mask: ArrayLike | None = None) -> Bools:
     """The k highest classes of every image, as bool[B,K]; all of them where k ≥ K.
 
-    Of equal scores the lower class index wins. With `minimum` a class is also dropped where its score is below it
-    (ML-GCN's top-3 asks for logit ≥ 0; older work takes exactly three).
+    Of equal scores the lower class index wins. Classes whose mask [B,K] is 0 are passed over. Without `minimum` an
+    image gets exactly k (forced; older work); with it a class is also dropped where its score is below (ML-GCN's top-3
+    asks for logit ≥ 0).
+
+    Raises ValueError for k below 1, or a NaN score where the mask is not 0.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
-    scores = np.asarray(scores, np.float64)
+    scores = np.asarray(scores)
+    scores, _, valid = checked(scores, np.broadcast_to(np.False_, scores.shape), mask)
+    images, classes = scores.shape
+    k = min(k, classes)
     chosen = np.zeros(scores.shape, bool)
-    order = np.argsort(-scores, axis=1, kind="stable")
-    np.put_along_axis(chosen, order[:, :k], True, axis=1)
-    return chosen if minimum is None else chosen & (scores >= minimum)
+    for rows in row_blocks(images, classes):
+        block = np.where(valid[rows], scores[rows], -np.inf)
+        kth = np.partition(block, classes - k, axis=1)[:, classes - k, None]
+        best = block >= kth
+        crowded = np.flatnonzero(np.count_nonzero(best, axis=1) > k)  # equal scores at the cut, which are rare
+        level = block[crowded] == kth[crowded]
+        room = k - np.count_nonzero(best[crowded] & ~level, axis=1)
+        best[crowded] &= ~level | (np.cumsum(level, axis=1) <= room[:, None])
+        chosen[rows] = best & valid[rows]
+        if minimum is not None:
+            chosen[rows] &= block >= minimum
+    return chosen
 
 
-def map_at_k(scores: ArrayLike, labels: ArrayLike, k: int, *, mask: ArrayLike | None = None) -> float:
+def map_at_k(
+    scores: ArrayLike, labels: ArrayLike, k: int, *, mask: ArrayLike | None = None, minimum: float | None = None
+) -> float:
     """mAP when every image only returns its k highest valid classes (DR-MoE names it without details).
 
-    A class ranks the images that returned it; its positives in other images count with precision 0.
-    Equal to the plain mAP where k ≥ K. Never above 1; nan where no class has a positive.
+    A class ranks the images that returned it; its positives in other images count with precision 0. With `minimum` an
+    image also keeps back what scores below it. Equal to the plain mAP where k ≥ K and there is no minimum. Never above
+    1; nan where no class has a positive.
     """
-    scores, positive, valid = _checked(scores, labels, mask)
-    returned = top_k(np.where(valid, scores, -np.inf), k) & valid
-    share = _ratio((positive & returned).sum(axis=0), (positive & valid).sum(axis=0), np.nan)
-    ap = average_precision(scores, positive, mask=returned)
-    return _mean(np.where(share > 0, ap * share, share))
+    scores, positive, valid = checked(scores, labels, mask)
+    return _map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
 
 
 def evaluate_scores(
@@ -123,68 +170,79 @@ def evaluate_scores(
     labels: ArrayLike,
     mask: ArrayLike | None,
     thresholds: Mapping[str, float | ArrayLike],
+    *,
+    k: int = 3,
+    minimum: float = 0.5,
+    bins: int = 15,
 ) -> dict[str, float]:
     """Every reported number of a split, each under a name that says its definition.
 
     Args:
-      scores: f[B,K], probabilities where the thresholds are.
+      scores: f[B,K], probabilities.
       labels: [B,K].
       mask: [B,K] or None.
       thresholds: name -> a number or f64[K]; a class is predicted where score ≥ threshold. See
         `thresholds.reported`, which marks those that look at the evaluated split itself as transductive.
+      k: classes an image returns in mAP@k and @topk.
+      minimum: the score that a class also needs in @topk_min.
+      bins: bins of equal width of the calibration error.
 
     Returns:
-      mAP (plain) and mAP_envelope; precision@1, the share of images, among those with a valid entry, whose highest
-      valid class is positive (an image without positives is a miss); and for every threshold CP@name … OF1@name of
-      `precision_recall_f1` with empty="skip".
+      mAP (plain), mAP_envelope, mAP_11point, means over classes; mAP_weighted, the mean of the plain AP weighted by
+      positives; mAP_micro, all entries in one list; AUC_macro, mean over classes;
+      precision@1, the share of images, among those with a valid entry, whose highest valid class is positive (an image
+      without positives is a miss); mAP@3;
+      CP … OF1 of `precision_recall_f1` with empty="skip" for every threshold (@name), for exactly k an image (@top3)
+      and for those of the k that reach the minimum (@top3_min0.5);
+      ECE_pooled and Brier_pooled over all entries, ECE_macro the mean over classes (`calibration`).
+
+    Raises:
+      ValueError: wrong shapes, or a valid score that is NaN or no probability.
     """
-    scores, positive, valid = _checked(scores, labels, mask)
-    top = top_k(np.where(valid, scores, -np.inf), 1) & valid & positive
+    scores, positive, valid = checked(scores, labels, mask)
+    of_class = per_class(scores, positive, mask=valid)
+    top, first = top_k(scores, k, mask=valid), top_k(scores, 1, mask=valid)
     report = {
-        "mAP": mean_average_precision(average_precision(scores, positive, mask=valid)),
-        "mAP_envelope": mean_average_precision(
-            average_precision(scores, positive, mask=valid, interpolation="envelope")
-        ),
-        "precision@1": float(_ratio(top.sum(), valid.any(axis=1).sum(), np.nan)),
+        "mAP": mean_average_precision(of_class["AP"]),
+        "mAP_envelope": mean_average_precision(of_class["AP_envelope"]),
+        "mAP_11point": mean_average_precision(of_class["AP_11point"]),
+        "mAP_weighted": mean_average_precision(of_class["AP"], weights=of_class["positives"]),
+        "mAP_micro": rank_all(scores, positive, valid).average_precision(),
+        "AUC_macro": _mean(of_class["AUC"]),
+        "precision@1": float(_ratio((first & positive).sum(), valid.any(axis=1).sum(), np.nan)),
+        f"mAP@{k}": _map_of_returned(scores, positive, valid, top),
     }
-    for name, threshold in thresholds.items():
-        values = precision_recall_f1(scores >= np.asarray(threshold, np.float64), positive, mask=valid)
+    cuts = {name: scores >= np.asarray(threshold, np.float64) for name, threshold in thresholds.items()}
+    cuts |= {f"top{k}": top, f"top{k}_min{minimum:g}": top & (scores >= minimum)}
+    for name, predicted in cuts.items():
+        values = precision_recall_f1(predicted, positive, mask=valid)
         report |= {f"{metric}@{name}": value for metric, value in values.items()}
+    binned = reliability(scores, positive, mask=valid, bins=bins)
+    report["ECE_pooled"] = float(binned.pooled().expected_calibration_error[0])
+    report["ECE_macro"] = _mean(binned.expected_calibration_error)
+    report["Brier_pooled"] = float(binned.pooled().brier[0])
     return report
 
 
-def _checked(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Floats, Bools, Bools]:
-    """(scores f64[B,K], positive bool[B,K], valid bool[B,K])."""
-    scores, labels = np.asarray(scores, np.float64), np.asarray(labels)
-    valid = np.ones(scores.shape, bool) if mask is None else np.asarray(mask) != 0
-    if not (scores.ndim == 2 and scores.shape == labels.shape == valid.shape):
-        raise ValueError(f"scores, labels and mask must all be [B,K], not {scores.shape} {labels.shape} {valid.shape}")
-    if np.isnan(scores[valid]).any():
-        raise ValueError("a score is NaN: the model has diverged, or a padded entry is not masked")
-    return scores, labels == 1, valid
+def _counts(predicted: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Ints, Ints, Ints]:
+    """Hits, predictions and positives of every class among its valid entries, i64[K] each."""
+    predicted = np.asarray(predicted)
+    positive, valid = flags(labels, mask)
+    if predicted.shape != positive.shape:
+        raise ValueError(f"predicted and labels must both be [B,K], not {predicted.shape} and {positive.shape}")
+    totals = np.zeros((3, positive.shape[1]), np.int64)
+    for rows in row_blocks(*positive.shape):
+        claimed, actual = (predicted[rows] != 0) & valid[rows], positive[rows] & valid[rows]
+        totals += [np.count_nonzero(x, axis=0) for x in (claimed & actual, claimed, actual)]
+    return tuple(totals)
 
 
-def _curve(scores: Floats, positive: Bools, valid: Bools) -> tuple[Bools, NDArray[np.int64], Floats]:
-    """Rank every class by descending score.
-
-    Returns:
-      hit bool[K,B], whether the entry at this rank is a valid positive; found i64[K,B] and precision f64[K,B],
-      positives and precision among all entries that score at least as high as this one.
-    """
-    # Invalid entries go to the end, where they count in neither sum.
-    scores = np.where(valid, scores, -np.inf).T
-    order = np.argsort(-scores, axis=1)
-    scores, hit, counted = (np.take_along_axis(x, order, axis=1) for x in (scores, (positive & valid).T, valid.T))
-    ranks = np.arange(scores.shape[1])
-    ends = np.ones(scores.shape, bool)
-    ends[:, :-1] = scores[:, 1:] != scores[:, :-1]
-    end = _accumulate_from_right(np.minimum, np.where(ends, ranks, ranks.size))
-    found, seen = (np.take_along_axis(np.cumsum(x, axis=1), end, axis=1) for x in (hit, counted))
-    return hit, found, found / np.maximum(seen, 1)
-
-
-def _accumulate_from_right(operation: np.ufunc, x: NDArray) -> NDArray:
-    return operation.accumulate(x[:, ::-1], axis=1)[:, ::-1]
+def _map_of_returned(scores: Floats, positive: Bools, valid: Bools, returned: Bools) -> float:
+    positives = _counts(positive, positive, valid)[2]
+    gained = [
+        r.positives * r.average_precision() if r.positives else 0.0 for r in rank_classes(scores, positive, returned)
+    ]
+    return _mean(_ratio(gained, positives, np.nan))
 
 
 def _ratio(numerator: ArrayLike, denominator: ArrayLike, fill: float) -> Floats:

@@ -4,9 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, precision_score, recall_score
+from sklearn.metrics import (
+    average_precision_score,
+    f1_score,
+    precision_recall_curve,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 
-from mlmoe_jax import metrics, thresholds
+from mlmoe_jax import calibration, metrics, ranking, thresholds
 
 PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "metrics.npz")
@@ -23,6 +30,10 @@ def hard_case(seed=0, images=60, classes=9):
     mask = (random.random(labels.shape) < 0.8).astype(np.float32)
     labels[:, 2], labels[:, 5] = 0, 1
     return scores, labels, mask
+
+
+def probable(scores):
+    return 1 / (1 + np.exp(-np.asarray(scores, np.float64)))
 
 
 def percents(figures, names):
@@ -94,6 +105,40 @@ def test_average_precision_is_that_of_sklearn(seed):
         assert ap["11point"][k] == pytest.approx(np.mean(reached), abs=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_roc_auc_is_that_of_sklearn(seed):
+    scores, labels, mask = hard_case(seed)
+    auc = metrics.roc_auc(scores, labels, mask=mask)
+    for k in range(labels.shape[1]):
+        y, s = labels[mask[:, k] > 0, k], scores[mask[:, k] > 0, k]
+        if k in (2, 5):  # only negatives, only positives
+            assert math.isnan(auc[k])
+        else:
+            assert auc[k] == pytest.approx(roc_auc_score(y, s), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_means_of_average_precision_are_those_of_sklearn(seed):
+    scores, labels, mask = hard_case(seed)
+    kept = np.delete(np.arange(9), 2)  # scikit-learn counts a class without positives as 0
+    of_class = metrics.per_class(scores[:, kept], labels[:, kept])
+    expected = {
+        average: average_precision_score(labels[:, kept], scores[:, kept], average=average)
+        for average in ("macro", "weighted")
+    }
+    assert metrics.mean_average_precision(of_class["AP"]) == pytest.approx(expected["macro"], abs=1e-12)
+    weighted = metrics.mean_average_precision(of_class["AP"], weights=of_class["positives"])
+    assert weighted == pytest.approx(expected["weighted"], abs=1e-12)
+    of_class = metrics.per_class(scores, labels)
+    assert metrics.mean_average_precision(of_class["AP"], weights=of_class["positives"]) == pytest.approx(weighted)
+    known = mask > 0
+    micro = average_precision_score(labels[known], scores[known])
+    assert metrics.micro_average_precision(scores, labels, mask=mask) == pytest.approx(micro, abs=1e-12)
+    envelope = metrics.micro_average_precision(scores, labels, mask=mask, interpolation="envelope")
+    one_class = metrics.average_precision(scores[known][:, None], labels[known][:, None], interpolation="envelope")
+    assert envelope == one_class[0] > micro
+
+
 @pytest.mark.parametrize(("empty", "zero_division"), [("zero", 0.0), ("skip", np.nan)])
 def test_figures_are_those_of_sklearn(empty, zero_division):
     scores, labels, _ = hard_case()
@@ -148,6 +193,28 @@ def test_eleven_point_recalls_are_exact():
 def test_mean_average_precision_skips_empty_classes():
     assert metrics.mean_average_precision([0.2, np.nan, 0.6]) == pytest.approx(0.4)
     assert math.isnan(metrics.mean_average_precision([np.nan, np.nan]))
+    assert metrics.mean_average_precision([0.2, np.nan, 0.6], weights=[3, 9, 1]) == pytest.approx(0.3)
+    assert math.isnan(metrics.mean_average_precision([np.nan], weights=[0]))
+
+
+def test_roc_auc_by_hand():
+    scores, labels = np.array([[0.9], [0.5], [0.5], [0.1]]), np.array([[1], [1], [0], [0]])
+    assert metrics.roc_auc(scores, labels)[0] == pytest.approx((2 + 1.5) / 4)
+    assert metrics.roc_auc(-scores, labels)[0] == pytest.approx(1 - (2 + 1.5) / 4)
+
+
+def test_per_class_is_each_figure():
+    scores, labels, mask = hard_case()
+    of_class = metrics.per_class(scores, labels, mask=mask)
+    assert list(of_class) == ["positives", "AP", "AP_envelope", "AP_11point", "AUC"]
+    np.testing.assert_array_equal(of_class["positives"], ((labels == 1) & (mask > 0)).sum(axis=0))
+    for name, kind in zip(("AP", "AP_envelope", "AP_11point"), KINDS, strict=True):
+        expected = metrics.average_precision(scores, labels, mask=mask, interpolation=kind)
+        np.testing.assert_array_equal(of_class[name], expected)
+    np.testing.assert_array_equal(of_class["AUC"], metrics.roc_auc(scores, labels, mask=mask))
+    assert {name: x.shape for name, x in metrics.per_class(np.ones((4, 0)), np.ones((4, 0))).items()} == dict.fromkeys(
+        of_class, (0,)
+    )
 
 
 def test_precision_and_recall_by_hand():
@@ -177,8 +244,26 @@ def test_top_k():
     assert metrics.top_k(scores, 3).tolist() == [[0, 1, 1, 1], [1, 1, 1, 0]]
     assert metrics.top_k(scores, 3, minimum=0.4).tolist() == [[0, 1, 1, 0], [1, 1, 1, 0]]
     assert metrics.top_k(scores, 9).all()
+    mask = np.array([[1, 0, 1, 1], [0, 1, 0, 0]])
+    assert metrics.top_k(scores, 2, mask=mask).tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
+    spoilt = np.where(mask > 0, scores, np.nan)
+    assert metrics.top_k(spoilt, 2, mask=mask).tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
     with pytest.raises(ValueError, match="at least 1"):
         metrics.top_k(scores, 0)
+    with pytest.raises(ValueError, match="NaN"):
+        metrics.top_k(spoilt, 2)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_top_k_is_a_sort_of_every_image(k):
+    scores, _, mask = hard_case()
+    scores[4], mask[5] = 0.5, 0
+    expected = np.zeros(scores.shape, bool)
+    for row, (s, m) in enumerate(zip(scores, mask, strict=True)):
+        best = sorted(np.flatnonzero(m), key=lambda c: (-s[c], c))[:k]
+        expected[row, best] = True
+    np.testing.assert_array_equal(metrics.top_k(scores, k, mask=mask), expected)
+    np.testing.assert_array_equal(metrics.top_k(scores, k, minimum=1, mask=mask), expected & (scores >= 1))
 
 
 def test_map_at_k():
@@ -194,21 +279,58 @@ def test_map_at_k():
     assert metrics.map_at_k(*hard[:2], 3, mask=hard[2]) < plain
 
 
+def test_map_at_k_is_a_sum_over_returned_positives():
+    scores, labels, mask = hard_case()
+    for minimum in (None, 0.8):
+        returned, values = metrics.top_k(scores, 3, minimum=minimum, mask=mask), []
+        for k in np.delete(np.arange(9), 2):
+            at_least = [(s <= scores[:, k]) & returned[:, k] for s in scores[:, k]]
+            hits = returned[:, k] & (labels[:, k] == 1)
+            precision = [labels[:, k][at].mean() for at, hit in zip(at_least, hits, strict=True) if hit]
+            values.append(sum(precision) / (labels[:, k] * mask[:, k]).sum())
+        assert metrics.map_at_k(scores, labels, 3, mask=mask, minimum=minimum) == pytest.approx(np.mean(values))
+
+
 def test_evaluate_scores_names_every_figure():
     scores, labels, mask = hard_case()
-    scores = 1 / (1 + np.exp(-scores))
+    scores = probable(scores)
     cuts = thresholds.reported(scores, labels.mean(axis=0))
     report = metrics.evaluate_scores(scores, labels, mask, cuts)
     parts = ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1")
-    names = [f"{part}@{name}" for name in ("0.5", "prior_matched_transductive") for part in parts]
-    assert list(report) == ["mAP", "mAP_envelope", "precision@1", *names]
+    ranked = ("mAP", "mAP_envelope", "mAP_11point", "mAP_weighted", "mAP_micro", "AUC_macro", "precision@1", "mAP@3")
+    at = ("0.5", "prior_matched_transductive", "top3", "top3_min0.5")
+    calibrated = ("ECE_pooled", "ECE_macro", "Brier_pooled")
+    assert list(report) == [*ranked, *(f"{part}@{name}" for name in at for part in parts), *calibrated]
     assert all(type(value) is float for value in report.values())
-    ap = metrics.average_precision(scores, labels, mask=mask)
-    assert report["mAP"] == np.nanmean(ap)
-    assert report["mAP_envelope"] > report["mAP"]
-    for name, cut in cuts.items():
-        figures = metrics.precision_recall_f1(scores >= cut, labels, mask=mask)
+    ap = {kind: metrics.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS}
+    binned = calibration.reliability(scores, labels, mask=mask)
+    expected = {
+        "mAP": np.nanmean(ap["none"]),
+        "mAP_envelope": np.nanmean(ap["envelope"]),
+        "mAP_11point": np.nanmean(ap["11point"]),
+        "mAP_weighted": metrics.mean_average_precision(ap["none"], weights=(labels * mask).sum(axis=0)),
+        "mAP_micro": metrics.micro_average_precision(scores, labels, mask=mask),
+        "AUC_macro": np.nanmean(metrics.roc_auc(scores, labels, mask=mask)),
+        "mAP@3": metrics.map_at_k(scores, labels, 3, mask=mask),
+        "ECE_pooled": binned.pooled().expected_calibration_error[0],
+        "ECE_macro": binned.expected_calibration_error.mean(),
+        "Brier_pooled": ((scores - labels) ** 2)[mask > 0].mean(),
+    }
+    assert {name: report[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+    predicted = {name: scores >= cut for name, cut in cuts.items()}
+    predicted |= {"top3": metrics.top_k(scores, 3, mask=mask)}
+    predicted |= {"top3_min0.5": metrics.top_k(scores, 3, mask=mask, minimum=0.5)}
+    for name, entries in predicted.items():
+        figures = metrics.precision_recall_f1(entries, labels, mask=mask)
         assert {part: report[f"{part}@{name}"] for part in parts} == figures
+
+
+def test_evaluate_scores_names_its_options():
+    scores, labels, _ = hard_case()
+    report = metrics.evaluate_scores(probable(scores), labels, None, {}, k=2, minimum=0.7, bins=4)
+    assert {name.partition("@")[2] for name in report} == {"", "1", "2", "top2", "top2_min0.7"}
+    binned = calibration.reliability(probable(scores), labels, bins=4)
+    assert report["ECE_pooled"] == binned.pooled().expected_calibration_error[0]
 
 
 def test_precision_at_one():
@@ -223,10 +345,13 @@ def test_precision_at_one():
 
 
 def everything(scores, labels, mask):
-    curves = [metrics.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS]
-    predicted = metrics.top_k(scores, 3)
-    figures = [list(metrics.precision_recall_f1(predicted, labels, mask=mask).values())]
-    return np.concatenate([*curves, *figures])
+    """Every figure that only looks at the order of scores, at the classes an image returns, or at neither."""
+    of_class = metrics.per_class(scores, labels, mask=mask)
+    micro = [metrics.micro_average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS]
+    predicted = metrics.top_k(scores, 3, mask=mask)
+    figures = metrics.precision_recall_f1(predicted, labels, mask=mask)
+    at_k = metrics.map_at_k(scores, labels, 2, mask=mask)
+    return np.concatenate([*of_class.values(), micro, list(figures.values()), [at_k]])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -252,9 +377,30 @@ def test_masked_entries_may_hold_anything(anything):
         np.testing.assert_array_equal(
             metrics.average_precision(*spoilt, mask=mask, interpolation=kind), expected, err_msg=kind
         )
-    cuts = {"0.5": 0.5}
+    np.testing.assert_array_equal(everything(*spoilt, mask), everything(scores, labels, mask))
+    cuts, scores = {"0.5": 0.5}, probable(scores)
+    spoilt = np.where(mask > 0, scores, anything), spoilt[1]
     assert metrics.evaluate_scores(*spoilt, mask, cuts) == metrics.evaluate_scores(scores, labels, mask, cuts)
-    assert metrics.map_at_k(*spoilt, 2, mask=mask) == metrics.map_at_k(scores, labels, 2, mask=mask)
+
+
+@pytest.mark.parametrize("entries", [1, 20, 130])
+def test_blocks_change_nothing(monkeypatch, entries):
+    """A split is worked on in blocks of rows, far larger than any of these tests."""
+    scores, labels, mask = hard_case()
+    scores = probable(scores)
+    expected = everything(scores, labels, mask), metrics.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
+    monkeypatch.setattr(ranking, "_ENTRIES", entries)
+    np.testing.assert_array_equal(everything(scores, labels, mask), expected[0])
+    assert metrics.evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_type_of_scores_does_not_matter(dtype):
+    scores, labels, mask = hard_case()
+    scores = scores.astype(np.float16)
+    expected = everything(scores.astype(np.float64), labels, mask)
+    np.testing.assert_array_equal(everything(scores.astype(dtype), labels > 0, mask > 0), expected)
+    np.testing.assert_array_equal(everything(np.asfortranarray(scores.astype(dtype)), labels, mask), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -291,5 +437,11 @@ def test_mistakes_of_the_caller():
         metrics.average_precision(np.eye(2), np.eye(2), mask=np.ones(2))
     with pytest.raises(ValueError, match="interpolation"):
         metrics.average_precision(np.eye(2), np.eye(2), interpolation="voc")
+    with pytest.raises(ValueError, match="interpolation"):
+        metrics.micro_average_precision(np.eye(2), np.eye(2), interpolation="voc")
+    with pytest.raises(ValueError, match=r"\[B,K\]"):
+        metrics.precision_recall_f1(np.eye(2), np.eye(3))
+    with pytest.raises(ValueError, match="probabilities"):
+        metrics.evaluate_scores(2 * np.eye(2), np.eye(2), None, {})
     with pytest.raises(ValueError, match="empty"):
         metrics.precision_recall_f1(np.eye(2), np.eye(2), empty="nan")

@@ -1,0 +1,61 @@
+"""How long the metrics of a whole split take, and how much memory they need beside it.
+
+    python -m benchmarks.metrics_speed                         # COCO's test split, and a million images × 100
+    python -m benchmarks.metrics_speed --shape=107859x81       # another size
+
+Scores are made up: float64, 3 % positive, a tenth of the entries masked. CPU seconds are those of this process, which
+is busy on one core, so that others on the machine do not count. The peak is what numpy allocated during the call beyond
+its inputs, in multiples of the score matrix.
+"""
+
+import argparse
+import time
+import tracemalloc
+
+import numpy as np
+
+from mlmoe_jax import calibration, metrics
+
+
+def made_up(images: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw (scores f64, labels bool, mask bool), all [B,K]."""
+    random = np.random.default_rng(0)
+    labels = random.random((images, classes), np.float32) < 0.03
+    scores = random.random((images, classes))
+    scores[labels] **= 0.2
+    return scores, labels, random.random((images, classes), np.float32) < 0.9
+
+
+def calls(scores: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> dict:
+    """Return what is measured: name -> a function of no arguments."""
+    cuts = {"0.5": 0.5, "per class": np.full(scores.shape[1], 0.7)}
+    return {
+        "per_class (3 AP, AUC)": lambda: metrics.per_class(scores, labels, mask=mask),
+        "micro_average_precision": lambda: metrics.micro_average_precision(scores, labels, mask=mask),
+        "map_at_k, k = 3": lambda: metrics.map_at_k(scores, labels, 3, mask=mask),
+        "precision_recall_f1": lambda: metrics.precision_recall_f1(scores >= 0.5, labels, mask=mask),
+        "reliability": lambda: calibration.reliability(scores, labels, mask=mask),
+        "evaluate_scores, 2 cuts": lambda: metrics.evaluate_scores(scores, labels, mask, cuts),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", action="append", help="images x classes, may be repeated")
+    print("| images | classes | call | seconds | CPU seconds | peak, × scores |")
+    print("|---:|---:|---|---:|---:|---:|")
+    for shape in parser.parse_args().shape or ["40137x80", "1000000x100"]:
+        images, classes = map(int, shape.split("x"))
+        split = made_up(images, classes)
+        for name, call in calls(*split).items():
+            tracemalloc.start()
+            start = time.perf_counter(), time.process_time()
+            call()
+            seconds, busy = time.perf_counter() - start[0], time.process_time() - start[1]
+            peak = tracemalloc.get_traced_memory()[1] / split[0].nbytes
+            tracemalloc.stop()
+            print(f"| {images:,} | {classes} | {name} | {seconds:.2f} | {busy:.2f} | {peak:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""How the positives of a class stand among its negatives: the one sort behind AP in every form and AUC.
+
+Shape letters: B images, K classes, P positives of one class.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.floating]
+Ints = NDArray[np.int64]
+
+INTERPOLATIONS = ("none", "envelope", "11point")
+_ENTRIES = 1 << 22  # worked on at a time, so that a split of any size needs little memory besides itself
+_CLASSES = 8  # taken out of a row-major matrix at a time: one cache line of float64
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What each positive of a class has above it, from the lowest score to the highest.
+
+    found i64[P], positives that score at least as high; above, level i64[P], negatives that score higher and the same;
+    negatives, how many there are.
+    """
+
+    found: Ints
+    above: Ints
+    level: Ints
+    negatives: int
+
+    @property
+    def positives(self) -> int:
+        """P."""
+        return self.found.size
+
+    def average_precision(self, interpolation: str = "none") -> float:
+        """AP as `metrics.average_precision` defines it; nan without positives."""
+        if interpolation not in INTERPOLATIONS:
+            raise ValueError(f"interpolation must be 'none', 'envelope' or '11point', not {interpolation!r}")
+        if not self.positives:
+            return float("nan")
+        precision = self.found / (self.found + self.above + self.level)
+        if interpolation == "none":
+            return float(precision.mean())
+        highest = np.maximum.accumulate(precision)  # at this or any higher recall, that is any lower score
+        if interpolation == "envelope":
+            return float(highest.mean())
+        # Integers: a recall of 3/10 in floating point may fall short of 0.3.
+        last = [np.count_nonzero(10 * self.found >= level * self.positives) - 1 for level in range(11)]
+        return float(highest[last].mean())
+
+    def roc_auc(self) -> float:
+        """The chance that a positive scores higher than a negative, a tie counting half; nan without either."""
+        if not self.positives or not self.negatives:
+            return float("nan")
+        lost = 2 * int(self.above.sum()) + int(self.level.sum())
+        pairs = 2 * self.positives * self.negatives
+        return (pairs - lost) / pairs
+
+
+def rank(positives: Floats, negatives: Iterable[Floats]) -> Ranking:
+    """Rank the scores f[P] of positives among those of negatives, which may come in parts f[n]."""
+    positives = np.sort(positives)
+    found = positives.size - np.searchsorted(positives, positives)
+    above, level, total = np.zeros_like(found), np.zeros_like(found), 0
+    for part in negatives:
+        part = np.sort(part)
+        lower = np.searchsorted(part, positives)
+        tied = np.flatnonzero(part.take(lower, mode="clip") == positives) if part.size else lower[:0]
+        upper = lower.copy()
+        upper[tied] = np.searchsorted(part, positives[tied], "right")
+        above += part.size - upper
+        level += upper - lower
+        total += part.size
+    return Ranking(found, above, level, total)
+
+
+def rank_classes(scores: Floats, positive: Bools, valid: Bools) -> Iterator[Ranking]:
+    """The ranking of every class, over its valid entries; arguments as `checked` returns them."""
+    for first in range(0, scores.shape[1], _CLASSES):
+        columns = (np.ascontiguousarray(x[:, first : first + _CLASSES].T) for x in (scores, positive, valid))
+        for s, y, v in zip(*columns, strict=True):
+            yield rank(s[y & v], [s[~y & v]])
+
+
+def rank_all(scores: Floats, positive: Bools, valid: Bools) -> Ranking:
+    """The ranking of all valid entries in one list, whatever their class."""
+    of_positives = scores[positive & valid]
+    # Large parts, because every positive is looked up in each.
+    blocks = row_blocks(*scores.shape, entries=max(4 * _ENTRIES, of_positives.size))
+    return rank(of_positives, (scores[rows][valid[rows] & ~positive[rows]] for rows in blocks))
+
+
+def checked(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Floats, Bools, Bools]:
+    """Return (scores f32 or f64[B,K], positive bool[B,K], valid bool[B,K]), without a copy where none is needed.
+
+    Raises ValueError for other shapes, or a NaN score in a valid entry.
+    """
+    scores = np.asarray(scores)
+    if scores.dtype not in (np.float32, np.float64):
+        scores = scores.astype(np.float64)
+    positive, valid = flags(labels, mask)
+    if scores.ndim != 2 or scores.shape != positive.shape:
+        raise ValueError(f"scores and labels must both be [B,K], not {scores.shape} and {positive.shape}")
+    for rows in row_blocks(*scores.shape):
+        if (np.isnan(scores[rows]) & valid[rows]).any():
+            raise ValueError("a score is NaN: the model has diverged, or a padded entry is not masked")
+    return scores, positive, valid
+
+
+def flags(labels: ArrayLike, mask: ArrayLike | None) -> tuple[Bools, Bools]:
+    """Return (positive, valid), both bool[B,K]: label 1 or True; mask other than 0. Raises ValueError for shapes."""
+    labels = np.asarray(labels)
+    positive = labels if labels.dtype == bool else labels == 1
+    valid = np.broadcast_to(np.True_, labels.shape) if mask is None else np.asarray(mask)
+    if labels.ndim != 2 or valid.shape != labels.shape:
+        raise ValueError(f"labels and mask must both be [B,K], not {labels.shape} and {valid.shape}")
+    return positive, valid if valid.dtype == bool else valid != 0
+
+
+def row_blocks(images: int, classes: int, *, entries: int | None = None) -> Iterator[slice]:
+    """Slices that cover all rows of a matrix [B,K], of about `entries` entries each."""
+    step = max(1, (entries or _ENTRIES) // max(1, classes))
+    return (slice(first, first + step) for first in range(0, images, step))

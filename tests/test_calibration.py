@@ -1,0 +1,116 @@
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import brier_score_loss
+
+from mlmoe_jax import calibration, ranking
+
+
+def case(seed=0, images=80, classes=5):
+    """Scores of which many lie on the edge of a bin, a fifth of the entries masked, one class masked altogether."""
+    random = np.random.default_rng(seed)
+    scores = random.integers(0, 41, (images, classes)) / 40
+    labels = (random.random((images, classes)) < scores**2).astype(np.int8)
+    mask = (random.random((images, classes)) < 0.8).astype(np.float32)
+    mask[:, 3] = 0
+    return scores, labels, mask
+
+
+def by_loops(scores, labels, mask, bins):
+    """Count, sum of scores and positives of each bin of one class, and its calibration error, entry by entry."""
+    table = [[0, 0.0, 0] for _ in range(bins)]
+    for s, y, m in zip(scores, labels, mask, strict=True):
+        if m:
+            cell = table[min(math.floor(s * bins), bins - 1)]
+            cell[0], cell[1], cell[2] = cell[0] + 1, cell[1] + s, cell[2] + int(y)
+    total = sum(n for n, _, _ in table)
+    if not total:
+        return table, math.nan
+    return table, sum(n / total * abs(y / n - s / n) for n, s, y in table if n)
+
+
+@pytest.mark.parametrize("bins", [1, 8, 15])
+def test_bins_and_errors_entry_by_entry(bins):
+    scores, labels, mask = case()
+    binned = calibration.reliability(scores, labels, mask=mask, bins=bins)
+    for k in range(scores.shape[1]):
+        table, error = by_loops(scores[:, k], labels[:, k], mask[:, k], bins)
+        assert binned.count[k].tolist() == [n for n, _, _ in table]
+        assert binned.positive[k].tolist() == [y for _, _, y in table]
+        means = [s / n if n else math.nan for n, s, _ in table]
+        assert binned.mean_score[k].tolist() == pytest.approx(means, nan_ok=True)
+        fractions = [y / n if n else math.nan for n, _, y in table]
+        assert binned.fraction_positive[k].tolist() == pytest.approx(fractions, nan_ok=True)
+        assert binned.expected_calibration_error[k] == pytest.approx(error, nan_ok=True)
+    _, error = by_loops(*(x.ravel() for x in (scores, labels, mask)), bins)
+    assert binned.pooled().expected_calibration_error.tolist() == pytest.approx([error])
+    assert binned.pooled().count.shape == (1, bins)
+    np.testing.assert_allclose(binned.edges, np.arange(bins + 1) / bins)
+
+
+def test_brier_is_that_of_sklearn():
+    scores, labels, mask = case()
+    binned = calibration.reliability(scores, labels, mask=mask)
+    for k in (0, 1, 2, 4):
+        known = mask[:, k] > 0
+        assert binned.brier[k] == pytest.approx(brier_score_loss(labels[known, k], scores[known, k]))
+    assert math.isnan(binned.brier[3])
+    assert binned.pooled().brier[0] == pytest.approx(brier_score_loss(labels[mask > 0], scores[mask > 0]))
+
+
+def test_calibration_by_hand():
+    """Two bins: 0.2 and 0.4 with no positive, 0.5 and 1 with one."""
+    scores, labels = np.array([[0.2], [0.4], [0.5], [1.0]]), np.array([[0], [0], [0], [1]])
+    binned = calibration.reliability(scores, labels, bins=2)
+    assert binned.count.tolist() == [[2, 2]]
+    assert binned.expected_calibration_error[0] == pytest.approx(0.5 * 0.3 + 0.5 * (0.75 - 0.5))
+    assert binned.brier[0] == pytest.approx((0.04 + 0.16 + 0.25 + 0) / 4)
+
+
+def test_what_is_said_comes_true_and_what_is_overstated_does_not():
+    random = np.random.default_rng(0)
+    scores = random.random((4000, 3))
+    labels = random.random(scores.shape) < scores
+    honest = calibration.reliability(scores, labels).pooled().expected_calibration_error[0]
+    bold = calibration.reliability(np.sqrt(scores), labels).pooled().expected_calibration_error[0]
+    assert honest < 0.02
+    assert bold == pytest.approx(2 / 3 - 1 / 2, abs=0.02)
+
+
+def test_classes_offset_each_other_only_when_pooled():
+    scores, labels = np.full((10, 2), 0.5), np.tile([0, 1], (10, 1))
+    binned = calibration.reliability(scores, labels)
+    assert binned.expected_calibration_error.tolist() == [0.5, 0.5]
+    assert binned.pooled().expected_calibration_error.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("anything", [-3.0, 7.0, np.inf, np.nan])
+def test_masked_entries_may_hold_anything(anything):
+    scores, labels, mask = case()
+    expected = calibration.reliability(scores, labels, mask=mask)
+    spoilt = np.where(mask > 0, scores, anything), np.where(mask > 0, labels, 1 - labels)
+    same(calibration.reliability(*spoilt, mask=mask), expected)
+
+
+def test_order_and_blocks_change_nothing(monkeypatch):
+    split = case()
+    expected = calibration.reliability(*split[:2], mask=split[2])
+    order = np.random.default_rng(0).permutation(len(split[0]))
+    monkeypatch.setattr(ranking, "_ENTRIES", 17)
+    scores, labels, mask = (x[order] for x in split)
+    same(calibration.reliability(scores, labels, mask=mask), expected)
+
+
+def same(found, expected):
+    for name in ("count", "positive", "score", "squared_error"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("score", "bins", "message"),
+    [(1.01, 15, "probabilities"), (-0.01, 15, "probabilities"), (np.nan, 15, "NaN"), (0.5, 0, "at least 1")],
+)
+def test_impossible_input(score, bins, message):
+    with pytest.raises(ValueError, match=message):
+        calibration.reliability(np.array([[0.2, score]]), np.array([[0, 1]]), bins=bins)

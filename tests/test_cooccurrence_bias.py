@@ -1,0 +1,184 @@
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from mlmoe_jax.cooccurrence_bias import Pair, pair_biases, summarize, training_pairs
+from mlmoe_jax.data.sources.digits import break_correlations, draw_label_sets
+from mlmoe_jax.grouping import cooccurrence
+
+PAIR = Pair(a=0, b=1, p_b_given_a=0.9, p_b=0.4, support=50)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Labels of scenes as `digits-v1` draws them, and the same with their correlations broken, i8[N,10] each."""
+    random = np.random.RandomState(0)
+    labels = draw_label_sets(random, 700)
+    return labels.astype(np.int8), break_correlations(random, labels, trades_per_row=4).astype(np.int8)
+
+
+def random_case(images=200, classes=4):
+    random = np.random.default_rng(0)
+    labels = random.random((images, classes)) < 0.4
+    scores = ((random.random(labels.shape) + 0.5 * labels) / 1.5).round(2)
+    return scores, labels, random.random(labels.shape) < 0.8
+
+
+# --- pairs
+
+
+def test_pairs_of_digits(digits):
+    labels, shifted = digits
+    counts, positives = cooccurrence(labels)
+    pairs = training_pairs(counts, positives, len(labels), level=0.8)
+    assert {(pair.a, pair.b) for pair in pairs} == {(2, 7), (5, 3), (8, 6)}
+    for pair in pairs:
+        shows_a, shows_b = labels[:, pair.a] == 1, labels[:, pair.b] == 1
+        assert pair.support == np.sum(shows_a & shows_b)
+        assert pair.p_b_given_a == pytest.approx(shows_b[shows_a].mean())
+        assert pair.p_b == pytest.approx(shows_b.mean())
+    assert [pair.p_b_given_a for pair in pairs] == sorted((pair.p_b_given_a for pair in pairs), reverse=True)
+    assert not training_pairs(*cooccurrence(shifted), len(shifted), level=0.8)
+
+
+def test_which_pairs_are_chosen():
+    """Of 100 images 60 show label 0, 20 label 1, 10 label 2."""
+    counts, positives = np.array([[0, 11, 9], [11, 0, 2], [9, 2, 0]]), np.array([60, 20, 10])
+
+    def chosen(**options):
+        return [(pair.a, pair.b) for pair in training_pairs(counts, positives, 100, **options)]
+
+    # p(0 | 1) = 0.55 is above the level but below p(0) = 0.6: the two come together less often than by chance.
+    assert chosen(level=0.5, support=1) == [(2, 0)]
+    assert chosen(level=0.1, support=1) == [(2, 0), (0, 2)]
+    assert chosen(level=0.1, support=10) == []
+    with pytest.raises(ValueError, match="level"):
+        chosen(level=0)
+    with pytest.raises(ValueError, match=r"\[K,K\]"):
+        training_pairs(counts, positives[:2], 100)
+
+
+# --- figures
+
+
+def test_figures_image_by_image():
+    scores, labels, mask = random_case()
+    cuts = np.array([0.2, 0.6, 0.4, 0.5])
+    pairs = [replace(PAIR, a=a, b=b) for a, b in ((0, 1), (3, 2), (1, 0))]
+    rows = pair_biases(scores, labels, pairs, cuts, mask=mask, fewest=1)
+    assert [(row.a, row.b, row.p_b_given_a, row.support) for row in rows] == [(p.a, p.b, 0.9, 50) for p in pairs]
+    for row in rows:
+        cells = {(a, b): [] for a in (True, False) for b in (True, False)}
+        for s, y, m in zip(scores, labels, mask, strict=True):
+            if m[row.a] and m[row.b]:
+                cells[y[row.a], y[row.b]].append(s[row.b])
+        names = {"both": (True, True), "a_only": (True, False), "b_only": (False, True), "neither": (False, False)}
+        for name, cell in names.items():
+            assert getattr(row, f"images_{name}") == len(cells[cell])
+        for a, side in ((True, "with_a"), (False, "without_a")):
+            assert getattr(row, f"score_{side}") == pytest.approx(np.mean(cells[a, False]))
+            assert getattr(row, f"fpr_{side}") == pytest.approx(np.mean([s >= cuts[row.b] for s in cells[a, False]]))
+        absent = scores[mask[:, row.b] & ~labels[:, row.b], row.b]
+        for a, side in ((True, "cooccurring"), (False, "exclusive")):
+            y, s = np.r_[np.ones(len(cells[a, True])), np.zeros(len(absent))], np.r_[cells[a, True], absent]
+            assert getattr(row, f"ap_{side}") == pytest.approx(average_precision_score(y, s))
+            assert getattr(row, f"auc_{side}") == pytest.approx(roc_auc_score(y, s))
+        assert row.fpr_gap == row.fpr_with_a - row.fpr_without_a
+        assert row.score_gap == row.score_with_a - row.score_without_a
+        assert row.auc_gap == row.auc_cooccurring - row.auc_exclusive
+
+
+def test_a_model_that_sees_and_one_that_guesses(digits):
+    """One knows every label; the other reports a companion wherever it sees the head digit, and only there."""
+    test, shifted = digits
+    counts, positives = cooccurrence(test)
+    pairs = training_pairs(counts, positives, len(test), level=0.8)
+    guess = {}
+    for name, labels in (("test", test), ("test_shift", shifted)):
+        sees = 0.1 + 0.8 * labels
+        row = summarize({name: pair_biases(sees, labels, pairs, 0.5, fewest=5)})[name]
+        assert (row["pairs"], row["pairs_fpr"], row["pairs_ap"]) == (3, 3, 3)
+        assert [row["fpr_gap"], row["score_gap"], row["auc_gap"]] == pytest.approx([0, 0, 0], abs=1e-12)
+        assert row["ap_exclusive"] == row["ap_cooccurring"] == 1
+        guesses = sees.copy()
+        for pair in pairs:
+            guesses[:, pair.b] = sees[:, pair.a]
+        guess[name] = pair_biases(guesses, labels, pairs, 0.5, fewest=5)
+    summary = summarize(guess)
+    for row in summary.values():
+        assert (row["fpr_with_a"], row["fpr_without_a"], row["fpr_gap"]) == (1, 0, 1)
+        assert row["score_gap"] == pytest.approx(0.8)
+        assert row["auc_cooccurring"] > 0.7
+        assert row["auc_exclusive"] < 0.5
+    # The gap of one model is the same on both; what the shift changes is how many images it concerns.
+    wrong = [sum(row.images_a_only for row in rows) for rows in guess.values()]
+    assert wrong[1] > 4 * wrong[0]
+
+
+# --- few images, several splits
+
+
+def test_cells_with_few_images_say_nothing():
+    labels = np.zeros((40, 2), bool)
+    labels[:20, 0] = True
+    labels[3:30, 1] = True  # both 17, a alone 3, b alone 10, neither 10
+    scores = np.linspace(0, 1, 80).reshape(40, 2)
+    for fewest, undefined in (
+        (3, ()),
+        (4, ("fpr_with_a", "score_with_a")),
+        (11, ("fpr_with_a", "score_with_a", "fpr_without_a", "score_without_a", "ap_exclusive", "auc_exclusive")),
+    ):
+        row = asdict(pair_biases(scores, labels, [PAIR], 0.5, fewest=fewest)[0])
+        assert {name for name, value in row.items() if math.isnan(value)} == set(undefined)
+    labels[:, 1] = True
+    row = pair_biases(scores, labels, [PAIR], 0.5, fewest=0)[0]
+    assert math.isnan(row.ap_cooccurring)
+    assert math.isnan(row.fpr_gap)
+
+
+def bias(pair, **figures):
+    row = dict(images_both=20, images_a_only=20, images_b_only=20, images_neither=20)
+    names = ("fpr_with_a", "fpr_without_a", "score_with_a", "score_without_a")
+    names += ("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive")
+    values = {name: 0.5 for name in names} | figures
+    (made,) = pair_biases(np.eye(4), np.eye(4), [pair], 0.5)
+    return replace(made, **row, **values)
+
+
+def test_splits_average_the_same_pairs():
+    pairs = [PAIR, replace(PAIR, a=2), replace(PAIR, a=3)]
+    test = [bias(pairs[0], fpr_with_a=0.9), bias(pairs[1], fpr_with_a=math.nan), bias(pairs[2], fpr_with_a=0.7)]
+    shift = [bias(pairs[0], fpr_with_a=0.6), bias(pairs[1], fpr_with_a=0.8), bias(pairs[2], ap_exclusive=math.nan)]
+    summary = summarize({"test": test, "test_shift": shift})
+    for row in summary.values():
+        assert (row["pairs"], row["pairs_fpr"], row["pairs_ap"]) == (3, 2, 2)
+    assert summary["test"]["fpr_with_a"] == pytest.approx((0.9 + 0.7) / 2)
+    assert summary["test_shift"]["fpr_with_a"] == pytest.approx((0.6 + 0.5) / 2)
+    assert summary["test_shift"]["fpr_gap"] == pytest.approx((0.1 + 0) / 2)
+    assert summarize({"test_shift": shift})["test_shift"]["pairs_fpr"] == 3
+    with pytest.raises(ValueError, match="same pairs"):
+        summarize({"test": test, "test_shift": shift[:2]})
+    nothing = summarize({"test": []})["test"]
+    assert (nothing["pairs"], nothing["pairs_fpr"]) == (0, 0)
+    assert math.isnan(nothing["fpr_gap"])
+
+
+# --- invariants
+
+
+@pytest.mark.parametrize("anything", [-9.0, 9.0, np.inf, np.nan])
+def test_masked_entries_may_hold_anything(anything):
+    scores, labels, mask = random_case()
+    expected = pair_biases(scores, labels, [PAIR], 0.5, mask=mask)
+    spoilt = np.where(mask, scores, anything), np.where(mask, labels, ~labels)
+    assert pair_biases(*spoilt, [PAIR], 0.5, mask=mask) == expected
+
+
+def test_order_of_images_does_not_matter():
+    split = random_case()
+    order = np.random.default_rng(1).permutation(200)
+    rows = [pair_biases(s, y, [PAIR], 0.5, mask=m)[0] for s, y, m in (split, [x[order] for x in split])]
+    assert asdict(rows[0]) == pytest.approx(asdict(rows[1]), abs=1e-13)

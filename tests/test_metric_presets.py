@@ -1,0 +1,178 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_fscore_support
+
+from mlmoe_jax import metrics
+from mlmoe_jax.evaluate import probabilities
+from mlmoe_jax.metric_presets import PRESETS, preset
+
+PARITY = Path(__file__).parent / "parity"
+ARRAYS = np.load(PARITY / "metrics.npz")
+RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
+S, P, Y = (ARRAYS[name] for name in ("S", "P", "Y"))
+DIFFICULT = np.select([ARRAYS["T_difficult"] == 1, ARRAYS["T_difficult"] == 0], [1, 2], 0).astype(np.int8)
+TABLE = ["CP", "CR", "CF1", "OP", "OR", "OF1"]
+
+
+def at(suffix, names=TABLE):
+    return [name + suffix for name in names]
+
+
+def frequencies(name):
+    return np.full(Y.shape[1], 0.3) if name == "mlvpt" else None
+
+
+# --- the authors' code
+
+
+@pytest.mark.parametrize(
+    "case", ["mlvpt_final", "mlvpt_final_true_ratio", "mlvpt_final_wraparound", "mlvpt_final_ties"]
+)
+def test_mlvpt_is_the_authors_code(case):
+    expected = RESULTS[case]
+    scores = P.round(1) if case == "mlvpt_final_ties" else P
+    row = preset("mlvpt", scores, Y, frequency=expected["pos_ratio"])
+    assert list(row) == ["mAP", *TABLE, *at("@top3")]
+    compared = expected["prior_matched"]
+    if case != "mlvpt_final_ties":  # the order of equal scores is open in their code
+        compared = compared | {"mAP": expected["mAP_percent"]}
+        compared |= {f"{name}@top3": value for name, value in expected["top3"].items()}
+    assert {name: 100 * row[name] for name in compared} == pytest.approx(compared, abs=1e-5)
+
+
+@pytest.mark.parametrize("case", ["mlgcn", "mlgcn_voc_difficult", "mlgcn_class4_no_predictions"])
+def test_mlgcn_is_the_authors_code(case):
+    expected = RESULTS[case]
+    logits = S.astype(np.float64)
+    if case == "mlgcn_class4_no_predictions":
+        logits[:, 4] -= 100
+    codes = DIFFICULT if case == "mlgcn_voc_difficult" else Y
+    row = preset("mlgcn", probabilities(logits), codes, frequency=None)
+    assert list(row) == ["mAP", *TABLE, *at("@top3_min0.5")]
+    assert 100 * row["mAP"] == pytest.approx(expected["mAP_percent"], abs=1e-4)
+    compared = expected["overall"] | {f"{name}@top3_min0.5": value for name, value in expected["top3"].items()}
+    assert {name: row[name] for name in compared} == pytest.approx(compared, abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "case"), [("q2l", "q2l"), ("asl", "asl_mAP")])
+def test_map_of_q2l_and_asl_is_that_of_the_authors_code(name, case):
+    assert 100 * preset(name, P, Y, frequency=None)["mAP"] == pytest.approx(RESULTS[case]["mAP_percent"], abs=1e-6)
+
+
+# --- by other means
+
+
+def test_asl_is_its_validation_class_by_class():
+    scores, labels = P.astype(np.float64), Y.copy()
+    scores[:, 2], labels[:, 5] = 0.1, 0  # no prediction, no positive
+    scores[3, 0] = 0.8  # not above it
+    predicted = scores > 0.8
+    p, r, f = [], [], []
+    for k in range(12):
+        tp = np.sum(predicted[:, k] & (labels[:, k] == 1))
+        p.append(tp / predicted[:, k].sum() if tp else 0.0)
+        r.append(tp / labels[:, k].sum() if tp else 0.0)
+        f.append(2 * p[k] * r[k] / (p[k] + r[k]) if tp else 0.0)
+    tp = np.sum(predicted & (labels == 1))
+    op, or_ = tp / predicted.sum(), tp / labels.sum()
+    ap = [average_precision_score(labels[:, k], scores[:, k]) if labels[:, k].any() else 0.0 for k in range(12)]
+    expected = {
+        "mAP": np.mean(ap),
+        "CP": np.mean(p),
+        "CR": np.mean(r),
+        "CF1": 2 * np.mean(p) * np.mean(r) / (np.mean(p) + np.mean(r)),
+        "CF1_mean": np.mean(f),
+        "OP": op,
+        "OR": or_,
+        "OF1": 2 * op * or_ / (op + or_),
+    }
+    row = preset("asl", scores, labels, frequency=None)
+    assert list(row) == list(expected)
+    assert row == pytest.approx(expected, abs=1e-12)
+
+
+def test_drmoe_is_sklearn_at_half():
+    row = preset("drmoe", P, Y, frequency=None)
+    macro = precision_recall_fscore_support(Y, P >= 0.5, average="macro")
+    assert list(row) == ["mAP", "CF1", "CF1_mean", "OF1"]
+    assert row["mAP"] == pytest.approx(average_precision_score(Y, P))
+    assert row["CF1"] == pytest.approx(2 * macro[0] * macro[1] / (macro[0] + macro[1]))
+    assert row["CF1_mean"] == pytest.approx(macro[2])
+    assert row["OF1"] == pytest.approx(f1_score(Y, P >= 0.5, average="micro"))
+
+
+def test_q2l_differs_from_mlgcn_in_ap_alone():
+    q2l, mlgcn = (preset(name, P, Y, frequency=None) for name in ("q2l", "mlgcn"))
+    assert q2l["mAP"] > mlgcn["mAP"] + 1e-3
+    assert {**q2l, "mAP": 0} == {**mlgcn, "mAP": 0}
+
+
+# --- difficult, unknown and empty classes
+
+
+def test_difficult_labels():
+    """ML-GCN leaves them out of AP; everywhere else they are negative."""
+    negative = np.where(DIFFICULT == 2, 0, DIFFICULT)
+    for name in PRESETS:
+        row, plain = (preset(name, P, codes, frequency=frequencies(name)) for codes in (DIFFICULT, negative))
+        assert (row["mAP"] != plain["mAP"]) == (name == "mlgcn")
+        assert {**row, "mAP": 0} == {**plain, "mAP": 0}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_unknown_labels_count_nowhere(name):
+    """A row that is all unknown changes nothing; an unknown entry may hold any score and is not among the top 3."""
+    frequency = frequencies(name)
+    expected = preset(name, P, Y, frequency=frequency)
+    more = np.vstack([P, np.full(12, 0.9999)]), np.vstack([Y, np.full(12, -1)])
+    assert preset(name, *more, frequency=frequency) == expected
+    codes = np.where(np.random.default_rng(0).random(Y.shape) < 0.2, -1, Y)
+    rows = [preset(name, np.where(codes < 0, x, P), codes, frequency=frequency) for x in (0.0, 1.0)]
+    assert rows[0] == rows[1] != expected
+
+
+def test_prior_matched_cuts_count_known_images():
+    """Two of four known images, not three of six; and a class of which nothing is known predicts nothing."""
+    scores = np.array([[0.9, 0.5], [0.8, 0.5], [0.7, 0.5], [0.6, 0.5], [0.95, 0.5], [0.99, 0.5]])
+    codes = np.array([[1, -1], [0, -1], [0, -1], [1, -1], [-1, -1], [-1, -1]])
+    row = preset("mlvpt", scores, codes, frequency=[0.5, 0.5])
+    assert (row["OP"], row["OR"]) == (0.5, 0.5)
+
+
+def test_classes_without_positives_or_predictions():
+    labels, scores = Y.copy(), P.copy()
+    labels[:, 5], scores[:, 2] = 0, 0.1
+    rows = {name: preset(name, scores, labels, frequency=frequencies(name)) for name in PRESETS}
+    others = [k for k in range(12) if k != 5]
+    ap = metrics.average_precision(scores, labels)
+    assert rows["asl"]["mAP"] == pytest.approx(np.nansum(ap) / 12)
+    assert rows["drmoe"]["mAP"] == pytest.approx(np.nanmean(ap))
+    assert all(math.isnan(rows[name]["mAP"]) for name in ("mlvpt", "q2l", "mlgcn"))
+    assert {name for name, value in rows["mlgcn"].items() if math.isnan(value)} == {
+        "mAP",
+        *at("", ["CR", "CF1"]),
+        *at("@top3_min0.5", ["CR", "CF1"]),
+    }
+    expected = metrics.precision_recall_f1(scores >= 0.5, labels, empty="one")
+    assert rows["mlgcn"]["CP"] == expected["CP"] < metrics.precision_recall_f1(scores >= 0.5, labels)["CP"]
+    cr = metrics.precision_recall_f1(metrics.top_k(scores, 3)[:, others], labels[:, others])["CR"]
+    assert rows["mlvpt"]["CR@top3"] == pytest.approx(cr)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_order_of_images_does_not_matter(name):
+    order = np.random.default_rng(0).permutation(len(P))
+    rows = [preset(name, P[i], DIFFICULT[i], frequency=frequencies(name)) for i in (order, slice(None))]
+    assert rows[0] == pytest.approx(rows[1], abs=1e-13)
+
+
+def test_mistakes(refusal):
+    assert "mlvpt, q2l, mlgcn, asl, drmoe" in refusal(preset, "voc", P, Y, frequency=None)
+    with pytest.raises(ValueError, match="frequencies"):
+        preset("mlvpt", P, Y, frequency=None)
+    with pytest.raises(ValueError, match="NaN"):
+        preset("asl", np.full_like(P, np.nan), Y, frequency=None)
