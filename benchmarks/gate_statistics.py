@@ -9,33 +9,10 @@ standard deviation of a weight over images, averaged over labels and experts (0 
 import argparse
 import math
 
-import jax
-import numpy as np
-
 from mlmoe_jax.assemble import open_run
-from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources import open_split
-from mlmoe_jax.losses import gate_entropy
+from mlmoe_jax.explain import gate_statistics
 from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.sharding import on_device
-from mlmoe_jax.steps import prepare
-
-
-def gates_of(folder: str, name: str) -> dict[str, np.ndarray]:
-    """Return the routing weights f32[N,K,E] of each kind of gate over a split; static gates f32[1,K,E]."""
-    run = open_run(RunFolder(folder))
-    split = open_split(run.config.data, name, classes=run.label_space.names, seed=run.config.seed)
-
-    @jax.jit
-    def step(values, frozen, batch):
-        return run.definition.merge({**values, **frozen})(prepare(batch, run.preprocess)).gates
-
-    found: dict[str, list[np.ndarray]] = {}
-    for batch in on_device(build_loader(run.config.data, split, batch_size=run.config.eval.batch_size), run.mesh):
-        for kind, gates in jax.device_get(step(run.values, run.frozen, batch)).items():
-            real = np.asarray(batch["mask"]) > 0
-            found.setdefault(kind, []).append(gates if len(gates) == 1 else gates[real])
-    return {kind: parts[0] if len(parts[0]) == 1 else np.concatenate(parts) for kind, parts in found.items()}
 
 
 def main():
@@ -46,11 +23,13 @@ def main():
     print("| run | gate | experts | entropy | at most | largest weight | std over images |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for folder in options.runs:
-        for kind, gates in gates_of(folder, options.split).items():
-            entropy, experts = float(np.mean(gate_entropy(gates))), gates.shape[-1]
+        run = open_run(RunFolder(folder))
+        split = open_split(run.config.data, options.split, classes=run.label_space.names, seed=run.config.seed)
+        for kind, found in gate_statistics(run, split).items():
+            experts = found.mean.shape[-1]
             print(
-                f"| {folder.rstrip('/').rpartition('/')[2]} | {kind} | {experts} | {entropy:.3f} | "
-                f"{math.log(experts):.3f} | {gates.max(axis=-1).mean():.3f} | {gates.std(axis=0).mean():.4f} |",
+                f"| {folder.rstrip('/').rpartition('/')[2]} | {kind} | {experts} | {found.entropy.mean():.3f} | "
+                f"{math.log(experts):.3f} | {found.largest.mean():.3f} | {found.deviation.mean():.4f} |",
                 flush=True,
             )
 

@@ -1,4 +1,5 @@
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +7,8 @@ import pytest
 
 from mlmoe_jax import thresholds
 from mlmoe_jax.metrics import precision_recall_f1
+from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.thresholds import Thresholds
 
 PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "metrics.npz")
@@ -62,3 +65,150 @@ def test_reported_cuts():
 def test_impossible_input(scores, frequency, when_zero):
     with pytest.raises(ValueError, match="must be"):
         thresholds.prior_matched(scores, frequency, when_zero=when_zero)
+
+
+@pytest.mark.parametrize("when_zero", ["none", "all"])
+def test_unknown_labels_do_not_count_as_images(when_zero):
+    """As if each class were cut alone, on the images whose label is known."""
+    draw = np.random.default_rng(0)
+    scores, mask = draw.random((30, 6)).round(1), draw.random((30, 6)) < 0.7
+    mask[:, 5] = False
+    scores[~mask] = np.nan
+    frequency = np.array([0.0, 0.01, 0.3, 0.5, 1.0, 0.5])
+    cuts = thresholds.prior_matched(scores, frequency, mask=mask, when_zero=when_zero)
+    for k in range(5):
+        alone = thresholds.prior_matched(scores[mask[:, k], k][:, None], frequency[k : k + 1], when_zero=when_zero)
+        assert cuts[k] == alone[0]
+    assert cuts[5] == np.inf
+    named = thresholds.reported(scores, frequency, mask=mask)["prior_matched_transductive"]
+    np.testing.assert_array_equal(named, thresholds.prior_matched(scores, frequency, mask=mask))
+
+
+# ----------------------------------------------------------------------------------------------------------- fitting
+def hard_case(seed, images=40, classes=8):
+    """Scores with many ties, a fifth masked (NaN there), a class without positives and one with nothing else."""
+    draw = np.random.default_rng(seed)
+    labels = draw.random((images, classes)) < 0.3
+    scores = np.clip(draw.normal(0.4 + 0.2 * labels, 0.3), 0, 1).round(1)
+    mask = draw.random(labels.shape) < 0.8
+    labels[:, 2], labels[:, 5] = False, True
+    scores[~mask] = np.nan
+    return scores, labels, mask
+
+
+def brute_force(scores, positive, goal, precision):
+    """Return the cut among all distinct scores f[n], lowest first, in whole fractions; and midway to the next lower."""
+    best, chosen = None, None
+    levels = np.unique(scores)
+    for at, cut in enumerate(levels):
+        hits, claimed = int(positive[scores >= cut].sum()), int((scores >= cut).sum())
+        f1 = Fraction(2 * hits, claimed + int(positive.sum()))
+        if goal == "f1" and (best is None or f1 >= best):
+            best, chosen = f1, at
+        if goal == "precision" and chosen is None and Fraction(hits, claimed) >= precision:
+            chosen = at
+    if chosen is None:
+        return None, np.inf
+    lower = levels[chosen - 1] if chosen else 0.0
+    return levels[chosen], (lower + levels[chosen]) / 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("goal", "precision"), [("f1", 0.9), ("precision", 0.5), ("precision", 0.75), ("precision", 1)]
+)
+def test_fitted_thresholds_are_the_best_of_all_cuts(seed, goal, precision):
+    scores, labels, mask = hard_case(seed)
+    cuts = thresholds.fit(scores, labels, mask=mask, goal=goal, precision=precision)
+    assert np.isnan(cuts[2])
+    for k in (k for k in range(8) if k != 2):
+        s, y = scores[mask[:, k], k], labels[mask[:, k], k]
+        cut, middle = brute_force(s, y, goal, Fraction(precision))
+        assert cuts[k] == pytest.approx(middle, abs=1e-15)
+        np.testing.assert_array_equal(s >= cuts[k], np.zeros(len(s), bool) if cut is None else s >= cut)
+    together = thresholds.fit(scores, labels, mask=mask, goal=goal, precision=precision, per="global")
+    assert together.shape == (8,)
+    _, middle = brute_force(scores[mask], labels[mask], goal, Fraction(precision))
+    np.testing.assert_allclose(together, middle, rtol=0, atol=1e-15)
+
+
+def test_fitting_by_hand():
+    scores = np.array([[0.9, 0.9], [0.7, 0.7], [0.7, 0.3], [0.2, 0.1]])
+    labels = np.array([[1, 0], [1, 0], [0, 0], [0, 1]])
+    np.testing.assert_allclose(thresholds.fit(scores, labels), [0.45, 0.05])
+    assert thresholds.fit(scores, labels, goal="precision", precision=0.9) == pytest.approx([0.8, np.inf])
+    # the precision falls below the wanted one in between, and reaches it again
+    ranked = np.array([[0.9], [0.8], [0.6], [0.4], [0.2]]), np.array([[1], [0], [1], [1], [0]])
+    assert thresholds.fit(*ranked, goal="precision", precision=0.75) == pytest.approx([0.3])
+
+
+def test_a_threshold_is_a_score_where_nothing_lies_between():
+    for upper, lower in ((np.nextafter(0.5, 1), 0.5), (0.5, np.nextafter(0.5, 0))):  # half way is rounded to either
+        assert thresholds.fit([[upper], [lower]], [[1], [0]]) == [upper]
+    assert thresholds.fit([[0.0]], [[1]]) == [0.0], "one image, one class, the lowest score there is"
+    assert thresholds.fit([[0.3]], [[1]]) == [0.15]
+    assert np.isnan(thresholds.fit([[0.3]], [[1]], mask=[[0]]))
+    assert np.isnan(thresholds.fit(np.zeros((0, 2)), np.zeros((0, 2)))).all()
+
+
+@pytest.mark.parametrize(
+    ("scores", "options"),
+    [
+        ([[0.5, 1.5]], {}),
+        ([[0.5, np.nan]], {}),
+        ([[0.5]], {}),
+        ([[0.5, 0.5]], {"mask": [[1]]}),
+        ([[0.5, 0.5]], {"goal": "recall"}),
+        ([[0.5, 0.5]], {"per": "image"}),
+        ([[0.5, 0.5]], {"goal": "precision", "precision": -0.1}),
+        ([[0.5, 0.5]], {"goal": "precision", "precision": 1.1}),
+    ],
+)
+def test_what_cannot_be_fitted(scores, options):
+    with pytest.raises(ValueError, match="must"):
+        thresholds.fit(scores, [[1, 0]], **options)
+
+
+# ---------------------------------------------------------------------------------------------------------- the file
+FITTED = Thresholds({"a": 0.25, "b": np.inf}, {"split": "val", "goal": "f1"})
+
+
+def test_thresholds_are_written_and_read_back(tmp_path):
+    folder = RunFolder(tmp_path)
+    for kept in (FITTED, Thresholds({"a": 0.5, "thresholds": 1.0})):
+        thresholds.write_thresholds(folder, kept)
+        assert thresholds.read_thresholds(folder) == kept
+    assert folder.read_json("thresholds.json") == {"a": 0.5, "thresholds": 1.0}, "as older folders have it"
+    folder.write_json("thresholds.json", {"a": 1, "b": None})
+    assert thresholds.read_thresholds(folder) == Thresholds({"a": 1.0, "b": np.inf})
+
+
+@pytest.mark.parametrize("stored", [[0.5], {"a": "high"}, {"thresholds": {"a": [1]}, "split": "val"}, {"a": True}])
+def test_damaged_thresholds(tmp_path, refusal, stored):
+    folder = RunFolder(tmp_path)
+    assert "no thresholds.json" in refusal(thresholds.read_thresholds, folder)
+    folder.write_json("thresholds.json", stored)
+    assert str(folder / "thresholds.json") in refusal(thresholds.read_thresholds, folder)
+
+
+def test_fitted_thresholds_outlive_a_finished_training(tmp_path):
+    folder = RunFolder(tmp_path)
+    fixed = Thresholds({"a": 0.5, "b": 0.5})
+    for results, names, expected in ((False, "ab", fixed), (True, "ab", FITTED), (True, "ac", None)):
+        thresholds.write_thresholds(folder, FITTED)
+        if results:
+            folder.write_json("results.json", {})
+        thresholds.write_fixed(folder, names, 0.5)
+        assert thresholds.read_thresholds(folder) == (expected or Thresholds({"a": 0.5, "c": 0.5}))
+    thresholds.write_fixed(folder, "ab", 0.75)
+    assert thresholds.read_thresholds(folder).values == {"a": 0.75, "b": 0.75}, "those fixed before are replaced"
+
+
+def test_fitted_cuts_are_for_other_splits(refusal):
+    cuts = FITTED.cuts_for("test", ["b", "a"])
+    assert list(cuts) == ["fitted"]
+    np.testing.assert_array_equal(cuts["fitted"], [np.inf, 0.25])
+    assert FITTED.cuts_for("val", ["b", "a"]) == {}
+    assert Thresholds({"a": 0.5}).cuts_for("test", ["a"]) == {}
+    assert Thresholds({"a": 0.5}, {"goal": "f1"}).cuts_for("test", ["a"]) == {}, "who knows where it was fitted"
+    assert "no threshold for label c" in refusal(FITTED.cuts_for, "test", ["a", "c"])

@@ -8,6 +8,18 @@ import numpy as np
 from flax import nnx
 
 
+def attention_weights(query: jax.Array, key: jax.Array, mask: np.ndarray | jax.Array | None) -> jax.Array:
+    """Return softmax(QKᵀ/√d), in float32: queries [b,Q,h,d] and keys [b,T,h,d] -> f32[B,h,Q,T].
+
+    mask: bool[Q,T], True where attention is allowed; None = everywhere. Each leading size b is B or 1.
+    """
+    scores = jnp.einsum("bqhd,bthd->bhqt", query, key, preferred_element_type=jnp.float32)
+    scores = scores * query.shape[-1] ** -0.5
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores, axis=-1)
+
+
 class FusedProjection(nnx.Linear):
     """One linear layer for queries, keys and values (columns in that order), of which the queries can be left out."""
 
@@ -44,6 +56,31 @@ class Attention(nnx.Module):
         mask: bool[Q,T], T = Q plus all C plus m in order, True where attention is allowed; None = everywhere.
         temperature: divides the attention logits. Returns f32[B,Q,D].
         """
+        query, key, value = self._project(tokens, context, key_value, temperature)
+        mixed = jax.nn.dot_product_attention(query, key, value, mask=None if mask is None else mask[None, None])
+        return self.proj(mixed.reshape(*mixed.shape[:2], -1))
+
+    def weights(
+        self,
+        tokens: jax.Array,
+        context: Sequence[jax.Array] = (),
+        mask: np.ndarray | jax.Array | None = None,
+        *,
+        key_value: jax.Array | None = None,
+        temperature: jax.Array | float = 1.0,
+    ) -> jax.Array:
+        """Return how each of `tokens` spreads its attention, f32[B,h,Q,T], for the arguments of a call."""
+        query, key, _ = self._project(tokens, context, key_value, temperature)
+        return attention_weights(query, key, mask)
+
+    def _project(
+        self,
+        tokens: jax.Array,
+        context: Sequence[jax.Array],
+        key_value: jax.Array | None,
+        temperature: jax.Array | float,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return queries f32[B,Q,h,d], keys and values f32[B,T,h,d]."""
         query, key, value = jnp.split(self.qkv(tokens), 3, axis=-1)
         pairs = [(key, value), *(jnp.split(self.qkv.key_value(part), 2, axis=-1) for part in context)]
         if key_value is not None:
@@ -54,8 +91,6 @@ class Attention(nnx.Module):
             for parts in zip(*pairs, strict=True)
         )
         query = jnp.broadcast_to(query / jnp.asarray(temperature, query.dtype), (batch, *query.shape[1:]))
-        query, key, value = (
+        return tuple(
             part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
         )
-        mixed = jax.nn.dot_product_attention(query, key, value, mask=None if mask is None else mask[None, None])
-        return self.proj(mixed.reshape(*mixed.shape[:2], -1))

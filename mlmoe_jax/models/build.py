@@ -1,5 +1,6 @@
 """From a config to a model."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -7,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.data.labels import LabelSpace
+from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
 from mlmoe_jax.defaults import SIDES
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.graphs import frequency_order, label_graph
+from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -38,12 +40,29 @@ class Classifier(nnx.Module):
         self.backbone, self.prompts, self.head, self.final_norm = backbone, prompts, head, final_norm
 
     def __call__(
-        self, image: jax.Array, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
+        self,
+        image: jax.Array,
+        *,
+        labels: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+        explain: bool = False,
     ) -> Prediction:
-        """Classify f32[B,H,W,3]. labels f32[B,K] and rngs are for models whose training needs them."""
+        """Classify f32[B,H,W,3]. labels f32[B,K] and rngs are for models whose training needs them.
+
+        explain: return `attention` and `grid` as well (see Prediction); for evaluation, where nothing is dropped out.
+        """
         prompts = None if self.prompts is None else self.prompts(len(image), rngs=rngs)
-        features = self.backbone(image, prompts, read=self.head.read, norm=self.final_norm)
-        return self.head(features, labels=labels, rngs=rngs)
+        features = self.backbone(image, prompts, read=self.head.read, norm=self.final_norm, explain=explain)
+        if self.head.by_label:
+            features = jax.tree.map(partition.gathered, features)
+        prediction = self.head(features, labels=labels, rngs=rngs)
+        if self.head.by_label:
+            spread = jax.tree.map(partition.by_label, (prediction.logits, prediction.terms, prediction.gates))
+            prediction = replace(prediction, **dict(zip(("logits", "terms", "gates"), spread, strict=True)))
+        if not explain:
+            return prediction
+        of_labels = self.head.attention(features) if hasattr(self.head, "attention") else {}
+        return replace(prediction, attention={**features.attention, **of_labels}, grid=features.grid)
 
 
 def _linear(config, shape, space: LabelSpace, dtype, rngs: nnx.Rngs) -> nnx.Module:
@@ -220,3 +239,27 @@ def build_model(config, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifie
     return Classifier(
         backbone, prompts, head, final_norm=reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
     )
+
+
+def label_axes_of_head(config, labels: int) -> dict[str, int]:
+    """Return which axis of a parameter counts the K = `labels` labels, path -> axis, of a head sharded by label.
+
+    It is the axis that grows by one for one label more; no table can fall behind the models then. Empty where the head
+    is not sharded by label.
+    """
+
+    def head_of(count: int) -> nnx.Module:
+        space = synthetic_label_space(count, config.model.prompts.num_groups)
+        build = HEADS[config.model.head.kind]
+        return nnx.eval_shape(lambda: build(config, backbone_shape(config), space, None, nnx.Rngs(0)))
+
+    head, larger = head_of(labels), head_of(labels + 1)
+    if not head.by_label:
+        return {}
+    grown = dict(nnx.to_flat_state(nnx.state(larger, nnx.Param)))
+    return {
+        "/".join(("head", *map(str, path))): axis
+        for path, value in nnx.to_flat_state(nnx.state(head, nnx.Param))
+        for axis, size in enumerate(value.shape)
+        if size == labels and grown[path].shape[axis] == labels + 1
+    }

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 CLS, PROMPTS, PATCHES = "cls", "prompts", "patches"
+LABELS = "labels"
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Features:
     """What a backbone returns; a field that was not in `read` is None and was not computed.
 
     cls: f32[B,D]. prompts: f32[B,P,D]. patches: f32[B,N,D], row-major over `grid` = (rows, columns).
+    attention: see Prediction; of `cls` and `prompts`, where they are read and explaining was asked for.
     """
 
     cls: jax.Array | None
     prompts: jax.Array | None
     patches: jax.Array | None
     grid: tuple[int, int] = field(metadata={"static": True})
+    attention: dict[str, jax.Array] = field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -57,9 +60,17 @@ class Prediction:
     terms: further logits f32[B,K] that are supervised under their own names.
     gates: routing weights f32[B,K,E] (static gates: f32[1,K,E]).
     penalties: f32[B], a value an image to be added to the loss.
+    attention: where tokens look, only if explaining was asked for: the weights f32[B,Q,N] with which each reads the N
+    patches, the mean over heads. `cls` (Q = 1) and `prompts` (Q = P) are those of the backbone's last block, as far as
+    the head reads them; `labels` (Q = K) those of the label queries in the last layer of a decoder, or of ADD-GCN's
+    attention over the map. They are not scaled to the patches: a row sums to what patches get out of 1, and the rest
+    went to other tokens (class token, registers, prompts).
+    grid: (rows, columns) of the patches, row-major, with `attention`.
     """
 
     logits: jax.Array
     terms: dict[str, jax.Array] = field(default_factory=dict)
     gates: dict[str, jax.Array] = field(default_factory=dict)
     penalties: dict[str, jax.Array] = field(default_factory=dict)
+    attention: dict[str, jax.Array] = field(default_factory=dict)
+    grid: tuple[int, int] | None = field(default=None, metadata={"static": True})

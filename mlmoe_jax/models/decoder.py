@@ -119,9 +119,34 @@ class QueryDecoder(nnx.Module):
         and pass no encoder layer, through which they would show in every patch. extra_mask: bool[Q,E], True where a
         query may see a token; None = everywhere. Every query sees all patches. rngs: for dropout in training.
         """
+        memory, positions, mask = self._memory(features, extra, extra_mask, rngs)
+        return self.decode(memory, positions, mask=mask, rngs=rngs)
+
+    def attention(
+        self, features: Features, *, extra: jax.Array | None = None, extra_mask: np.ndarray | Constant | None = None
+    ) -> jax.Array:
+        """Return how much each query looks at each patch in the last layer, the mean over heads: f32[B,Q,N].
+
+        The arguments are those of a call, of a decoder without dropout. A row sums to 1 less what goes to `extra`.
+        """
+        memory, positions, mask = self._memory(features, extra, extra_mask, None)
+        tokens, added, keys = self._start(memory, positions)
+        for layer in self.layers[:-1]:
+            tokens = layer(tokens, added, memory, keys, mask=mask)
+        weights = self.layers[-1].weights(tokens, added, keys, mask=mask)
+        return weights.mean(axis=1)[..., : features.patches.shape[1]]
+
+    def _memory(
+        self,
+        features: Features,
+        extra: jax.Array | None,
+        extra_mask: np.ndarray | Constant | None,
+        rngs: nnx.Rngs | None,
+    ) -> tuple[jax.Array, jax.Array | None, np.ndarray | None]:
+        """Return memory f32[B,T,D], positions and mask as `decode` takes them, of the arguments of a call."""
         memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
         if extra is None:
-            return self.decode(memory, positions, rngs=rngs)
+            return memory, positions, None
         patches, extra = memory.shape[1], self._projected(extra)
         extra = jnp.broadcast_to(extra, (memory.shape[0], *extra.shape[1:]))
         memory = jnp.concatenate([memory, extra], axis=1)
@@ -130,7 +155,7 @@ class QueryDecoder(nnx.Module):
         mask = _array(extra_mask)
         if mask is not None:
             mask = np.concatenate([np.ones((mask.shape[0], patches), bool), mask], axis=1)
-        return self.decode(memory, positions, mask=mask, rngs=rngs)
+        return memory, positions, mask
 
     def encode(
         self, tokens: jax.Array, grid: tuple[int, int], *, rngs: nnx.Rngs | None = None
@@ -162,6 +187,13 @@ class QueryDecoder(nnx.Module):
         query.
         """
         mask = _checked_mask(_array(mask), self.num_queries, memory.shape[1])
+        tokens, added, keys = self._start(memory, positions)
+        for layer in self.layers:
+            tokens = layer(tokens, added, memory, keys, mask=mask, rngs=rngs)
+        return tokens if self.norm is None else self.norm(tokens)
+
+    def _start(self, memory: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+        """Return what the first layer gets: queries, what is added to them or None, and the keys of the memory."""
         queries = self.queries[...][None]
         if self.fixed_queries:
             queries = jax.lax.stop_gradient(queries)
@@ -170,10 +202,7 @@ class QueryDecoder(nnx.Module):
         if drop.rate and not drop.deterministic:
             # Dropout differs between images; without it everything before the first look at one is done once.
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
-        keys = memory if positions is None else memory + positions
-        for layer in self.layers:
-            tokens = layer(tokens, added, memory, keys, mask=mask, rngs=rngs)
-        return tokens if self.norm is None else self.norm(tokens)
+        return tokens, added, memory if positions is None else memory + positions
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         """Return the multiply-adds for an image with N = `tokens` patches and E = `extra` further memory tokens.

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from flax.nnx import Initializer
 
-from mlmoe_jax.models.attention import FusedProjection
+from mlmoe_jax.models.attention import FusedProjection, attention_weights
 from mlmoe_jax.models.experts import ACTIVATIONS
 from mlmoe_jax.models.initializers import torch_linear
 from mlmoe_jax.models.transformer import layer_norm
@@ -59,13 +59,13 @@ class QueryAttention(nnx.Module):
         all inputs have one.
         """
         query, key, value = (self._project(tokens, part) for part, tokens in enumerate((query, key, value)))
-        scores = jnp.einsum("bqhd,bthd->bhqt", query, key, preferred_element_type=jnp.float32)
-        scores = scores * query.shape[-1] ** -0.5
-        if mask is not None:
-            scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-        weights = self.dropout(jax.nn.softmax(scores, axis=-1), rngs=rngs)
+        weights = self.dropout(attention_weights(query, key, mask), rngs=rngs)
         mixed = jnp.einsum("bhqt,bthd->bqhd", weights.astype(value.dtype), value)
         return self.proj(mixed.reshape(*mixed.shape[:2], -1))
+
+    def weights(self, query: jax.Array, key: jax.Array, *, mask: np.ndarray | None = None) -> jax.Array:
+        """Return how much each of f32[b,Q,D] looks at each of f32[b,T,D], f32[B,h,Q,T], without dropout."""
+        return attention_weights(self._project(query, 0), self._project(key, 1), mask)
 
     def _project(self, tokens: jax.Array, part: int) -> jax.Array:
         """f32[b,T,D] -> f32[b,T,h,d], by the `part`-th of the projections of queries, keys and values."""
@@ -189,19 +189,33 @@ class DecoderLayer(nnx.Module):
         added: f32[1,Q,D] to be added to whatever asks, or None. mask: bool[Q,T] or None.
         """
 
-        def asking(x: jax.Array) -> jax.Array:
-            return x if added is None else x + added
-
-        def among_queries(x: jax.Array) -> jax.Array:
-            return x if self.self_attn is None else self.self_attn(asking(x), asking(x), x, rngs=rngs)
-
         def to_memory(x: jax.Array) -> jax.Array:
-            return self.cross_attn(asking(x), keys, memory, mask=mask, rngs=rngs)
+            return self.cross_attn(_asking(x, added), keys, memory, mask=mask, rngs=rngs)
 
-        if self.norm1 is not None:
-            tokens = _residual(self, self.norm1, among_queries, tokens, rngs)
+        tokens = self._among_queries(tokens, added, rngs)
         tokens = _residual(self, self.norm2, to_memory, tokens, rngs)
         return _residual(self, self.norm3, lambda x: self.mlp(x, rngs=rngs), tokens, rngs)
+
+    def weights(
+        self, tokens: jax.Array, added: jax.Array | None, keys: jax.Array, *, mask: np.ndarray | None = None
+    ) -> jax.Array:
+        """Return how much each query looks at each memory token, f32[B,h,Q,T], for the arguments of a call."""
+        tokens = self._among_queries(tokens, added, None)
+        tokens = self.norm2(tokens) if self.pre_norm else tokens
+        return self.cross_attn.weights(_asking(tokens, added), keys, mask=mask)
+
+    def _among_queries(self, tokens: jax.Array, added: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
+        """Let queries f32[b,Q,D] see one another."""
+
+        def among_queries(x: jax.Array) -> jax.Array:
+            asking = _asking(x, added)
+            return x if self.self_attn is None else self.self_attn(asking, asking, x, rngs=rngs)
+
+        return tokens if self.norm1 is None else _residual(self, self.norm1, among_queries, tokens, rngs)
+
+
+def _asking(tokens: jax.Array, added: jax.Array | None) -> jax.Array:
+    return tokens if added is None else tokens + added
 
 
 def _residual(

@@ -105,3 +105,7 @@ class Block(nnx.Module):
         tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
         mixed = self.mlp(self.norm2(tokens))
         return tokens + (self.ls2(mixed) if self.scaled else mixed)
+
+    def weights(self, tokens: jax.Array, context: Sequence[jax.Array] = (), *arguments, **settings) -> jax.Array:
+        """Return how each of `tokens` spreads its attention, f32[B,h,Q,T], for the arguments of a call."""
+        return self.attn.weights(self.norm1(tokens), [self.norm1(part) for part in context], *arguments, **settings)

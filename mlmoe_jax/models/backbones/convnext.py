@@ -131,12 +131,19 @@ class ConvNeXt(nnx.Module):
         return maps
 
     def __call__(
-        self, image: jax.Array, prompts: Prompts | None = None, *, read: Collection[str] = (CLS,), norm: bool = True
+        self,
+        image: jax.Array,
+        prompts: Prompts | None = None,
+        *,
+        read: Collection[str] = (CLS,),
+        norm: bool = True,
+        explain: bool = False,
     ) -> Features:
         """Encode f32[B,H,W,3] of any size from 32 up; the grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
 
         read: `patches` is the last map, `cls` its mean. norm: apply the final LayerNorm to them. The source knows it
         on the mean only; on single cells it is this package's way to give heads on the map a scale they can work with.
+        explain: without effect, convolutions have no attention.
         Raises ValueError for prompts and for images that are smaller than one cell.
         """
         check_read(prompts, read)

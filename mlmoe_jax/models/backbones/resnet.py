@@ -158,12 +158,19 @@ class ResNet(nnx.Module):
         return maps
 
     def __call__(
-        self, image: jax.Array, prompts: Prompts | None = None, *, read: Collection[str] = (CLS,), norm: bool = True
+        self,
+        image: jax.Array,
+        prompts: Prompts | None = None,
+        *,
+        read: Collection[str] = (CLS,),
+        norm: bool = True,
+        explain: bool = False,
     ) -> Features:
         """Encode f32[B,H,W,3] of any size; the grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
 
         read: `patches` is the last map, `cls` its mean, which is what the source's classifier sees. norm: without
-        effect, a ResNet has no final norm. Raises ValueError for prompts.
+        effect, a ResNet has no final norm. explain: without effect, convolutions have no attention. Raises ValueError
+        for prompts.
         """
         check_read(prompts, read)
         return read_map(self.maps(image)[-1], read)

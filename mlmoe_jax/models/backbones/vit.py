@@ -9,6 +9,7 @@ from block to block (`Prompts.carry`) ask in all of them.
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,11 +107,18 @@ class ViT(nnx.Module):
         return jnp.concatenate([first, tokens + position], axis=1), (rows, columns)
 
     def __call__(
-        self, image: jax.Array, prompts: Prompts | None = None, *, read: Collection[str] = (CLS,), norm: bool = True
+        self,
+        image: jax.Array,
+        prompts: Prompts | None = None,
+        *,
+        read: Collection[str] = (CLS,),
+        norm: bool = True,
+        explain: bool = False,
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        read: which of cls, prompts, patches the head will use. norm: apply the final LayerNorm to them.
+        read: which of cls, prompts, patches the head will use. norm: apply the final LayerNorm to them. explain: return
+        the attention of cls and prompts, as far as they are read, to the patches as well.
         Raises ValueError where the image is no multiple of the patch, or prompts are read that were not given.
         """
         unknown = set(read) - {CLS, PROMPTS, PATCHES}
@@ -130,26 +138,18 @@ class ViT(nnx.Module):
         tokens = parts.pop(IMAGE)
         parts |= {CLS: tokens[:, :1], REGISTERS: tokens[:, 1:first], PATCHES: tokens[:, first:]}
         asking = [name for name in parts if name in read]
+        attention = self._attention(parts, asking, prompts) if explain else {}
         parts = self._block(self.shape.depth - 1, parts, asking, prompts)
         if norm:
             parts = {name: self.norm(part) for name, part in parts.items()}
         cls = parts.get(CLS)
-        return Features(None if cls is None else cls[:, 0], parts.get(PROMPTS), parts.get(PATCHES), grid)
+        return Features(None if cls is None else cls[:, 0], parts.get(PROMPTS), parts.get(PATCHES), grid, attention)
 
     def _block(
         self, index: int, parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts | None
     ) -> dict[str, jax.Array]:
         """Advance the parts in `asking`; the others are context. Each part is f32[B or 1, T, D]."""
-        context = [part for name, part in parts.items() if name not in asking and part.shape[1]]
-        batch = max(parts[name].shape[0] for name in asking)
-        joined = jnp.concatenate(
-            [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in asking], axis=1
-        )
-        settings = {}
-        if prompts is not None:
-            settings["mask"] = _mask(parts, asking, prompts)
-            settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]
-            settings["temperature"] = 1.0 if prompts.temperature is None else prompts.temperature[index]
+        joined, context, settings = _arranged(index, parts, asking, prompts)
 
         def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
             return self.blocks[index](tokens, context, **settings)
@@ -158,18 +158,53 @@ class ViT(nnx.Module):
         ends = np.cumsum([parts[name].shape[1] for name in asking])[:-1]
         return dict(zip(asking, jnp.split(advanced, ends, axis=1), strict=True))
 
+    def _attention(
+        self, parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts | None
+    ) -> dict[str, jax.Array]:
+        """Return how much those of cls and prompts that ask look at the patches in the last block, f32[B,Q,N] each."""
+        looking = [name for name in asking if name != PATCHES]
+        if not looking:
+            return {}
+        last = self.shape.depth - 1
+        tokens, context, settings = _arranged(last, parts, looking, prompts)
+        weights = self.blocks[last].weights(tokens, context, **settings).mean(axis=1)
+        places = _places(parts, looking)
+        return {name: weights[:, places[name], places[PATCHES]] for name in looking}
+
+
+def _arranged(
+    index: int, parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts | None
+) -> tuple[jax.Array, list[jax.Array], dict[str, Any]]:
+    """Return what block `index` gets where the parts in `asking` ask: tokens, context, and the settings of prompts."""
+    context = [part for name, part in parts.items() if name not in asking and part.shape[1]]
+    batch = max(parts[name].shape[0] for name in asking)
+    joined = jnp.concatenate(
+        [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in asking], axis=1
+    )
+    settings = {}
+    if prompts is not None:
+        settings["mask"] = _mask(parts, asking, prompts)
+        settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]
+        settings["temperature"] = 1.0 if prompts.temperature is None else prompts.temperature[index]
+    return joined, context, settings
+
+
+def _places(parts: dict[str, jax.Array], asking: Sequence[str]) -> dict[str, slice]:
+    """Return where each part stands in the sequence of a block: those that ask first, then the others in order."""
+    order = [*asking, *(name for name in parts if name not in asking)]
+    ends = np.cumsum([parts[name].shape[1] for name in order]).tolist()
+    return {name: slice(end - parts[name].shape[1], end) for name, end in zip(order, ends, strict=True)}
+
 
 def _mask(parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts) -> np.ndarray | jax.Array | None:
-    """Return bool[Q,T] over the asking tokens and all in their order in `_block`, or None where all see all."""
+    """Return bool[Q,T] over the asking tokens and all in the order of `_places`, or None where all see all."""
     among = prompts.mask if PROMPTS in asking else None
     if among is None and prompts.present is None:
         return None
-    order = [*asking, *(name for name in parts if name not in asking)]
     size = {name: part.shape[1] for name, part in parts.items()}
     further = 0 if prompts.key_value is None else prompts.key_value.shape[2]
     mask = np.ones((sum(size[name] for name in asking), sum(size.values()) + further), bool)
-    start = sum(size[name] for name in order[: order.index(PROMPTS)])
-    columns = slice(start, start + size[PROMPTS])
+    columns = _places(parts, asking)[PROMPTS]
     if among is not None:
         mask[columns, columns] = among
     return mask if prompts.present is None else jnp.asarray(mask).at[:, columns].set(mask[:, columns] & prompts.present)

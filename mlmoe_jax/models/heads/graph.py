@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mlmoe_jax.models.constants import Constant
-from mlmoe_jax.models.contracts import PATCHES, Features, Prediction
+from mlmoe_jax.models.contracts import LABELS, PATCHES, Features, Prediction
 from mlmoe_jax.models.heads.group_experts import LabelClassifier
 from mlmoe_jax.models.initializers import torch_linear, uniform
 from mlmoe_jax.models.normalization import BatchNorm
@@ -30,6 +30,7 @@ class MLGCNHead(nnx.Module):
     """
 
     read = (PATCHES,)
+    by_label = False  # labels may lie over the mesh, see models.partition
 
     def __init__(
         self,
@@ -132,6 +133,7 @@ class ADDGCNHead(nnx.Module):
     """
 
     read = (PATCHES,)
+    by_label = False  # labels may lie over the mesh, see models.partition
 
     def __init__(self, width: int, labels: int, *, hidden: int = 1024, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
         self.map_classifier = _pointwise(width, labels, bias=False, dtype=dtype, rngs=rngs)
@@ -150,6 +152,12 @@ class ADDGCNHead(nnx.Module):
         scores = self.map_classifier(features.patches).astype(jnp.float32)
         label_features = self.label_features(features.patches, scores)
         return self.graph.adjacency(self.graph.spread_static(label_features))
+
+    def attention(self, features: Features) -> dict[str, jax.Array]:
+        """Return each place's share of a label's feature, σ(score) over its sum: `labels` f32[B,K,N]."""
+        scores = self.map_classifier(features.patches).astype(jnp.float32)
+        # the softmax of log σ, which is finite where every σ rounds to 0
+        return {LABELS: jnp.swapaxes(jax.nn.softmax(jax.nn.log_sigmoid(scores), axis=1), 1, 2)}
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None

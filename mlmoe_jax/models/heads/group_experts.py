@@ -90,6 +90,7 @@ class GroupExpertsHead(nnx.Module):
     """
 
     read = (PROMPTS,)
+    by_label = True  # labels may lie over the mesh, see models.partition
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ class GroupLinearHead(nnx.Module):
     """
 
     read = (PROMPTS,)
+    by_label = True  # labels may lie over the mesh, see models.partition
 
     def __init__(
         self,

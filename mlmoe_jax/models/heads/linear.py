@@ -20,6 +20,8 @@ class LinearHead(nnx.Module):
     Collobert, CVPR 2015, eq. 6 with r = 1). `both` has a classifier for each and reports the mean of their logits.
     """
 
+    by_label = True  # labels may lie over the mesh, see models.partition
+
     def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
         self.read, self.width, self.labels = POOLS[pool], width, labels
         draw = torch_linear(width)

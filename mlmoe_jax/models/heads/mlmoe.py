@@ -41,6 +41,10 @@ class GroupTokenDecoder(QueryDecoder):
         """Return a feature a label f32[B,K,D] from `features.patches` f32[B,N,C] and `features.prompts` f32[B,P,C]."""
         return super().__call__(features, extra=features.prompts, extra_mask=self.sees, rngs=rngs)
 
+    def attention(self, features: Features) -> jax.Array:
+        """Return how much each label looks at each patch, f32[B,K,N]; what its prompts get is missing to 1."""
+        return super().attention(features, extra=features.prompts, extra_mask=self.sees)
+
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         """Return the multiply-adds an image with N = `tokens` patches, see QueryDecoder."""
         return super().published_macs(tokens, extra + self.sees.value.shape[1])

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.contracts import Features, Prediction
+from mlmoe_jax.models import partition
+from mlmoe_jax.models.contracts import LABELS, Features, Prediction
 from mlmoe_jax.models.decoder import QueryDecoder
 from mlmoe_jax.models.initializers import torch_linear
 
@@ -90,6 +91,7 @@ class QueryHead(nnx.Module):
         if queries > labels:
             raise UserError(f"{queries} groups of queries are more than {labels} labels: choose at most one a label")
         self.decoder, self.read = decoder, decoder.read
+        self.by_label = queries == labels  # labels may lie over the mesh, see models.partition
         init = "uniform" if classifier == "per_label" else "xavier"
         self.classifier = GroupedClassifier(decoder.width, queries, labels, init=init, rngs=rngs)
 
@@ -97,7 +99,14 @@ class QueryHead(nnx.Module):
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
         """Classify `features.patches` f32[B,N,C] into K labels; `rngs` is for dropout in training, labels unread."""
-        return Prediction(self.classifier(self.decoder(features, rngs=rngs)))
+        queried = self.decoder(features, rngs=rngs)
+        return Prediction(self.classifier(partition.by_label(queried) if self.by_label else queried))
+
+    def attention(self, features: Features) -> dict[str, jax.Array]:
+        """Return where each label's query looks, `labels` f32[B,K,N]; labels that share a query have the same map."""
+        weights = self.decoder.attention(features)
+        labels, each = self.classifier.bias.size, self.classifier.kernel.shape[-1]
+        return {LABELS: weights if each == 1 else jnp.repeat(weights, each, axis=1)[:, :labels]}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
         """Return the multiply-adds an image with N = `tokens` patches: of layers, and what attention products add."""

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mlmoe_jax.losses import gate_entropy
-from mlmoe_jax.models.contracts import Features, Prediction
+from mlmoe_jax.models import partition
+from mlmoe_jax.models.contracts import LABELS, Features, Prediction
 from mlmoe_jax.models.experts import SHARES, Gates, LabelExperts, combine
 from mlmoe_jax.models.initializers import torch_linear
 
@@ -75,8 +76,9 @@ class RoutedExpertsHead(nnx.Module):
     """DR-MoE: label features h_i from a query decoder, a dense mixture of shared and task experts, a classifier.
 
     decoder: a module that turns those of the backbone's features that it names in `read` into one feature a label,
-    `decoder(features, rngs=rngs)` -> f32[B,K,width], with the method `published_macs(tokens)`. From there on labels do
-    not meet: everything a label owns is stacked along a leading axis K.
+    `decoder(features, rngs=rngs)` -> f32[B,K,width], with the methods `published_macs(tokens)` and
+    `attention(features)` -> f32[B,K,N]. From there on labels do not meet: everything a label owns is stacked along a
+    leading axis K.
     expert, expert_hidden, shared_experts, task_experts: see LabelExperts. gate, gate_hidden, gate_share: see Gates.
     classifier: `per_label` or `shared`, see FeatureClassifier.
     entropy, entropy_weight: sign and λ of the penalty `entropy`, see entropy_penalty; `off` gives none.
@@ -85,6 +87,8 @@ class RoutedExpertsHead(nnx.Module):
     gates: `experts` f32[B,K,E] (of static gates f32[1,K,E]), experts in the order [shared…, task…].
     Raises ValueError for a choice that is not there.
     """
+
+    by_label = True  # labels may lie over the mesh, see models.partition
 
     def __init__(
         self,
@@ -136,7 +140,7 @@ class RoutedExpertsHead(nnx.Module):
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
         """Classify what the decoder reads of `features` into K labels; `labels` f32[B,K] are not looked at."""
-        queried = self.decoder(features, rngs=rngs)
+        queried = partition.by_label(self.decoder(features, rngs=rngs))
         gates = self.gates(queried)
         logits = self.classifier(combine(gates, self.experts(queried)))
         penalties = {}
@@ -144,6 +148,10 @@ class RoutedExpertsHead(nnx.Module):
             penalty = entropy_penalty(gates, self.entropy, self.entropy_weight)
             penalties["entropy"] = jnp.broadcast_to(penalty, logits.shape[:1])
         return Prediction(logits, gates={"experts": gates}, penalties=penalties)
+
+    def attention(self, features: Features) -> dict[str, jax.Array]:
+        """Return where each label's query looks, `labels` f32[B,K,N]."""
+        return {LABELS: self.decoder.attention(features)}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
         """Return the multiply-adds of layers an image of N = `tokens`, and what experts and gates add to them."""

@@ -164,6 +164,8 @@ class CNNRNNHead(nnx.Module):
     dropout: rate on x. pool: the image feature I is the class token (of a CNN, the mean of the map) or the mean patch.
     """
 
+    by_label = False  # labels may lie over the mesh, see models.partition
+
     def __init__(
         self,
         width: int,

@@ -1,0 +1,54 @@
+"""`--mode=thresholds` and `--mode=compare` as a user gives them."""
+
+import json
+
+import pytest
+from scored_run import drawn_split, write_run
+
+from mlmoe_jax.main import main
+from mlmoe_jax.thresholds import read_thresholds
+
+
+@pytest.fixture
+def runs(tmp_path):
+    splits = [drawn_split(name, 20, seed=seed) for seed, name in enumerate(("val", "test"))]
+    return [write_run(tmp_path / name, *splits) for name in "ab"]
+
+
+def test_thresholds_are_fitted(runs, capsys):
+    assert main(["--mode=thresholds", f"--workdir={runs[0]}", "--config.thresholds.per=global", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert read_thresholds(runs[0]).values == printed["thresholds"]
+    assert printed["per"] == "global"
+
+
+def test_two_runs_are_compared(runs, capsys):
+    folders = [f"--workdir={run}" for run in runs]
+    assert main(["--mode=compare", *folders, "--split=test", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == ["test"]
+    assert printed["test"]["metrics"]["mAP"]["difference"] == 0
+    assert main(["--mode=compare", *folders]) == 0
+    assert "val: 20 images in both runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mode", "extra", "count", "part"),
+    [
+        ("compare", [], 1, "needs --workdir=FOLDER twice"),
+        ("compare", ["--config=mlvpt_digits"], 2, "leave --config out"),
+        ("compare", ["--config.seed=1"], 2, "leave --config.seed out"),
+        ("compare", ["--split=none"], 2, "not of none"),
+        ("thresholds", ["--split=val"], 1, "--split is for --mode=compare"),
+        ("thresholds", ["--config=mlvpt_digits"], 1, "leave --config out"),
+        ("thresholds", ["--config.thresholds.split=test"], 1, "one of data.test_splits"),
+        ("thresholds", [], 2, "--workdir is given 2 times"),
+        ("thresholds", [], 0, "needs --workdir"),
+    ],
+)
+def test_mistakes(runs, capsys, mode, extra, count, part):
+    assert main([f"--mode={mode}", *(f"--workdir={run}" for run in runs[:count]), *extra]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert part in err
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,288 @@
+"""Where tokens look: attention maps against softmaxes by hand, from the parameters, and that nobody pays unasked."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax.config import load_config
+from mlmoe_jax.data.labels import synthetic_label_space
+from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
+from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.contracts import Features, Prompts
+from mlmoe_jax.models.decoder import QueryDecoder
+from mlmoe_jax.models.heads.graph import ADDGCNHead
+from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
+from mlmoe_jax.models.heads.query import QueryHead
+from mlmoe_jax.models.prompts import prompt_groups, prompt_mask
+from mlmoe_jax.state import ModelDef
+
+B, D, H, P, R, M = 2, 8, 2, 4, 1, 3
+SHAPE = ViTShape(width=D, depth=1, heads=H, patch=4, native=8, registers=R)
+GRID, N = (2, 3), 6
+GROUP_OF = prompt_groups(sides=1, groups=2, per_group=2)
+
+
+def filled(make, seed=0):
+    """A module with drawn values, each its own."""
+    definition, params, stats = ModelDef.split(nnx.eval_shape(make))
+    draw = np.random.default_rng(seed)
+    values = {path: jnp.asarray(draw.normal(size=v.shape), jnp.float32) for path, v in params.items()}
+    return definition.merge(values, {path: jnp.ones(v.shape, v.dtype) for path, v in stats.items()})
+
+
+def draw(*shape, seed=1):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def normed(x, layer, eps):
+    x = np.asarray(x, np.float64)
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+    return x * np.asarray(layer.scale) + np.asarray(layer.bias)
+
+
+def by_hand(attention, asks, answers, *, key=None, mask=None, temperature=1.0):
+    """softmax(QKᵀ/√d) of every head in numpy: asks [B,Q,D] and answers [B,T,D] -> [B,H,Q,T + m].
+
+    key: [m,D], keys that are not projected. mask: bool[Q,T + m].
+    """
+    kernel, bias = np.asarray(attention.qkv.kernel, np.float64), np.asarray(attention.qkv.bias, np.float64)
+    rows = []
+    for b in range(B):
+        keys = answers[b] @ kernel[:, D : 2 * D] + bias[D : 2 * D]
+        keys = keys if key is None else np.concatenate([keys, key])
+        queries = (asks[b] @ kernel[:, :D] + bias[:D]) / temperature
+        heads = []
+        for h in range(H):
+            part = slice(h * D // H, (h + 1) * D // H)
+            scores = queries[:, part] @ keys[:, part].T / np.sqrt(D / H)
+            weights = np.exp(scores) * (1 if mask is None else mask)
+            heads.append(weights / weights.sum(axis=1, keepdims=True))
+        rows.append(heads)
+    return np.array(rows)
+
+
+# ------------------------------------------------------------------------------------------------- in the last block
+PROMPT_KINDS: dict[str, Mapping] = {
+    "plain": {},
+    "masked": {"mask": prompt_mask("cross_group", GROUP_OF)},
+    "e2vpt": {"key_value": draw(1, 1, M, D, seed=4), "present": jnp.array([True, False, True, True])},
+    "gatevpt": {"temperature": jnp.array([1.7])},
+}
+PROMPT_KINDS["all"] = {name: value for options in PROMPT_KINDS.values() for name, value in options.items()}
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return filled(lambda: ViT(SHAPE, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        ("masked", "prompts"),
+        ("all", "cls+prompts+patches"),
+        *(
+            pytest.param(kind, read, marks=pytest.mark.slow)
+            for kind in PROMPT_KINDS
+            for read in ("cls", "prompts", "cls+prompts+patches")
+        ),
+    ],
+)
+def test_class_token_and_prompts_against_softmax_by_hand(vit, kind, read):
+    image, options, read = draw(B, 8, 12, 3), PROMPT_KINDS[kind], read.split("+")
+    prompts = Prompts(draw(1, 1, P, D, seed=3), **options)
+    features, tokens = jax.jit(lambda x: (vit(x, prompts, read=read, explain=True), vit.embed(x)[0]))(image)
+    assert features.grid == GRID
+    assert set(features.attention) == set(read) - {"patches"}
+
+    tokens = np.asarray(tokens)  # class token, register, patches
+    tokens = np.concatenate([tokens, np.tile(prompts.tokens[0], (B, 1, 1))], axis=1)
+    own = np.arange(tokens.shape[1]) >= 1 + R + N  # of the prompts
+    further = M if "key_value" in options else 0
+    mask = np.ones((tokens.shape[1], tokens.shape[1] + further), bool)
+    if "mask" in options:
+        mask[np.ix_(own, np.flatnonzero(own))] = options["mask"]
+    if "present" in options:
+        mask[:, np.flatnonzero(own)[1]] = False
+    block, tokens = vit.blocks[0], normed(tokens, vit.blocks[0].norm1, SHAPE.eps)
+    key = np.asarray(options["key_value"])[0, 0] if further else None
+    weights = by_hand(
+        block.attn, tokens, tokens, key=key, mask=mask, temperature=1.7 if "temperature" in options else 1.0
+    )
+    mean = weights.mean(axis=1)[..., 1 + R : 1 + R + N]
+    expected = {"cls": mean[:, :1], "prompts": mean[:, own]}
+    for name, found in features.attention.items():
+        np.testing.assert_allclose(found, expected[name], atol=2e-6)
+        assert (np.asarray(found).sum(axis=-1) < 1).all(), "the rest went to other tokens"
+
+
+def test_weights_of_a_block_sum_to_1_over_all_keys(vit):
+    tokens, context = draw(1, 3, D, seed=6), [draw(B, 5, D, seed=7)]
+    weights = jax.jit(lambda *given: vit.blocks[0].weights(*given))(tokens, context)
+    assert weights.shape == (B, H, 3, 8)
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-6)
+
+
+def test_convolutions_have_none():
+    image = jax.ShapeDtypeStruct((B, 8, 12, 3), jnp.float32)
+    for make in (
+        lambda: ResNet(ResNetShape((1,)), rngs=nnx.Rngs(0)),
+        lambda: ConvNeXt(ConvNeXtShape((1,), (4,)), rngs=nnx.Rngs(0)),
+    ):
+        features = jax.eval_shape(lambda image, make=make: make()(image, read=("patches",), explain=True), image)
+        assert (features.attention, features.grid) == ({}, (2, 3))
+
+
+# -------------------------------------------------------------------------------------------------- of label queries
+OPTIONS = {
+    "dr_moe": {"decoder_layers": 1, "encoder_layers": 1, "positions": "once"},
+    "q2l": {"decoder_layers": 2, "query_role": "added", "self_attention": "none", "positions": "detr"},
+    "ml_decoder": {"decoder_layers": 1, "self_attention": "identity", "fixed_queries": True, "positions": "none"},
+    "pre_norm": {"decoder_layers": 1, "pre_norm": True, "query_role": "added", "positions": "learned"},
+}
+SMALL = {"width": D, "heads": H, "hidden": 6, "encoder_layers": 0, "dropout": 0.0, "project": "none"}
+
+
+def last_layer_by_hand(decoder, memory, positions, mask=None):
+    """The weights [B,H,Q,T] of the last layer; those before it are run as they are."""
+    memory, queries = np.asarray(memory), np.asarray(decoder.queries)[None]
+    keys = memory if positions is None else memory + np.asarray(positions)
+    tokens, added = (queries, None) if decoder.query_role == "input" else (np.zeros_like(queries), queries)
+    for layer in decoder.layers[:-1]:
+        tokens = jax.jit(lambda x, layer=layer: layer(x, added, memory, keys, mask=mask))(tokens)
+    last = decoder.layers[-1]
+    tokens, more = np.asarray(tokens), 0 if added is None else added
+    if last.norm1 is not None:
+        inner = normed(tokens, last.norm1, 1e-5) if last.pre_norm else tokens
+        told = (
+            inner
+            if last.self_attn is None
+            else np.asarray(jax.jit(lambda x: last.self_attn(x + more, x + more, x))(inner))
+        )
+        tokens = tokens + told if last.pre_norm else normed(tokens + told, last.norm1, 1e-5)
+    tokens = normed(tokens, last.norm2, 1e-5) if last.pre_norm else tokens
+    asks = np.broadcast_to(tokens + more, (B, *tokens.shape[1:]))
+    return by_hand(last.cross_attn, asks, keys, mask=mask)
+
+
+@pytest.mark.parametrize("kind", ["dr_moe", "q2l", "ml_decoder", pytest.param("pre_norm", marks=pytest.mark.slow)])
+def test_label_queries_against_softmax_by_hand(kind):
+    options = {**SMALL, **OPTIONS[kind]}
+    decoder = filled(lambda: QueryDecoder(D, 5, rngs=nnx.Rngs(0), **options))
+    features = Features(None, None, draw(B, N, D), GRID)
+    found, (memory, positions) = jax.jit(lambda f: (decoder.attention(f), decoder.encode(f.patches, f.grid)))(features)
+    expected = last_layer_by_hand(decoder, memory, positions).mean(axis=1)
+    np.testing.assert_allclose(found, expected, atol=5e-6)
+    np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_labels_of_mlmoe_give_the_rest_to_the_prompts_of_their_groups():
+    groups = {"co": [0, 1, 1]}
+    decoder = filled(
+        lambda: GroupTokenDecoder(
+            D, groups, groups=2, per_group=2, rngs=nnx.Rngs(0), **SMALL, decoder_layers=1, positions="none"
+        )
+    )
+    features = Features(None, draw(B, P, D, seed=2), draw(B, N, D), GRID)
+    memory = np.concatenate([features.patches, features.prompts], axis=1)
+    mask = np.concatenate([np.ones((3, N), bool), own_prompts(groups, 2, 2)], axis=1)
+    expected = last_layer_by_hand(decoder, memory, None, mask).mean(axis=1)
+    found = jax.jit(lambda f: decoder.attention(f))(features)
+    np.testing.assert_allclose(found, expected[..., :N], atol=5e-6)
+    np.testing.assert_allclose(1 - found.sum(axis=-1), expected[..., N:].sum(axis=-1), atol=1e-5)
+
+
+def test_labels_that_share_a_query_share_its_map():
+    head = filled(
+        lambda: QueryHead(
+            QueryDecoder(D, 3, rngs=nnx.Rngs(0), **SMALL, decoder_layers=1), 5, classifier="grouped", rngs=nnx.Rngs(0)
+        )
+    )
+    features = Features(None, None, draw(B, N, D), GRID)
+    of_queries, of_labels = jax.jit(lambda f: (head.decoder.attention(f), head.attention(f)["labels"]))(features)
+    # with which labels a query's feature has to do is seen in the classifier
+    told = np.asarray(head.classifier(jnp.eye(3)[:, :, None] * jnp.ones(D))) - np.asarray(head.classifier.bias)
+    assert (np.count_nonzero(told, axis=0) == 1).all()
+    np.testing.assert_array_equal(of_labels, np.asarray(of_queries)[:, np.abs(told).argmax(axis=0)])
+
+
+def test_places_of_add_gcn_by_hand():
+    head = filled(lambda: ADDGCNHead(D, 5, hidden=4, rngs=nnx.Rngs(0)))
+    patches = draw(B, N, D)
+    weights = 1 / (1 + np.exp(-np.asarray(patches, np.float64) @ np.asarray(head.map_classifier.kernel)))
+    expected = np.swapaxes(weights / weights.sum(axis=1, keepdims=True), 1, 2)
+    np.testing.assert_allclose(head.attention(Features(None, None, patches, GRID))["labels"], expected, atol=1e-6)
+    dark = head.attention(Features(None, None, -1e5 * jnp.abs(patches), GRID))["labels"]
+    assert np.isfinite(dark).all()
+
+
+# --------------------------------------------------------------------------------------------------- of whole models
+K = 10
+MAPS = {
+    "linear_probe": {"cls": 1},
+    "vpt": {"cls": 1},
+    "gvpt": {"prompts": 8},
+    "mlvpt_digits": {"prompts": 8},
+    "mlmoe_dinov2": {"prompts": 8, "labels": K},
+    "q2l_resnet101": {"labels": K},
+    "ml_decoder_resnet101": {"labels": K},
+    "drmoe_resnet101": {"labels": K},
+    "hsq_resnet101": {"labels": K},
+    "addgcn_resnet101": {"labels": K},
+    "mlgcn_resnet101": {},
+}
+
+
+ALIKE = ("vpt", "ml_decoder_resnet101", "hsq_resnet101", "gvpt")  # to another one here
+
+
+def tiny(reference):
+    """A method on a tiny ViT: (its structure, its abstract values)."""
+    config = load_config(reference if reference == "mlvpt_digits" else f"{reference}:dataset=digits", [])
+    config.model.prompts.update({"count": 3, "num_groups": 2, "per_group": 2})
+    config.model.head.decoder.update({"heads": 2, "hidden": 8, "encoder_layers": 1, "decoder_layers": 1})
+    space = synthetic_label_space(K, 2)
+    definition, params, stats = ModelDef.split(nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0))))
+    return definition, {**params, **stats}
+
+
+@pytest.mark.parametrize("reference", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in MAPS])
+def test_every_method_shows_what_its_head_reads(tiny_vit, reference):
+    definition, values = tiny(reference)
+    image = jax.ShapeDtypeStruct((B, 64, 64, 3), jnp.float32)
+    prediction = jax.eval_shape(lambda v, x: definition.merge(v)(x, explain=True), values, image)
+    assert {name: x.shape for name, x in prediction.attention.items()} == {
+        name: (B, queries, 4) for name, queries in MAPS[reference].items()
+    }
+    assert prediction.grid == (2, 2)
+
+
+def softmaxes(jaxpr) -> int:
+    """How many exponentials a jaxpr takes, those inside of what it calls with them."""
+    inner = [x for e in jaxpr.eqns for x in jax.tree.leaves(e.params, is_leaf=lambda x: hasattr(x, "eqns"))]
+    inner = [getattr(x, "jaxpr", x) for x in inner if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
+    return sum(e.primitive.name == "exp" for e in jaxpr.eqns) + sum(map(softmaxes, inner))
+
+
+def test_who_does_not_ask_does_not_pay(tiny_vit):
+    """One softmax a block, an encoder layer, a decoder layer (with self-attention two) and a gate, and no more."""
+    definition, values = tiny("mlmoe_dinov2")
+    image = jax.ShapeDtypeStruct((B, 64, 64, 3), jnp.float32)
+
+    def predicted(explain):
+        traced, made = jax.make_jaxpr(lambda v, x: definition.merge(v)(x, explain=explain), return_shape=True)(
+            values, image
+        )
+        return softmaxes(traced.jaxpr), made
+
+    count, prediction = predicted(False)
+    assert count == 2 + 1 + 2 + 1
+    assert (prediction.attention, prediction.grid) == ({}, None)
+    # once more the layers up to the last one's look at the patches, which XLA merges with those above
+    assert predicted(True)[0] == count + 1 + 1 + 2

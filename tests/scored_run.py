@@ -1,0 +1,41 @@
+"""A run folder with scores and without a model, for tests of what reads scores."""
+
+from pathlib import Path
+
+import numpy as np
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax.runfolder import CONFIG, LABELS, SCORES, RunFolder
+from mlmoe_jax.scores import SplitScores
+
+
+def drawn_split(name: str = "val", rows: int = 40, labels: int = 3, seed: int = 0, codes: int = 2) -> SplitScores:
+    """Return a split with scores of two digits, so that there are ties; `codes` 4 also has unknown and difficult."""
+    draw = np.random.default_rng(seed)
+    truth = draw.choice([0, 1, -1, 2][:codes], (rows, labels), p=[0.6, 0.4] if codes == 2 else [0.5, 0.3, 0.1, 0.1])
+    scores = np.clip(draw.normal(0.3 + 0.3 * (truth == 1), 0.2), 0, 1).round(2)
+    return SplitScores(name, np.array([f"{name}/{row}.jpg" for row in range(rows)]), scores, truth.astype(np.int8))
+
+
+def write_scores(folder: RunFolder, *splits: SplitScores, prefix: str = "") -> None:
+    """Write scores.npz as evaluation does."""
+    folder.write_npz(
+        f"{prefix}{SCORES}",
+        ids=np.concatenate([split.ids for split in splits]),
+        scores=np.concatenate([split.scores for split in splits]),
+        labels=np.concatenate([split.codes for split in splits]),
+        split=np.concatenate([np.full(len(split), split.name) for split in splits]),
+    )
+
+
+def write_run(path: Path, *splits: SplitScores, names: str = "abc", **keys) -> RunFolder:
+    """Return a run folder with a config (the defaults, and `keys` such as data__val_split), labels and scores."""
+    folder, config = RunFolder(path), configuration.default_config()
+    for key, value in keys.items():
+        section, _, name = key.partition("__")
+        config[section][name] = value
+    folder.write_text(CONFIG, configuration.to_json(config))
+    folder.write_text(LABELS, "".join(f"{name}\n" for name in names))
+    if splits:
+        write_scores(folder, *splits)
+    return folder

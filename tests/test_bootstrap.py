@@ -1,0 +1,82 @@
+import math
+
+import numpy as np
+import pytest
+
+from mlmoe_jax import bootstrap, metrics
+from mlmoe_jax.bootstrap import WeightedMetrics, draw, percentile_interval
+
+
+def hard_case(images=30, classes=6):
+    """Ties, unknown entries, a class without positives, one with two, one with nothing else, one never predicted."""
+    random = np.random.default_rng(0)
+    labels = random.random((images, classes)) < 0.3
+    scores = np.clip(random.normal(0.4 + 0.2 * labels, 0.2), 0, 1).round(1)
+    mask = random.random(labels.shape) < 0.8
+    labels[:, 1], labels[:, 2], labels[:, 3] = False, np.arange(images) < 2, True
+    mask[:2, 2] = True
+    mask[5] = False
+    scores[:, 4] /= 3
+    return scores, labels, mask
+
+
+def test_weighted_metrics_are_those_of_the_images_drawn():
+    """Each resample again as a split of its own, its images in the drawn order, some several times."""
+    scores, labels, mask = hard_case()
+    measure, resamples = WeightedMetrics(scores, labels, mask, 0.5), bootstrap.CHUNK + 14
+    found = [measure(weights) for weights in draw(len(scores), resamples, seed=3)]
+    assert [len(values["mAP"]) for values, _ in found] == [bootstrap.CHUNK, 14]
+    values = {name: np.concatenate([part[name] for part, _ in found]) for name in found[0][0]}
+    ap = np.concatenate([part for _, part in found])
+    assert ap.shape == (resamples, labels.shape[1])
+    generator = np.random.default_rng(3)
+    for at in range(resamples):
+        rows = generator.integers(len(scores), size=len(scores))
+        s, y, m = scores[rows], labels[rows], mask[rows]
+        expected = {
+            "mAP": metrics.mean_average_precision(metrics.average_precision(s, y, mask=m)),
+            "mAP_envelope": metrics.mean_average_precision(
+                metrics.average_precision(s, y, mask=m, interpolation="envelope")
+            ),
+            "precision@1": (metrics.top_k(np.where(m, s, -1), 1) & y & m).any(axis=1).sum() / m.any(axis=1).sum(),
+        }
+        expected |= {f"{k}@0.5": v for k, v in metrics.precision_recall_f1(s >= 0.5, y, mask=m).items()}
+        np.testing.assert_allclose(ap[at], metrics.average_precision(s, y, mask=m), rtol=1e-12)
+        assert {name: value[at] for name, value in values.items()} == pytest.approx(expected, rel=1e-6, nan_ok=True)
+    assert np.isnan(ap[:, 1]).all()
+    assert np.isnan(ap[:, 2]).any(), "some resample has no positive of the rare class, or the case is too easy"
+
+
+def test_images_that_count_once_give_the_plain_metrics():
+    scores, labels, mask = hard_case()
+    values, ap = WeightedMetrics(scores, labels, mask, 0.5)(np.ones((len(scores), 1), np.float32))
+    np.testing.assert_allclose(ap[0], metrics.average_precision(scores, labels, mask=mask), rtol=1e-12)
+    expected = metrics.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
+    assert {name: value[0] for name, value in values.items()} == pytest.approx(
+        {name: expected[name] for name in values}
+    )
+
+
+def test_a_class_that_is_never_predicted():
+    values, _ = WeightedMetrics([[0.2], [0.1]], [[1], [0]], [[1], [1]], 0.5)(np.ones((2, 3), np.float32))
+    for name, expected in {"CP": math.nan, "CR": 0, "CF1": math.nan, "CF1_mean": 0, "OF1": math.nan}.items():
+        np.testing.assert_array_equal(values[f"{name}@0.5"], [expected] * 3)
+    values, _ = WeightedMetrics([[0.2], [0.9]], [[1], [0]], [[1], [1]], 0.5)(np.ones((2, 1), np.float32))
+    assert values["OF1@0.5"] == values["CF1@0.5"] == 0, "precision and recall are both 0"
+
+
+def test_resamples_are_seeded_and_have_the_size_of_the_split():
+    first, again, other = (np.concatenate(list(draw(20, 60, seed)), axis=1) for seed in (1, 1, 2))
+    assert first.shape == (20, 60)
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    np.testing.assert_array_equal(first.sum(axis=0), 20)
+    np.testing.assert_array_equal(next(draw(1, 2, 0)), [[1, 1]])
+
+
+def test_percentile_intervals():
+    values = np.stack([np.arange(1001.0), np.full(1001, np.nan), np.where(np.arange(1001) < 500, np.nan, 1.0)], axis=1)
+    low, high = percentile_interval(values)
+    np.testing.assert_allclose(low, [25, np.nan, 1])
+    np.testing.assert_allclose(high, [975, np.nan, 1])
+    np.testing.assert_allclose(percentile_interval(values[:, 0], 0.5), (250, 750))

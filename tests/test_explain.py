@@ -1,0 +1,310 @@
+import io
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax import explain
+from mlmoe_jax.assemble import Run
+from mlmoe_jax.config import load_config
+from mlmoe_jax.data.images import ArrayImages, BadImage
+from mlmoe_jax.data.labels import synthetic_label_space
+from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.explain import (
+    choose_samples,
+    explain_images,
+    explain_run,
+    gate_entries,
+    gate_statistics,
+    prompt_places,
+    sample_split,
+    summarize_gates,
+    thumbnail,
+    write_samples,
+)
+from mlmoe_jax.models.prompts import prompt_groups
+from mlmoe_jax.report.reading import RunFiles
+from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.sharding import make_mesh, on_device
+from mlmoe_jax.steps import Preprocess
+
+K, IMAGES = 4, 11
+CLASSES = ("a", "b", "c", "d")
+
+
+class SomeUnreadable(ArrayImages):
+    """Every picture but those in `bad`."""
+
+    bad = (2,)
+
+    def read(self, row, at_least=0):
+        if row in self.bad:
+            raise BadImage(f"picture {row} is damaged")
+        return super().read(row, at_least)
+
+
+def made_up(kind=ArrayImages):
+    draw = np.random.default_rng(0)
+    pictures = draw.integers(0, 256, (IMAGES, 64, 64, 3)).astype(np.uint8)
+    labels = draw.integers(-1, 3, (IMAGES, K)).astype(np.int8)
+    return Split("test", CLASSES, labels, [f"folder/{row}.jpg" for row in range(IMAGES)], kind(pictures))
+
+
+MLMOE = "mlmoe_dinov2:dataset=digits"  # has gates, prompts and label queries
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return {}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def compile_once(monkeypatch, compiled):
+    """Lets all tests of a run share its steps, which take longer to compile than to run."""
+    make = explain.make_explain_step
+
+    def once(definition, *parts, attention=True):
+        key = id(definition), attention
+        if key not in compiled:
+            compiled[key] = make(definition, *parts, attention=attention)
+        return compiled[key]
+
+    monkeypatch.setattr(explain, "make_explain_step", once)
+
+
+@pytest.fixture
+def make_run(tiny_vit, drawn_parts, runs):
+    """A function that returns the run of a config, as if it had been trained."""
+
+    def run(reference, **routing):
+        if reference not in runs:
+            config = load_config(reference, [])
+            config.model.prompts.update({"num_groups": 2, "per_group": 3})
+            config.model.head.routing.update({"expert_hidden": 4, "gate_hidden": 4, **routing})
+            small = {"heads": 2, "hidden": 8, "width": 16, "encoder_layers": 0, "decoder_layers": 1}
+            config.model.head.decoder.update({**small, "self_attention": "none"})
+            config.eval.batch_size, config.data.bad_images = 8, "skip"
+            space = synthetic_label_space(K, 2)
+            parts, mesh = drawn_parts(config, space), make_mesh(config.mesh)
+            look = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
+            values = {**parts.trainable, **parts.stats}
+            runs[reference] = Run(config, space, look, parts.definition, values, parts.frozen, mesh, None, 1, {})
+        return runs[reference]
+
+    return run
+
+
+def predicted(run, split):
+    """Logits and gates of all pictures of a split from the model that is not asked to explain."""
+    step = explain.make_explain_step(run.definition, run.preprocess, run.mesh, run.labels, attention=False)
+    pictures = np.zeros((2, 8, 64, 64, 3), np.uint8)
+    pictures.reshape(-1, 64, 64, 3)[:IMAGES] = split.images.array
+    zeros = np.zeros(8, np.int32)
+    batches = [
+        {
+            "image": x,
+            "label": np.zeros((8, K), np.float32),
+            "label_mask": np.zeros((8, K), np.float32),
+            "mask": zeros.astype(np.float32),
+            "id": zeros,
+        }
+        for x in pictures
+    ]
+    found = [step(run.values, run.frozen, batch)["prediction"] for batch in on_device(iter(batches), run.mesh)]
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:IMAGES], *found)
+
+
+# ------------------------------------------------------------------------------------------------------- the choice
+def test_every_label_is_among_the_samples():
+    draw = np.random.default_rng(1)
+    codes = np.where(draw.random((500, 40)) < 0.04, POSITIVE, draw.integers(-1, 3, (500, 40)))
+    codes[codes == POSITIVE] *= draw.random((codes == POSITIVE).sum()) < 0.2  # some labels are rare
+    codes = codes.astype(np.int8)
+    rows = choose_samples(codes, 30)
+    assert len(rows) == len(set(rows)) == 30
+    assert (np.diff(rows) > 0).all()
+    occurs = (codes == POSITIVE).any(axis=0)
+    assert occurs.sum() > 30, "it takes images with several labels"
+    assert ((codes[rows] == POSITIVE).any(axis=0) == occurs).all()
+    np.testing.assert_array_equal(rows, choose_samples(codes, 30))
+
+
+def test_labels_are_seen_as_often_as_images_allow():
+    codes = np.eye(3, dtype=np.int8)[[0, 0, 0, 0, 0, 0, 1, 1, 2]]
+    assert choose_samples(codes, 6).tolist() == [0, 1, 2, 6, 7, 8]
+    assert choose_samples(np.concatenate([0 * codes[:2], codes]), 10).tolist() == [0, *range(2, 11)]
+    assert choose_samples(codes, 64).tolist() == list(range(9))
+
+
+def test_a_quarter_are_the_worst_mistakes_each_label_in_turn():
+    codes = np.zeros((40, 3), np.int8)
+    codes[:, 0] = 1
+    codes[7, 1] = 2  # difficult: no mistake, whatever the score
+    scores = np.tile([0.9, 0.1, 0.2], (40, 1))
+    scores[[30, 31, 32, 33], 1] = 0.99, 0.98, 0.97, 0.96
+    scores[35, 2], scores[36, 2], scores[38, 0], scores[7, 1] = 0.7, 0.6, 0.45, 1.0
+    assert set(choose_samples(codes, 16, scores)) >= {30, 35, 38, 31}
+    assert not set(choose_samples(codes, 16, scores)) & {32, 33, 36}
+    scores[35] = np.nan  # could not be read
+    assert set(choose_samples(codes, 16, scores)) >= {30, 36, 38, 31}
+    assert 35 not in choose_samples(codes, 40, scores)
+
+
+# -------------------------------------------------------------------------------------------------------- the names
+def test_prompts_are_named_in_the_models_order():
+    config = load_config("mlvpt_digits", [])
+    config.model.prompts.num_groups, config.model.prompts.per_group = 3, 2
+    places = prompt_places(config)
+    groups = [3 * ("co", "dc").index(side) + group for side, group, _ in places]
+    np.testing.assert_array_equal(groups, prompt_groups(2, 3, 2))
+    assert len(set(places)) == 12
+    assert {expert for *_, expert in places} == {1, 2}
+    # in ML-VPT's order expert e of a group is prompt e·G + group
+    assert [expert for side, _, expert in places if side == "co"] == [1, 1, 1, 2, 2, 2]
+    assert prompt_places(load_config("vpt", [])) is None
+
+
+def test_entries_of_gates_have_names():
+    config = load_config("drmoe_resnet101:dataset=digits", [])
+    config.model.head.routing.shared_experts, config.model.head.routing.task_experts = 2, 1
+    assert gate_entries(config) == {"experts": ["shared 1", "shared 2", "task 1"]}
+    assert gate_entries(load_config("mlvpt_digits", [("model.prompts.sides", "dc")])) == {
+        "dc": ["expert 1", "expert 2", "expert 3"]
+    }
+    assert gate_entries(load_config("vpt", [])) == {}
+
+
+# ------------------------------------------------------------------------------------------------------- the samples
+@pytest.mark.parametrize("reference", [MLMOE, pytest.param("mlvpt_digits", marks=pytest.mark.slow)])
+def test_samples_are_what_the_model_makes_of_them(make_run, tmp_path, reference):
+    run, folder = make_run(reference), RunFolder(tmp_path)
+    split = made_up(SomeUnreadable)
+    folder.write_bytes("samples/0063.jpg", b"of an earlier time")
+    write_samples(folder, run, split, count=10, side=32)
+
+    index = folder.read_json("samples/index.json")
+    assert list(index) == ["split", "grid", "prompt_groups", "entries", "samples"]
+    assert (index["split"], index["grid"]) == ("test", [2, 2])
+    assert index["prompt_groups"] == [list(place) for place in prompt_places(run.config)]
+    rows = [split.ids.index(sample["id"]) for sample in index["samples"]]
+    chosen = [row for row in choose_samples(split.labels, 10) if row != 2]
+    assert rows == chosen
+    assert len(rows) == 9
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+        *(f"{number:04}.jpg" for number in range(9)),
+        "explained.npz",
+        "index.json",
+    ]
+    prediction = predicted(run, split)
+    for sample, row in zip(index["samples"], rows, strict=True):
+        assert sample["codes"] == split.labels[row].tolist()
+        np.testing.assert_allclose(sample["scores"], jax.nn.sigmoid(prediction.logits[row]), atol=6e-5)
+    with np.load(tmp_path / "samples" / "explained.npz") as stored:
+        arrays = dict(stored)
+    for name, weights in prediction.gates.items():
+        np.testing.assert_allclose(arrays[f"gates/{name}"], np.asarray(weights)[rows], atol=1e-3)
+        assert arrays[f"gates/{name}"].shape[2] == len(index["entries"][name])
+    shapes = {"attention/prompts": (9, 12, 4)} | ({"attention/labels": (9, K, 4)} if "mlmoe" in reference else {})
+    assert {name: x.shape for name, x in arrays.items() if name.startswith("attention/")} == shapes
+    assert {x.dtype for x in arrays.values()} == {np.dtype(np.float16)}
+
+    folder.write_json("config.json", json.loads(run.config.to_json_best_effort()))
+    read = RunFiles(folder).samples  # as the report reads it
+    assert read.ids == [split.ids[row] for row in rows]
+    assert set(read.gates) == set(prediction.gates)
+    assert read.entries == index["entries"]
+
+
+def test_a_thumbnail_is_the_view_that_the_model_got():
+    view = np.zeros((64, 64, 3), np.uint8)
+    view[:, 32:] = 200
+    for side, expected in ((224, 64), (32, 32)):
+        content = thumbnail(view, side)
+        with Image.open(io.BytesIO(content)) as picture:
+            assert (picture.format, picture.size) == ("JPEG", (expected, expected))
+            pixels = np.asarray(picture).astype(int)
+        assert np.abs(pixels[:, : expected // 4]).max() < 8
+        assert np.abs(pixels[:, -expected // 4 :] - 200).max() < 8
+
+
+def test_arrays_that_are_too_large_are_left_out(make_run, tmp_path, monkeypatch, capsys):
+    run, split = make_run(MLMOE), made_up()
+    size = IMAGES * K * 5  # of the gates; attention has IMAGES·K·4 for labels and IMAGES·12·4 for prompts
+    assert set(explain_images(run, split, most_numbers=size).arrays) == {"gates/experts", "attention/labels"}
+    assert explain_images(run, split, most_numbers=size - 1).left_out == ("attention/prompts", "gates/experts")
+    monkeypatch.setattr(explain.explain_images, "__kwdefaults__", {"most_numbers": size})
+    write_samples(RunFolder(tmp_path), run, split, count=IMAGES)
+    assert "attention/prompts of 11 samples" in capsys.readouterr().err
+
+
+def test_mistakes_are_refused(make_run, tmp_path, refusal):
+    run, folder, split = make_run(MLMOE), RunFolder(tmp_path), made_up()
+    assert "report.samples is 65" in refusal(write_samples, folder, run, split, count=65)
+    assert "report.sample_side is 500" in refusal(write_samples, folder, run, split, count=4, side=500)
+    nothing = made_up(SomeUnreadable).take(np.array([2]), "val")
+    assert "none of 1 images of val" in refusal(explain_images, run, nothing)
+    assert "none of 1 images of val" in refusal(gate_statistics, run, nothing)
+    run = replace(run, config=run.config.copy_and_resolve_references())
+    run.config.data.test_splits, run.config.data.val_split = (), ""
+    assert "name the split" in refusal(explain_run, folder, run, count=4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_explains_its_first_test_split(make_run, tmp_path, monkeypatch):
+    run, asked = make_run(MLMOE), []
+    run = replace(run, config=run.config.copy_and_resolve_references())
+    run.config.data.test_splits = ("test_shift", "test")
+
+    def opened(data, name, **how):
+        asked.append((name, how["classes"]))
+        return made_up()
+
+    monkeypatch.setattr(explain, "open_split", opened)
+    explain_run(RunFolder(tmp_path), run, count=2)
+    assert asked == [("test_shift", run.label_space.names)]
+    assert len(RunFolder(tmp_path).read_json("samples/index.json")["samples"]) == 2
+    run.config.data.test_splits, run.config.data.val_split = (), "dev"
+    assert sample_split(run.config.data) == "dev"
+
+
+# --------------------------------------------------------------------------------------------------------- a split
+def test_statistics_of_gates_against_numpy():
+    draw = np.random.default_rng(3)
+    weights = draw.dirichlet(np.ones(4), (30, 5)).astype(np.float32)
+    fixed = draw.dirichlet(np.ones(4), (1, 5)).astype(np.float32)
+    batches = [{"co": part, "still": fixed} for part in np.split(weights, [15])]
+    found = summarize_gates(batches)
+    wide = weights.astype(np.float64)
+    np.testing.assert_allclose(found["co"].entropy, -(wide * np.log(wide)).sum(-1).mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found["co"].largest, wide.max(-1).mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found["co"].mean, wide.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found["co"].deviation, wide.std(0), rtol=1e-9)
+    np.testing.assert_array_equal(found["still"].deviation, 0)
+    np.testing.assert_allclose(found["still"].mean, fixed[0], rtol=1e-12)
+    assert summarize_gates([]) is None
+
+
+def test_statistics_leave_out_padding_and_what_cannot_be_read(make_run):
+    run, split = make_run(MLMOE), made_up(SomeUnreadable)
+    gates = predicted(run, split).gates
+    real = np.arange(IMAGES) != 2
+    for name, found in gate_statistics(run, split).items():
+        np.testing.assert_allclose(found.mean, np.asarray(gates[name])[real].mean(axis=0), atol=1e-6)
+        np.testing.assert_allclose(found.deviation, np.asarray(gates[name])[real].std(axis=0), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_static_gates_are_kept_once(make_run):
+    run, split = make_run("drmoe_resnet101:dataset=digits", gate="static"), made_up()
+    explained = explain_images(run, split)
+    experts = run.config.model.head.routing.shared_experts + run.config.model.head.routing.task_experts
+    assert explained.arrays["gates/experts"].shape == (1, K, experts)
+    assert gate_statistics(run, split)["experts"].deviation.max() == 0

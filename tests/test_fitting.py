@@ -1,0 +1,104 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scored_run import drawn_split, write_run
+from sklearn.metrics import f1_score, precision_score
+
+from mlmoe_jax.fitting import fit_run, fit_split, format_fitted
+from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.thresholds import Thresholds, fit, read_thresholds
+
+F1 = dict(per="class", goal="f1", precision=0.9, difficult="negative", fixed=0.5)
+
+
+def test_thresholds_of_a_validation_split(tmp_path, capsys):
+    val = drawn_split("val", 60)
+    val.scores[7] = np.nan
+    folder = write_run(tmp_path / "run", val, drawn_split("test", 10, seed=1))
+    assert fit_run(folder) == 0
+    stored, kept = read_thresholds(folder), val.take(val.read)
+    np.testing.assert_array_equal(list(stored.values.values()), fit(kept.scores, kept.codes == 1))
+    source = stored.source
+    assert {name: source[name] for name in ("split", "images", "per", "goal", "fixed")} == {
+        "split": "val",
+        "images": 59,
+        "per": "class",
+        "goal": "f1",
+        "fixed": 0.5,
+    }
+    predicted = kept.scores >= list(stored.values.values())
+    assert source["after"]["CF1_mean"] == pytest.approx(f1_score(kept.codes == 1, predicted, average="macro"))
+    assert source["before"]["CF1_mean"] == pytest.approx(f1_score(kept.codes == 1, kept.scores >= 0.5, average="macro"))
+    assert source["before"]["CF1_mean"] < source["after"]["CF1_mean"]
+    assert list(stored.cuts_for("test", "abc")) == ["fitted"]
+    out, err = capsys.readouterr()
+    row = next(line for line in out.splitlines() if line.startswith("CF1_mean"))
+    assert row.split()[1:] == [f"{100 * source[when]['CF1_mean']:.2f}" for when in ("before", "after")]
+    assert "thresholds.json" in err
+
+
+def test_a_wanted_precision_for_all_labels_together(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", drawn_split("holdout", 60), data__difficult="ignore")
+    keys = {"split": "holdout", "per": "global", "goal": "precision", "precision": "0.75"}
+    assert fit_run(folder, [(f"thresholds.{key}", value) for key, value in keys.items()], as_json=True) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == folder.read_json("thresholds.json")
+    (cut,) = set(printed["thresholds"].values())
+    table = drawn_split("holdout", 60)
+    truth = table.codes == 1
+    assert precision_score(truth.ravel(), (table.scores >= cut).ravel()) >= 0.75
+    lower = table.scores[table.scores < cut].max()
+    assert precision_score(truth.ravel(), (table.scores >= lower).ravel()) < 0.75
+    assert printed["precision"] == 0.75
+
+
+def test_labels_that_cannot_be_fitted():
+    scores = np.array([[0.9, 0.8, 0.2], [0.6, 0.7, 0.3], [0.1, 0.1, 0.1]])
+    codes = np.array([[1, 0, 0], [0, 1, 2], [0, 0, -1]], np.int8)
+    table = replace(drawn_split("val", 3), scores=scores, codes=codes)
+    found = fit_split(table, "abc", **F1 | {"goal": "precision"})
+    assert found.values == pytest.approx({"a": 0.75, "b": np.inf, "c": 0.5})
+    assert (found.source["without_positives"], found.source["never"]) == (["c"], ["b"])
+    text = format_fitted(found)
+    assert "1 of 3 labels without a positive image, keeping 0.5: c" in text
+    assert "1 of 3 labels never that precise, so never predicted: b" in text
+    assert fit_split(table, "abc", **F1 | {"difficult": "positive"}).values["c"] == pytest.approx(0.25)
+
+
+def test_a_long_list_is_cut(tmp_path):
+    source = {"split": "val", "images": 5, "goal": "f1", "per": "class", "fixed": 0.5, "before": {}, "after": {}}
+    names = [f"n{k}" for k in range(13)]
+    text = format_fitted(Thresholds(dict.fromkeys(names, 0.5), {**source, "without_positives": names, "never": []}))
+    assert "n9 and 3 more" in text
+    assert "n10" not in text
+
+
+def test_what_is_refused(tmp_path, refusal):
+    val, test = drawn_split("val"), drawn_split("test")
+    folder = write_run(tmp_path / "run", val, test)
+    assert "there is no run folder" in refusal(fit_run, RunFolder(tmp_path / "none"))
+    assert "has no scores.npz" in refusal(fit_run, write_run(tmp_path / "unscored"))
+    assert "test, one of data.test_splits" in refusal(fit_run, folder, [("thresholds.split", "test")])
+    assert "has scores of val, test, not of vla" in refusal(fit_run, folder, [("thresholds.split", "vla")])
+    assert "data.test_splits cannot be set" in refusal(fit_run, folder, [("data.test_splits", "()")])
+    assert "thresholds.goal is 'recall'" in refusal(fit_run, folder, [("thresholds.goal", "recall")])
+    assert "thresholds.precision is 2.0" in refusal(fit_run, folder, [("thresholds.precision", "2")])
+    bare = write_run(tmp_path / "bare", test, data__val_split="", eval__select_on="test")
+    assert "no validation split" in refusal(fit_run, bare)
+    empty = write_run(tmp_path / "empty", replace(val, codes=np.zeros_like(val.codes)))
+    assert "no label has a positive image among the 40 of val" in refusal(fit_run, empty)
+    unread = write_run(tmp_path / "unread", replace(val, scores=np.full(val.scores.shape, np.nan)))
+    assert "no label has a positive image among the 0" in refusal(fit_run, unread)
+    wrong = write_run(tmp_path / "wrong", replace(val, scores=np.where(val.codes == 1, 0.25, 0.75)))
+    text = refusal(fit_run, wrong, [("thresholds.goal", "precision")])
+    assert "a precision of 0.9 is not reached on val" in text
+    for run in (folder, bare, empty, unread, wrong):
+        assert not (run / "thresholds.json").exists(), "nothing is left behind"
+
+
+def test_training_images_are_pointed_out(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", drawn_split("train"))
+    fit_run(folder, [("thresholds.split", "train")])
+    assert "warning: train is what the model was trained on" in capsys.readouterr().err
