@@ -21,7 +21,7 @@ import numpy as np
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.sharding import shard_batch
+from mlmoe_jax.sharding import place, shard_batch
 from mlmoe_jax.train import set_up
 
 METHODS = (
@@ -55,6 +55,7 @@ def speeds(configs: list[str], pairs: list[tuple[str, str]], *, rounds: int = 5,
         config = load_config(reference, pairs)
         job, state = set_up(config, RunFolder("unused"))
         loader = build_loader(config.data, job.train_split, batch_size=config.train.batch_size, augment=config.augment)
+        state = place(state, job.mesh, job.labels)
         running.append([job, state, shard_batch(next(iter(loader)), job.mesh), []])
     for turn in range(rounds + 1):
         for method in running:

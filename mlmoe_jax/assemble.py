@@ -21,7 +21,7 @@ from mlmoe_jax import config as configuration
 from mlmoe_jax.data.labels import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.resnet import FROZEN_BATCH_NORM, ResNetShape
-from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
+from mlmoe_jax.models.build import Classifier, backbone_shape, build_model, label_axes_of_head
 from mlmoe_jax.models.heads.query import FIXED_QUERIES
 from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained import catalog
@@ -34,13 +34,15 @@ from mlmoe_jax.runfolder import (
     LABEL_SPACE,
     LABELS,
     PREPROCESS,
-    THRESHOLDS,
     RunFolder,
 )
-from mlmoe_jax.sharding import make_mesh, place
+from mlmoe_jax.sharding import LabelAxes, make_mesh, place
 from mlmoe_jax.state import ModelDef, Params, fingerprint, split_trainable
 from mlmoe_jax.steps import Preprocess
+from mlmoe_jax.thresholds import write_fixed
 from mlmoe_jax.writer import say
+
+_MAY_DIFFER = ("data", "eval", "metrics", "report", "mesh")  # sections that do not change what a trained model is
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Run:
     values: Params
     frozen: Params
     mesh: Mesh
+    labels: LabelAxes | None  # how the values lie over the mesh
     step: int
     notes: dict[str, Any]
 
@@ -84,6 +87,12 @@ def start_jax(config: ConfigDict, *, sections: Sequence[str] = ("train", "eval")
         if (size := config[section].batch_size) % mesh.size:
             raise UserError(f"{section}.batch_size is {size}, which does not split over {mesh.size} devices")
     return mesh
+
+
+def label_axes(config: ConfigDict, labels: int, mesh: Mesh) -> LabelAxes | None:
+    """Return which parameters of a config's model lie over the mesh by their K = `labels` labels; None = none do."""
+    axes = label_axes_of_head(config, labels) if mesh.shape["expert"] > 1 else {}
+    return LabelAxes(labels, axes) if axes else None
 
 
 def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
@@ -182,7 +191,7 @@ def describe_run(
     label_space.save(buffer)
     folder.write_bytes(LABEL_SPACE, buffer.getvalue())
     folder.write_json(PREPROCESS, asdict(preprocess))
-    folder.write_json(THRESHOLDS, dict.fromkeys(label_space.names, config.eval.threshold))
+    write_fixed(folder, label_space.names, config.eval.threshold)
     folder.write_json(
         BACKBONE,
         {
@@ -206,7 +215,7 @@ def describe_run(
 def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
     """Restore the selected values of a run folder, with nothing but the folder (and the published backbone).
 
-    overrides: config keys under data, eval and mesh that differ from the run's own.
+    overrides: config keys that differ from the run's own; those of what was trained cannot.
     Raises UserError for a folder that is no run, holds no checkpoint, or whose frozen weights have changed.
     """
     config, label_space = read_run(folder, overrides)
@@ -217,15 +226,16 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
     mesh = start_jax(config, sections=("eval",))
     parts = parts_of_run(folder, config, label_space)
     restored = selected_values(folder, parts, mesh)
-    frozen = place(parts.frozen, mesh)
+    labels = label_axes(config, len(label_space.names), mesh)
     return Run(
         config,
         label_space,
         preprocess,
         parts.definition,
-        restored.selected,
-        frozen,
+        place(restored.selected, mesh, labels),
+        place(parts.frozen, mesh, labels),
         mesh,
+        labels,
         restored.notes["step"],
         restored.notes,
     )
@@ -236,8 +246,10 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
     folder.require(CONFIG, LABEL_SPACE, PREPROCESS, BACKBONE, CHECKPOINTS)
     config = configuration.from_json(folder.read_text(CONFIG))
     for key, _ in overrides:
-        if key.partition(".")[0] not in ("data", "eval", "mesh"):
-            raise UserError(f"--config.{key} cannot differ from the trained run's; data, eval and mesh keys can")
+        if key.partition(".")[0] not in _MAY_DIFFER:
+            raise UserError(
+                f"--config.{key} cannot differ from the trained run's; keys under {', '.join(_MAY_DIFFER)} can"
+            )
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
     try:

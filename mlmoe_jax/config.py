@@ -195,6 +195,9 @@ _CHOICES = {
     "optim.name": ("adamw", "adam", "sgd", "muon"),
     "optim.schedule": ("one_cycle", "cosine", "constant", "multi_step"),
     "eval.select_on": ("val", "test", "none"),
+    "metrics.preset": ("none", "mlvpt", "q2l", "mlgcn", "asl", "drmoe"),
+    "thresholds.per": ("class", "global"),
+    "thresholds.goal": ("f1", "precision"),
     "prune.importance": ("signed", "absolute"),
     "checkpoint.include_frozen": ("auto", "always", "never"),
 }
@@ -228,6 +231,12 @@ _POSITIVE = (
     "train.log_every",
     "eval.batch_size",
     "eval.every_epochs",
+    "metrics.top_k",
+    "metrics.calibration_bins",
+    "metrics.pair_level",
+    "metrics.pair_support",
+    "metrics.pair_images",
+    "report.sample_side",
     "checkpoint.every_epochs",
     "checkpoint.keep",
 )
@@ -247,6 +256,9 @@ _FRACTION = (
     "model.head.graph.share",
     "ema.decay",
     "eval.threshold",
+    "metrics.top_k_minimum",
+    "metrics.pair_level",
+    "thresholds.precision",
 )
 
 
@@ -277,6 +289,7 @@ def validate(config: ConfigDict) -> None:
         "model.prompts.project",
         "model.prompts.key_values",
         "prune.keep_segments",
+        "report.samples",
         "model.head.decoder.width",
         "model.head.decoder.encoder_layers",
         "model.head.decoder.queries",

@@ -196,6 +196,27 @@ def default_config() -> ConfigDict:
     evaluation.select_on = "val"  # val | test (as the papers do) | none (the last EMA weights)
     evaluation.threshold = 0.5  # on probabilities, for CP CR CF1 OP OR OF1 and for predict
 
+    config.metrics = metrics = ConfigDict()
+    metrics.preset = "none"  # also what one paper's evaluator prints: none | mlvpt | q2l | mlgcn | asl | drmoe
+    metrics.top_k = 3  # labels an image returns in mAP@k and @topk
+    metrics.top_k_minimum = 0.5  # the score that they also need in @topk_min
+    metrics.calibration_bins = 15  # of equal width
+    metrics.pair_level = (
+        0.4  # co-occurrence overfitting is measured on pairs (a, b) with p(b | a) from here in training
+    )
+    metrics.pair_support = 20  # training images that must show both
+    metrics.pair_images = 10  # evaluated images that must lie behind each of its figures
+
+    config.thresholds = cuts = ConfigDict()  # --mode=thresholds
+    cuts.split = ""  # the split to fit on, none that is reported; "" = data.val_split
+    cuts.per = "class"  # class | global (one for all labels)
+    cuts.goal = "f1"  # f1 (the largest) | precision (the lowest threshold that reaches thresholds.precision)
+    cuts.precision = 0.9  # goal=precision: the share of given labels that are right, on the split
+
+    config.report = report = ConfigDict()
+    report.samples = 0  # images, at most 64, kept in samples/ with gates and attention, for the report page; 0 = none
+    report.sample_side = 224  # pixels, at most, of their longer side
+
     config.log = log = ConfigDict()  # besides metrics.jsonl and metrics.csv in the run folder
     log.tensorboard = True  # event files, for `tensorboard --logdir`
     log.wandb = ""  # a project of Weights & Biases (pip install wandb); "" = off

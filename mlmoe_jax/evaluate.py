@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from mlmoe_jax import metrics, thresholds
+from mlmoe_jax import cooccurrence_bias, metric_presets, metrics, thresholds
 from mlmoe_jax.assemble import Run, open_run
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.labels import LabelSpace
@@ -17,11 +18,15 @@ from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runfolder import PER_CLASS, RESULTS, SCORES, SKIPPED, RunFolder
+from mlmoe_jax.explain import explain_run
+from mlmoe_jax.runfolder import COOCCURRENCE, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
 from mlmoe_jax.sharding import on_device
 from mlmoe_jax.state import Params
 from mlmoe_jax.steps import make_eval_step
+from mlmoe_jax.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.writer import Progress, say
+
+Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -75,18 +80,81 @@ def score_split(
     return Scored(split, scores)
 
 
-def measure(scored: Scored, label_space: LabelSpace, *, difficult: str, threshold: float) -> dict[str, float]:
+def measure(scored: Scored, label_space: LabelSpace, config: ConfigDict, fitted: Thresholds | None = None) -> Metrics:
     """Return every metric over the images of a split that have scores; names say the definition, values are fractions.
 
-    Raises UserError where no image has.
+    What a paper's evaluator prints (`config.metrics.preset`) is there under its name as well. fitted: thresholds of
+    another split, at which this one is reported too. Raises UserError where no image has a score.
     """
-    read = scored.read
+    read, settings = scored.read, config.metrics
     if not read.any():
         raise UserError(f"none of the {len(read):,} images of {scored.split.name} can be read")
-    scores = scored.scores[read]
-    label, mask = targets(scored.split.labels[read], difficult)
-    cuts = thresholds.reported(scores, label_space.frequency, threshold=threshold)
-    return metrics.evaluate_scores(scores, label, mask, cuts)
+    scores, codes = scored.scores[read], scored.split.labels[read]
+    label, mask = targets(codes, config.data.difficult)
+    cuts = thresholds.reported(scores, label_space.frequency, threshold=config.eval.threshold, mask=mask)
+    if fitted is not None:
+        cuts |= fitted.cuts_for(scored.split.name, label_space.names)
+    measured = metrics.evaluate_scores(
+        scores,
+        label,
+        mask,
+        cuts,
+        k=settings.top_k,
+        minimum=settings.top_k_minimum,
+        bins=settings.calibration_bins,
+    )
+    if settings.preset != "none":
+        published = metric_presets.preset(settings.preset, scores, codes, frequency=label_space.frequency)
+        measured |= {f"{settings.preset}/{name}": value for name, value in published.items()}
+    return measured
+
+
+def measure_pairs(
+    scored: Mapping[str, Scored], label_space: LabelSpace, config: ConfigDict
+) -> dict[str, list[cooccurrence_bias.PairBias]]:
+    """Return the co-occurrence overfitting of each split on the pairs of labels that training showed together."""
+    settings, found = config.metrics, {}
+    pairs = cooccurrence_bias.training_pairs(
+        label_space.counts,
+        label_space.positives,
+        label_space.images,
+        level=settings.pair_level,
+        support=settings.pair_support,
+    )
+    for name, item in scored.items() if pairs else ():
+        label, mask = targets(item.split.labels[item.read], config.data.difficult)
+        found[name] = cooccurrence_bias.pair_biases(
+            item.scores[item.read], label, pairs, config.eval.threshold, mask=mask, fewest=settings.pair_images
+        )
+    return found
+
+
+def report(
+    folder: RunFolder,
+    scored: Mapping[str, Scored],
+    label_space: LabelSpace,
+    config: ConfigDict,
+    *,
+    prefix: str = "",
+    fitted: Thresholds | None = None,
+) -> dict[str, Metrics]:
+    """Measure all splits and return the metrics of each; process 0 writes everything under `prefix` in the run folder.
+
+    Written are results.json, scores.npz, per_class.csv, and cooccurrence.csv where training has pairs of labels to
+    measure; the means over these pairs are among the metrics, and the fall of mAP from `test` to `test_shift`.
+    """
+    results = {name: measure(item, label_space, config, fitted) for name, item in scored.items()}
+    pairs = measure_pairs(scored, label_space, config)
+    for name, means in _mean_pairs(pairs, config.data.test_splits).items():
+        figures = {figure: value for figure, value in means.items() if not figure.startswith("pairs")}
+        results[name] |= {f"cooccurrence/{figure}": value for figure, value in figures.items() if not np.isnan(value)}
+    if {"test", "test_shift"} <= results.keys():
+        results["test_shift"]["mAP_fall_from_test"] = results["test"]["mAP"] - results["test_shift"]["mAP"]
+    if jax.process_index() == 0:
+        write_results(folder, results, scored, difficult=config.data.difficult, prefix=prefix)
+        if any(pairs.values()):
+            _write_pairs(folder, pairs, label_space.names, prefix)
+    return results
 
 
 def write_results(
@@ -101,15 +169,29 @@ def write_results(
         "split": np.concatenate([np.full(len(s.split), name) for name, s in scored.items()]),
     }
     folder.write_npz(f"{prefix}{SCORES}", **joined)
-    rows = []
+    figures, rows = ("positives", "AP", "AP_envelope", "AP_11point", "AUC"), []
     for name, item in scored.items():
-        scores = item.scores[item.read]
         label, mask = targets(item.split.labels[item.read], difficult)
-        plain = metrics.average_precision(scores, label, mask=mask)
-        envelope = metrics.average_precision(scores, label, mask=mask, interpolation="envelope")
-        for k, cls in enumerate(item.split.classes):
-            rows.append([name, cls, int((label * mask)[:, k].sum()), plain[k], envelope[k]])
-    folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", "positives", "AP", "AP_envelope"], rows)
+        of_class = metrics.per_class(item.scores[item.read], label, mask=mask)
+        rows += [[name, cls, *(of_class[figure][k] for figure in figures)] for k, cls in enumerate(item.split.classes)]
+    folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", *figures], rows)
+
+
+def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence_bias.PairBias]], reported: Sequence[str]) -> dict[str, dict]:
+    """Average the pairs of each split; the reported splits over the same pairs, whatever else was evaluated."""
+    together = {name: rows for name, rows in pairs.items() if name in reported}
+    groups = [together, *({name: rows} for name, rows in pairs.items() if name not in reported)]
+    return {name: means for group in groups if group for name, means in cooccurrence_bias.summarize(group).items()}
+
+
+def _write_pairs(
+    folder: RunFolder, pairs: Mapping[str, Sequence[cooccurrence_bias.PairBias]], names: Sequence[str], prefix: str
+) -> None:
+    """Write cooccurrence.csv, a row a split and pair."""
+    rows = [{"split": split} | asdict(pair) for split, of_split in pairs.items() for pair in of_split]
+    for row in rows:
+        row |= {"a": names[row["a"]], "b": names[row["b"]]}
+    folder.write_csv(f"{prefix}{COOCCURRENCE}", list(rows[0]), [list(row.values()) for row in rows])
 
 
 def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix: str = "") -> None:
@@ -124,20 +206,20 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix:
 def evaluate_run(folder: RunFolder, overrides: list[tuple[str, str]]) -> dict[str, dict[str, float]]:
     """Restore a run, evaluate its test splits and write the results under `eval/` in its folder.
 
-    Raises UserError for a folder that cannot be restored, or data whose classes are not the run's.
+    With `config.report.samples` it explains some images of the first one too. Raises UserError for a folder that cannot
+    be restored, or data whose classes are not the run's.
     """
     run = open_run(folder, overrides)
     if not run.config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
-    eval_step = make_eval_step(run.definition, run.preprocess, run.mesh)
+    eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.labels)
     scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
-    difficult, threshold = run.config.data.difficult, run.config.eval.threshold
-    results = {
-        name: measure(item, run.label_space, difficult=difficult, threshold=threshold) for name, item in scored.items()
-    }
+    fitted = read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
+    results = report(folder, scored, run.label_space, run.config, prefix="eval/", fitted=fitted)
     if jax.process_index() == 0:
-        write_results(folder, results, scored, difficult=difficult, prefix="eval/")
         list_skipped(folder, (item.skipped for item in scored.values()), prefix="eval/")
+    if samples := run.config.report.samples:
+        explain_run(folder, run, count=samples, side=run.config.report.sample_side)
     return results
 
 
@@ -147,11 +229,12 @@ def score_with(run: Run, eval_step: Callable, name: str) -> Scored:
     return score_split(eval_step, run.values, run.frozen, split, run.config.data, run.config.eval.batch_size, run.mesh)
 
 
-def format_results(results: Mapping[str, dict[str, float]]) -> str:
-    """Return the metrics of each split as a table in percent."""
-    names = list(next(iter(results.values())))
+def format_results(results: Mapping[str, Metrics]) -> str:
+    """Return the metrics of each split as a table in percent; empty where a split has no such metric."""
+    names = list(dict.fromkeys(name for values in results.values() for name in values))
     width = max(len(name) for name in names)
     lines = [f"{'metric, %':<{width}}" + "".join(f"  {split:>10}" for split in results)]
     for name in names:
-        lines.append(f"{name:<{width}}" + "".join(f"  {100 * values[name]:>10.2f}" for values in results.values()))
-    return "\n".join(lines)
+        cells = (f"{100 * values[name]:.2f}" if name in values else "" for values in results.values())
+        lines.append(f"{name:<{width}}" + "".join(f"  {cell:>10}" for cell in cells))
+    return "\n".join(line.rstrip() for line in lines)

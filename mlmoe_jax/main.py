@@ -12,7 +12,34 @@ from collections.abc import Callable, Sequence
 
 from mlmoe_jax.errors import UserError
 
-MODES = ("train", "eval", "predict", "summary", "data", "pack", "prune", "import", "export")
+MODES = (
+    "train",
+    "eval",
+    "thresholds",
+    "predict",
+    "compare",
+    "report",
+    "summary",
+    "data",
+    "pack",
+    "prune",
+    "import",
+    "export",
+)
+# Flags that only some modes take: flag -> (modes, value that stands for "not given").
+_ONLY_FOR = {
+    "sweep": (("train",), []),
+    "images": (("predict",), []),
+    "top_k": (("predict",), None),
+    "gates": (("predict",), False),
+    "batch_size": (("predict",), None),
+    "split": (("compare",), None),
+    "against": (("report",), None),
+    "cost": (("report",), False),
+    "sample": (("data",), 0),
+    "configs": (("summary",), ""),
+    "output": (("predict", "compare", "report", "pack", "export"), None),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,22 +50,36 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mlmoe_jax.main",
-        description="Multi-label image classification: train, evaluate, predict; count costs; check and pack data.",
+        description="Multi-label image classification: train, evaluate, predict; compare and report; count costs; "
+        "check and pack data.",
         epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE; mlmoe_jax/defaults.py explains each.",
         allow_abbrev=False,
     )
     parser.add_argument("--mode", choices=MODES, default="train")
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
     parser.add_argument("--configs", default="", help="summary: several configs, separated by commas")
-    parser.add_argument("--workdir", action="append", default=[], help="run folder")
+    parser.add_argument("--workdir", action="append", default=[], help="run folder; compare: give it twice")
     parser.add_argument(
         "--sweep", action="append", default=[], help="train: config.KEY=VALUE,VALUE,…; again for a grid of several keys"
     )
-    parser.add_argument("--images", nargs="+", default=[], help="predict: image files or folders")
+    parser.add_argument(
+        "--images",
+        nargs="+",
+        default=[],
+        help="predict: image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with a path a line, - "
+        "for paths on stdin",
+    )
+    parser.add_argument("--top-k", type=int, help="predict: so many labels an image, whatever their thresholds")
+    parser.add_argument("--gates", action="store_true", help="predict: the experts' weights too; a .jsonl file")
+    parser.add_argument("--batch-size", type=int, help="predict: images at a time")
+    parser.add_argument("--split", help="compare: one split instead of all that both runs have")
+    parser.add_argument("--against", help="report: another run folder to compare with")
+    parser.add_argument("--cost", action="store_true", help="report: count parameters and multiply-adds (seconds)")
     parser.add_argument(
         "--output",
-        help="predict: a .csv or .jsonl file (default: predictions.csv in the run folder); pack: a folder; "
-        "export: a .safetensors or .npz file",
+        help="predict: a .csv or .jsonl file, - for stdout (default: predictions.csv in the run folder); compare: a "
+        ".csv or .json file; report: an .html file (default: report.html in the run folder); pack: a folder; export: a "
+        ".safetensors or .npz file",
     )
     parser.add_argument("--sample", type=int, default=0, help="data: look at so many images a split (default: all)")
     parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
@@ -60,13 +101,17 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str,
             value = rest.pop(0)
         overrides.append((key, value))
     flags = _parser().parse_args(plain)
-    for name in ("config", "workdir"):
+    most = {"config": 1, "workdir": 2 if flags.mode == "compare" else 1}
+    for name, limit in most.items():
         given = getattr(flags, name)
-        if len(given) > 1:
-            raise UserError(f"--{name} is given {len(given)} times; give it once")
-        setattr(flags, name, given[0] if given else None)
-    if flags.sweep and flags.mode != "train":
-        raise UserError(f"--sweep is for --mode=train; leave it out of --mode={flags.mode}")
+        if len(given) > limit:
+            raise UserError(f"--{name} is given {len(given)} times; give it {'once' if limit == 1 else 'twice'}")
+        if limit == 1:
+            setattr(flags, name, given[0] if given else None)
+    for name, (modes, absent) in _ONLY_FOR.items():
+        if flags.mode not in modes and getattr(flags, name) != absent:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} is for --mode={' and '.join(modes)}; leave it out of --mode={flags.mode}")
     return flags, overrides
 
 
@@ -92,6 +137,11 @@ def _workdir(flags: argparse.Namespace):
 def _no_config(flags: argparse.Namespace) -> None:
     if flags.config is not None:
         raise UserError(f"--mode={flags.mode} takes its config from the run folder; leave --config out")
+
+
+def _no_overrides(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
+    if overrides:
+        raise UserError(f"--mode={flags.mode} takes no config keys; leave --config.{overrides[0][0]} out")
 
 
 def _train(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -147,6 +197,14 @@ def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     return 0
 
 
+def _thresholds(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    folder = _workdir(flags)
+    from mlmoe_jax.fitting import fit_run
+
+    return fit_run(folder, overrides, as_json=flags.json)
+
+
 def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     folder = _workdir(flags)
@@ -154,7 +212,40 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
         raise UserError("--mode=predict needs --images=FOLDER or image files")
     from mlmoe_jax.predict import predict_files
 
-    return predict_files(folder, flags.images, flags.output, overrides)
+    return predict_files(
+        folder,
+        flags.images,
+        flags.output,
+        overrides,
+        batch_size=flags.batch_size,
+        top_k=flags.top_k,
+        gates=flags.gates,
+        as_json=flags.json,
+    )
+
+
+def _compare(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    _no_overrides(flags, overrides)
+    if len(flags.workdir) != 2:
+        raise UserError("--mode=compare needs --workdir=FOLDER twice, once for each run")
+    from mlmoe_jax.compare_output import compare_folders
+    from mlmoe_jax.runfolder import RunFolder
+
+    first, second = map(RunFolder, flags.workdir)
+    return compare_folders(first, second, split=flags.split, output=flags.output, as_json=flags.json)
+
+
+def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    _no_overrides(flags, overrides)
+    folder = _workdir(flags)
+    from mlmoe_jax.report.page import write_report
+    from mlmoe_jax.runfolder import RunFolder
+
+    against = RunFolder(flags.against) if flags.against else None
+    print(f"report: {write_report(folder, against=against, output=flags.output, cost=flags.cost)}")
+    return 0
 
 
 def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -233,7 +324,10 @@ def _print_results(results: dict, as_json: bool) -> None:
 _RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "train": _train,
     "eval": _eval,
+    "thresholds": _thresholds,
     "predict": _predict,
+    "compare": _compare,
+    "report": _report,
     "summary": _summary,
     "data": _data,
     "pack": _pack,

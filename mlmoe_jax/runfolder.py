@@ -1,10 +1,10 @@
 """The only writer of a run folder.
 
 A run folder holds all that evaluation, prediction and reports need: `config.json`, `labels.txt`, `label_space.npz`,
-`preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `results.json`, `per_class.csv`,
-`scores.npz`, `checkpoints/`, and `skipped_images.csv` where images could not be read. Paths go through etils.epath, so
-that a folder may lie on local disk or in an object store. Files are replaced whole, by renaming on local disk; an
-object store replaces objects atomically by itself.
+`preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
+`per_class.csv`, `cooccurrence.csv`, `scores.npz`, `checkpoints/`, and `skipped_images.csv` where images could not be
+read. Paths go through etils.epath, so that a folder may lie on local disk or in an object store. Files are replaced
+whole, by renaming on local disk; an object store replaces objects atomically by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mlmoe_jax.errors import UserError
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores.npz", "checkpoints", "frozen.safetensors"
-SKIPPED, TABLE = "skipped_images.csv", "metrics.csv"
+SKIPPED, TABLE, COOCCURRENCE = "skipped_images.csv", "metrics.csv", "cooccurrence.csv"
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

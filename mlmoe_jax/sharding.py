@@ -1,29 +1,51 @@
-"""The device mesh, where each array lives on it, and host batches as global arrays."""
+"""The device mesh, where each array lives on it, and host batches as global arrays.
+
+In the backbone a batch lies over all three axes. In a head that is sharded by label, labels lie over `expert` and the
+batch over `data` × `fsdp` (`models.partition` has the seam between the two). Parameters that have a row a label lie
+over `expert`; large arrays of every kind lie over `fsdp` too.
+
+A sharded axis must be a multiple of its devices at rest, so the axis of the labels is padded with zeros there and cut
+to the labels inside the step, before anything is computed with it: padding enters no number, and its gradient is zero.
+Checkpoints hold no padding.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from mlmoe_jax import rules
 from mlmoe_jax.errors import UserError
 
 AXES = ("data", "fsdp", "expert")
 BATCH = PartitionSpec(AXES)  # in the backbone the batch lies over every axis
 REPLICATED = PartitionSpec()
-
-# Ordered (regex, PartitionSpec) over the paths of parameters, their averages and their optimizer moments.
-PLACEMENT = ((r"", REPLICATED),)
+LEAST_SHARDED = 2**12  # entries of an array from which on it lies over `fsdp`
 
 
-def make_mesh(sizes) -> Mesh:
-    """Build the mesh over all devices from `config.mesh`; one axis may be −1 = what remains.
+@dataclass(frozen=True)
+class LabelAxes:
+    """Which axis of a parameter counts the labels: path -> axis; `count` is the number K of labels."""
+
+    count: int
+    axis: Mapping[str, int]
+
+    def of(self, path: tuple) -> int | None:
+        """Return the label axis of the leaf at a tree path, in which the parameter's own path is one of the keys."""
+        keys = (getattr(key, "key", None) for key in path)
+        return next((self.axis[key] for key in keys if key in self.axis), None)
+
+
+def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Build the mesh over all devices, or those given, from `config.mesh`; one axis may be −1 = what remains.
 
     Raises UserError where the sizes do not multiply to the number of devices.
     """
-    devices = np.asarray(jax.devices())
+    devices = np.asarray(jax.devices() if devices is None else devices)
     shape = [sizes[axis] for axis in AXES]
     if shape.count(-1) == 1:
         rest = math.prod(size for size in shape if size != -1)
@@ -36,20 +58,93 @@ def make_mesh(sizes) -> Mesh:
     return Mesh(devices.reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def place(tree, mesh: Mesh):
-    """Put a tree of arrays on the mesh, each leaf by the first rule in PLACEMENT that its path matches."""
-    return jax.tree.map(jax.device_put, tree, placements(tree, mesh))
+def place(tree: Any, mesh: Mesh, labels: LabelAxes | None = None) -> Any:
+    """Put a tree of arrays on the mesh, the axis of the labels padded where it does not divide over `expert`."""
+    padded = jax.tree_util.tree_map_with_path(lambda path, leaf: _pad(leaf, _axis(path, labels), mesh), tree)
+    return jax.tree.map(jax.device_put, padded, placements(padded, mesh, labels))
 
 
-def placements(tree, mesh: Mesh):
-    """Return the NamedSharding of every leaf of `tree`."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: NamedSharding(mesh, rules.first_match(PLACEMENT, _leaf_path(path), REPLICATED)), tree
-    )
+def placements(tree: Any, mesh: Mesh, labels: LabelAxes | None = None) -> Any:
+    """Return the NamedSharding of every leaf of `tree` at rest. Leaves may be ShapeDtypeStructs."""
+
+    def placement(path: tuple, leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, _spec(np.shape(leaf), _axis(path, labels), mesh))
+
+    return jax.tree_util.tree_map_with_path(placement, tree)
 
 
-def _leaf_path(path) -> str:
-    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+def unpadded(tree: Any, labels: LabelAxes | None) -> Any:
+    """Cut the padding of `place` off the axis of the labels; for use inside jit and grad."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _cut(leaf, _axis(path, labels), labels), tree)
+
+
+def without_padding(tree: Any, mesh: Mesh, labels: LabelAxes | None = None) -> Any:
+    """Return placed arrays as a checkpoint holds them: what was padded is cut and replicated, the rest is untouched.
+
+    Leaves may be ShapeDtypeStructs, which come back as such, with shardings.
+    """
+    everywhere = NamedSharding(mesh, REPLICATED)
+
+    def cut(path: tuple, leaf: Any) -> Any:
+        axis = _axis(path, labels)
+        if axis is None or leaf.shape[axis] == labels.count:
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            shape = _with_size(leaf.shape, axis, labels.count)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=everywhere)
+        return jax.jit(lambda x: _cut(x, axis, labels), out_shardings=everywhere)(leaf)
+
+    return jax.tree_util.tree_map_with_path(cut, tree)
+
+
+def abstract(tree: Any, mesh: Mesh, labels: LabelAxes | None = None) -> Any:
+    """Return what `place` would give, as ShapeDtypeStructs with shardings; nothing is allocated."""
+
+    def shape_of(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
+        axis = _axis(path, labels)
+        shape = leaf.shape if axis is None else _with_size(leaf.shape, axis, _padded_size(leaf.shape[axis], mesh))
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, _spec(shape, axis, mesh)))
+
+    return jax.tree_util.tree_map_with_path(shape_of, tree)
+
+
+def _axis(path: tuple, labels: LabelAxes | None) -> int | None:
+    return None if labels is None else labels.of(path)
+
+
+def _spec(shape: tuple[int, ...], label_axis: int | None, mesh: Mesh) -> PartitionSpec:
+    axes: list[str | None] = [None] * len(shape)
+    if label_axis is not None:
+        axes[label_axis] = "expert"
+    fsdp = mesh.shape["fsdp"]
+    if fsdp > 1 and math.prod(shape) >= LEAST_SHARDED:
+        free = [axis for axis, size in enumerate(shape) if axes[axis] is None and size % fsdp == 0]
+        if free:
+            axes[max(free, key=lambda axis: shape[axis])] = "fsdp"
+    while axes and axes[-1] is None:
+        axes.pop()
+    return PartitionSpec(*axes)
+
+
+def _padded_size(size: int, mesh: Mesh) -> int:
+    experts = mesh.shape["expert"]
+    return -(-size // experts) * experts
+
+
+def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _pad(leaf: Any, axis: int | None, mesh: Mesh) -> Any:
+    if axis is None or not (missing := _padded_size(leaf.shape[axis], mesh) - leaf.shape[axis]):
+        return leaf
+    return jnp.pad(leaf, [(0, missing if i == axis else 0) for i in range(leaf.ndim)])
+
+
+def _cut(leaf: jax.Array, axis: int | None, labels: LabelAxes | None) -> jax.Array:
+    if axis is None or leaf.shape[axis] == labels.count:
+        return leaf
+    return jax.lax.slice_in_dim(leaf, 0, labels.count, axis=axis)
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

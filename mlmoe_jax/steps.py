@@ -11,8 +11,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from mlmoe_jax import losses, sharding
 from mlmoe_jax.data.augment import augment
+from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.optim import ema_update
+from mlmoe_jax.sharding import LabelAxes, unpadded
 from mlmoe_jax.state import ModelDef, Params, TrainState
 
 Batch = dict[str, jax.Array]
@@ -103,17 +105,22 @@ def make_train_step(
     ema_decay: float,
     seed: int,
     mesh: Mesh,
+    labels: LabelAxes | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Return the training step. All randomness of step t comes from (seed, t), so a resumed run repeats it."""
+    """Return the training step. All randomness of step t comes from (seed, t), so a resumed run repeats it.
+
+    labels: how the state that it will get was placed.
+    """
 
     def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         augment_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), moving.step))
         image = prepare(batch, preprocess, augmentation, augment_key)
 
         def loss_of(trainable: Params):
-            model = definition.merge(trainable, frozen, moving.stats)
+            model = definition.merge(*unpadded((trainable, frozen, moving.stats), labels))
             model.train()  # merged modules are made for evaluation
-            prediction = model(image, labels=batch["label"], rngs=nnx.Rngs(model_key))
+            with partition.over(mesh):
+                prediction = model(image, labels=batch["label"], rngs=nnx.Rngs(model_key))
             loss, parts = objective(prediction, batch)
             return loss, (parts, definition.stats_of(model))
 
@@ -136,7 +143,7 @@ def make_train_step(
         # The frozen weights are an argument of their own: they are neither donated nor returned.
         moving = state.replace(frozen={})
         if "step" not in compiled:
-            out = (sharding.placements(moving, mesh), everywhere)
+            out = (sharding.placements(moving, mesh, labels), everywhere)
             compiled["step"] = jax.jit(step, donate_argnums=0, out_shardings=out)
         moving, metrics = compiled["step"](moving, state.frozen, batch)
         return moving.replace(frozen=state.frozen), metrics
@@ -150,15 +157,17 @@ def eval_logits(definition: ModelDef, preprocess: Preprocess, values: Params, ba
 
 
 def make_eval_step(
-    definition: ModelDef, preprocess: Preprocess, mesh: Mesh
+    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, labels: LabelAxes | None = None
 ) -> Callable[[Params, Params, Batch], dict[str, jax.Array]]:
     """Return the evaluation step: (values, frozen, batch) -> logits f32[B,K] with the batch's `id` and `mask`.
 
-    values: trainable and stats together. Every process receives the whole global batch's results.
+    values: trainable and stats together. labels: how they and the frozen were placed. Every process receives the whole
+    global batch's results.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
-        logits = eval_logits(definition, preprocess, {**values, **frozen}, batch)
+        with partition.over(mesh):
+            logits = eval_logits(definition, preprocess, unpadded({**values, **frozen}, labels), batch)
         return {"logits": logits, "id": batch["id"], "mask": batch["mask"]}
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, sharding.REPLICATED))

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,16 @@ from safetensors.numpy import save as safetensors_bytes
 
 from mlmoe_jax import checkpoint
 from mlmoe_jax import config as configuration
-from mlmoe_jax.assemble import describe_run, has_checkpoint, preprocess_for, read_run, require_same_frozen, start_jax
+from mlmoe_jax.assemble import (
+    describe_run,
+    has_checkpoint,
+    label_axes,
+    open_run,
+    preprocess_for,
+    read_run,
+    require_same_frozen,
+    start_jax,
+)
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.check import require_sound
 from mlmoe_jax.data.labels import LabelSpace, label_space_of
@@ -25,13 +35,14 @@ from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.sources import open_split, original_name
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluate import Scored, list_skipped, measure, score_split, write_results
+from mlmoe_jax.evaluate import Scored, list_skipped, measure, report, score_split
+from mlmoe_jax.explain import explain_run
 from mlmoe_jax.init_from import starting_parts
 from mlmoe_jax.interrupt import asked_to_stop
 from mlmoe_jax.optim import make_optimizer, make_schedules
 from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
 from mlmoe_jax.selection import Selection
-from mlmoe_jax.sharding import on_device, place
+from mlmoe_jax.sharding import LabelAxes, on_device, place, without_padding
 from mlmoe_jax.state import Params, TrainState, initial_state, parameter_table
 from mlmoe_jax.steps import Objective, Preprocess, make_eval_step, make_objective, make_train_step
 from mlmoe_jax.tracking import open_trackers
@@ -70,6 +81,7 @@ class Job:
     config: ConfigDict
     folder: RunFolder
     mesh: Mesh
+    labels: LabelAxes | None  # how the state lies over the mesh
     train_split: Split
     held_out: dict[str, Split]  # the splits that are evaluated, by name
     watched: str  # the one of them that is evaluated while training; "" = none
@@ -90,8 +102,7 @@ class Job:
 
     def measure(self, scored: Scored) -> dict[str, float]:
         """Return the metrics of a scored split."""
-        difficult, threshold = self.config.data.difficult, self.config.eval.threshold
-        return measure(scored, self.label_space, difficult=difficult, threshold=threshold)
+        return measure(scored, self.label_space, self.config)
 
 
 def train(config: ConfigDict, folder: RunFolder) -> Results:
@@ -107,14 +118,21 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     with folder.writing() if writer else contextlib.nullcontext():
         if writer:
             describe_run(folder, config, job.label_space, job.preprocess, state.frozen, job.unpublished)
+        state = place(state, job.mesh, job.labels)
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             state, selection = start(job, state, manager)
             selection = run_steps(job, state, selection, manager)
-        return finish(job, selection, state.frozen)
+        results = finish(job, selection, state.frozen)
+        if config.report.samples:
+            explain_run(folder, open_run(folder), count=config.report.samples, side=config.report.sample_side)
+        return results
 
 
 def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
-    """Open the data, build the model, its initial state and the steps; nothing is written yet."""
+    """Open the data, build the model, its initial state and the steps.
+
+    Nothing is written yet, and the state is not on the mesh yet: whoever trains puts it there.
+    """
     # -------------------------------------------------------------------------------------------------- data
     preprocess = preprocess_for(config)
     train_split = open_split(config.data, config.data.train_split, seed=config.seed)
@@ -134,6 +152,7 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
 
     # ------------------------------------------------------------------------------------------------- model
     mesh = start_jax(config)
+    labels = label_axes(config, len(label_space.names), mesh)
     parts = starting_parts(config, label_space, folder)
     say(parameter_table(parts.trainable, parts.frozen))
 
@@ -150,11 +169,13 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
         ema_decay=config.ema.decay,
         seed=config.seed,
         mesh=mesh,
+        labels=labels,
     )
     job = Job(
         config=config,
         folder=folder,
         mesh=mesh,
+        labels=labels,
         train_split=train_split,
         held_out=held_out,
         watched=watched,
@@ -166,10 +187,10 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
         total_steps=total_steps,
         learning_rate=jax.jit(learning_rate),
         train_step=train_step,
-        eval_step=make_eval_step(parts.definition, preprocess, mesh),
+        eval_step=make_eval_step(parts.definition, preprocess, mesh, labels),
     )
     state = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
-    return job, place(state, mesh)
+    return job, state
 
 
 def start(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[TrainState, Selection]:
@@ -177,12 +198,13 @@ def start(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[
     backbone, (4) scratch. `state` already holds one of (2) to (4).
     """
     selection = Selection(_copy(state.ema))
-    restored = checkpoint.restore_newest(manager, selected=selection.values, state=state.replace(frozen={}))
+    like = {"selected": selection.values, "state": state.replace(frozen={})}
+    restored = checkpoint.restore_newest(manager, **_stored_form(job, like))
     if restored is not None:
-        state = restored.state.replace(frozen=state.frozen)
+        state = place(restored.state, job.mesh, job.labels).replace(frozen=state.frozen)
         notes = dict(restored.notes)
         job.skipped.rows.update(notes.pop("skipped", ()))
-        selection = Selection(restored.selected, **notes)
+        selection = Selection(place(restored.selected, job.mesh, job.labels), **notes)
         say(f"going on from step {restored.step} of {job.total_steps}")
     if jax.process_index() == 0:
         job.folder.drop_rows_after(int(state.step))
@@ -221,7 +243,8 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
                 log.write()
                 require_finite(step, float(metrics["loss"]))
                 notes = {**selection.notes(), "skipped": sorted(job.skipped.rows)}
-                checkpoint.save(manager, step, state.replace(frozen={}), selection.values, notes)
+                stored = _stored_form(job, {"state": state.replace(frozen={}), "selected": selection.values})
+                checkpoint.save(manager, step, stored["state"], stored["selected"], notes)
             if asked.is_set():
                 raise Stopped(f"stopped at step {step} of {job.total_steps}; the same command goes on from there")
         log.write()
@@ -233,9 +256,8 @@ def finish(job: Job, selection: Selection, frozen: Params) -> Results:
     """Evaluate the selected values on every split that is held out, and write all results."""
     say(f"evaluating the {selection}")
     scored = {name: job.score(selection.values, frozen, split) for name, split in job.held_out.items()}
-    results = {name: job.measure(item) for name, item in scored.items()}
+    results = report(job.folder, scored, job.label_space, job.config)
     if jax.process_index() == 0:
-        write_results(job.folder, results, scored, difficult=job.config.data.difficult)
         list_skipped(job.folder, [job.skipped, *(item.skipped for item in scored.values())])
         if job.config.train.save_backbone:
             job.folder.write_bytes("backbone.safetensors", _backbone_file({**selection.values, **frozen}))
@@ -275,6 +297,11 @@ def _training_batches(job: Job, first_step: int) -> Iterator[dict[str, np.ndarra
         process=(jax.process_index(), jax.process_count()),
     )
     return job.skipped.watch(loader)
+
+
+def _stored_form(job: Job, placed: Any) -> Any:
+    """Return placed values as checkpoints hold them, whatever the mesh."""
+    return without_padding(placed, job.mesh, job.labels)
 
 
 def _copy(values: Params) -> Params:

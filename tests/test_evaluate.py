@@ -35,6 +35,7 @@ from mlmoe_jax.runfolder import RunFolder
 from mlmoe_jax.sharding import make_mesh
 from mlmoe_jax.state import fingerprint
 from mlmoe_jax.steps import make_eval_step
+from mlmoe_jax.thresholds import Thresholds
 
 CLASSES = ("a", "b", "c")
 
@@ -88,18 +89,32 @@ def test_measure_applies_masks_cuts_and_the_training_frequency():
     scores = np.array([[0.9, 0.2], [0.8, 0.6], [0.7, 0.9], [0.3, 0.1]])
     zeros = np.zeros(2, np.int32)
     space = LabelSpace(("a", "b"), np.zeros((2, 2), np.int64), np.array([5, 5]), 10, zeros, zeros)
-    negative = measure(Scored(split, scores), space, difficult="negative", threshold=0.5)
+    config = default_config()
+
+    def measured(difficult, threshold=0.5, **options):
+        config.data.difficult, config.eval.threshold = difficult, threshold
+        return measure(Scored(split, scores), space, config, **options)
+
+    negative = measured("negative")
     np.testing.assert_allclose(negative["mAP"], ((1 + 2 / 4) / 2 + 1) / 2)
-    ignored = measure(Scored(split, scores), space, difficult="ignore", threshold=0.5)
+    ignored = measured("ignore")
     np.testing.assert_allclose(ignored["mAP"], ((1 + 2 / 3) / 2 + 1) / 2)
-    positive = measure(Scored(split, scores), space, difficult="positive", threshold=0.5)
+    positive = measured("positive")
     np.testing.assert_allclose(positive["mAP"], ((1 + 1 + 3 / 4) / 3 + 1) / 2)
     # a: three of four predicted at 0.5, one of them right; b: one of three, right
     assert negative["OP@0.5"] == 2 / 4
-    other = measure(Scored(split, scores), space, difficult="negative", threshold=0.85)
+    other = measured("negative", 0.85)
     assert other["OP@0.85"] == 1 / 1
-    # half of the training images show each label, so that half of these are predicted; b's unknown one does not count
+    # half of the training images show each label, so that half of a's four and one of b's three known are predicted
     assert negative["CP@prior_matched_transductive"] == (1 / 2 + 1 / 1) / 2
+    # fitted on another split, a at 0.75 and b at 0.15: two of a and two of b, one of each right
+    fitted = Thresholds({"b": 0.15, "a": 0.75}, {"split": "other"})
+    assert measured("negative", fitted=fitted)["OP@fitted"] == 2 / 4
+    assert measured("negative", fitted=replace(fitted, source={"split": "val"})) == negative, "not on its own split"
+    config.metrics.preset, config.metrics.top_k = "mlgcn", 1
+    both = measured("negative")
+    assert both["mlgcn/mAP"] == pytest.approx(ignored["mAP"]), "ML-GCN leaves difficult labels out of the mAP"
+    assert both["OP@top1"] == 2 / 4, "the unknown b of the third image does not stand before its a"
 
 
 def test_results_are_written(tmp_path):
@@ -127,9 +142,9 @@ def test_results_are_written(tmp_path):
 
     with open(tmp_path / "eval" / "per_class.csv", newline="") as file:
         head, *rows = csv.reader(file)
-    assert head == ["split", "label", "positives", "AP", "AP_envelope"]
+    assert head == ["split", "label", "positives", "AP", "AP_envelope", "AP_11point", "AUC"]
     assert [(row[0], row[1]) for row in rows] == [(name, label) for name in scored for label in CLASSES]
-    for split, label, positives, plain, envelope in rows:
+    for split, label, positives, plain, envelope, *_ in rows:
         codes, scores = scored[split].split.labels, scored[split].scores
         k = CLASSES.index(label)
         known = (codes[:, k] == 0) | (codes[:, k] == 1)
@@ -139,6 +154,33 @@ def test_results_are_written(tmp_path):
 
     write_results(folder, results, scored, difficult="negative")
     assert (tmp_path / "per_class.csv").read_text() != (tmp_path / "eval" / "per_class.csv").read_text()
+
+
+def test_a_report_measures_pairs_of_labels_and_the_fall_where_they_part(tmp_path):
+    """Training shows b with nearly every a; a model that gives b with a is wrong where the two part."""
+    folder, config = RunFolder(tmp_path), default_config()
+    zeros = np.zeros(3, np.int32)
+    counts = np.array([[0, 90, 0], [90, 0, 0], [0, 0, 0]])
+    space = LabelSpace(CLASSES, counts, np.array([100, 300, 50]), 1000, zeros, zeros)
+    a = np.repeat([1, 0], 40)
+    scores = np.stack([0.1 + 0.8 * a, 0.2 + 0.6 * a, np.full(80, 0.5)], axis=1)
+    scored = {}
+    for name, b in {"test": a, "test_shift": np.tile([1, 0], 40)}.items():
+        codes = np.stack([a, b, np.tile([1, 1, 0, 0], 20)], axis=1).astype(np.int8)
+        split = Split(name, CLASSES, codes, [f"{name}/{row}" for row in range(80)], np.zeros((80, 1)))
+        scored[name] = Scored(split, scores)
+    results = evaluate.report(folder, scored, space, config)
+    assert folder.read_json("results.json")["test_shift"] == pytest.approx(results["test_shift"])
+    with open(tmp_path / "cooccurrence.csv", newline="") as file:
+        rows = {row["split"]: row for row in csv.DictReader(file)}
+    assert [(row["a"], row["b"]) for row in rows.values()] == [("a", "b")] * 2, "b is with a in 30 % of its own only"
+    assert rows["test"]["fpr_with_a"] == "nan", "there no image shows a alone"
+    assert float(rows["test_shift"]["fpr_with_a"]) == 1
+    assert float(rows["test_shift"]["fpr_without_a"]) == 0
+    assert results["test_shift"]["mAP_fall_from_test"] == results["test"]["mAP"] - results["test_shift"]["mAP"] > 0
+    text = format_results(results)
+    fall = next(line for line in text.splitlines() if line.startswith("mAP_fall_from_test"))
+    assert len(fall.split()) == 2, "test itself has none"
 
 
 def average_precision(scores, labels) -> tuple[float, float]:
@@ -233,7 +275,8 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
     step = make_eval_step(parts.definition, preprocess_for(config), run.mesh)
     expected = score_split(step, values, parts.frozen, make_split(6), config.data, 4, run.mesh)
     np.testing.assert_allclose(score_with(run, step, "val").scores, expected.scores, rtol=1e-5)
-    again = measure(expected, run.label_space, difficult="negative", threshold=0.25)
+    run.config.eval.threshold = 0.25
+    again = measure(expected, run.label_space, run.config)
     assert results["val"] == pytest.approx(again, nan_ok=True)
     assert "OP@0.25" in results["val"]
     sentence = refusal(evaluate_run, folder, [("data.test_splits", "")])
@@ -373,7 +416,10 @@ def test_what_cannot_be_opened_is_refused(config, tmp_path, refusal):
     assert refusal(open_run, folder).startswith("there is no run folder ")
     train_nothing(folder, config)
     sentence = refusal(open_run, folder, [("model.dtype", "bfloat16")])
-    assert sentence == "--config.model.dtype cannot differ from the trained run's; data, eval and mesh keys can"
+    assert (
+        sentence
+        == "--config.model.dtype cannot differ from the trained run's; keys under data, eval, metrics, report, mesh can"
+    )
     assert refusal(open_run, folder, [("eval.threshold", "2")]).startswith(
         "the config has mistakes: eval.threshold is 2"
     )

@@ -18,6 +18,8 @@ MODULES = {
     "absl-py": "absl",
     "huggingface-hub": "huggingface_hub",
     "tensorflow-datasets": "tensorflow_datasets",
+    "tensorboardx": "tensorboardX",
+    "vl-convert-python": "vl_convert",
 }
 
 

@@ -3,11 +3,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from mlmoe_jax import sharding
 from mlmoe_jax.config import default_config
-from mlmoe_jax.sharding import AXES, make_mesh, place, placements, shard_batch
+from mlmoe_jax.sharding import (
+    AXES,
+    LabelAxes,
+    abstract,
+    make_mesh,
+    place,
+    placements,
+    shard_batch,
+    unpadded,
+    without_padding,
+)
 from mlmoe_jax.state import initial_state
 
 
@@ -74,7 +84,7 @@ def test_a_batch_lies_over_the_whole_mesh(mesh):
         assert value.sharding.spec == PartitionSpec(AXES), "on one device all shardings are equivalent"
 
 
-def test_everything_is_replicated_today(mesh):
+def test_on_one_device_everything_is_replicated(mesh):
     state = initial_state({"head/kernel": jnp.ones((4, 2))}, {"backbone/f": jnp.ones(3)}, {}, ())
     placed = place(state, mesh)
     assert jax.tree.structure(placed) == jax.tree.structure(state)
@@ -83,25 +93,63 @@ def test_everything_is_replicated_today(mesh):
     np.testing.assert_array_equal(placed.trainable["head/kernel"], np.ones((4, 2)))
 
 
-def test_rules_place_parameters_with_their_moments_and_averages(mesh, monkeypatch):
-    over = PartitionSpec("fsdp")
-    rules = ((r"head/kernel$", over), (r"opt/.*mu/head/bias", PartitionSpec("expert")), (r"", PartitionSpec()))
-    monkeypatch.setattr(sharding, "PLACEMENT", rules)
-    params = {"head/kernel": jnp.ones((4, 2)), "head/bias": jnp.ones(2)}
+def mesh_of(data, fsdp, expert):
+    return AbstractMesh((data, fsdp, expert), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+LABELS = LabelAxes(10, {"head/kernel": 1, "head/bias": 0})
+
+
+def specs_of(tree, mesh, labels=None):
+    return jax.tree.map(
+        lambda s: s.spec, placements(tree, mesh, labels), is_leaf=lambda x: isinstance(x, NamedSharding)
+    )
+
+
+def test_labels_lie_over_expert_with_their_moments_and_averages():
+    params = {"head/kernel": jnp.ones((4, 10)), "head/bias": jnp.ones(10), "prompts/deep": jnp.ones(10)}
     optimizer = optax.chain(optax.clip(1.0), optax.scale_by_adam())
-    state = initial_state(params, {"backbone/f": jnp.ones(3)}, {}, optimizer.init(params))
-    specs = jax.tree.map(lambda s: s.spec, placements(state, mesh), is_leaf=lambda x: isinstance(x, NamedSharding))
-    assert specs.trainable == {"head/kernel": over, "head/bias": PartitionSpec()}
-    assert specs.ema == specs.trainable
-    assert specs.opt[1].nu == specs.trainable
-    assert specs.opt[1].mu == {"head/kernel": over, "head/bias": PartitionSpec("expert")}
+    state = initial_state(params, {"backbone/f": jnp.ones(10)}, {}, optimizer.init(params))
+    specs = specs_of(state, mesh_of(2, 1, 5), LABELS)
+    over = {
+        "head/kernel": PartitionSpec(None, "expert"),
+        "head/bias": PartitionSpec("expert"),
+        "prompts/deep": PartitionSpec(),
+    }
+    assert specs.trainable == specs.ema == specs.opt[1].mu == specs.opt[1].nu == over
     assert (specs.step, specs.frozen["backbone/f"], specs.opt[1].count) == (PartitionSpec(),) * 3
-    placed = place(state, mesh)
-    assert placed.opt[1].mu["head/kernel"].sharding.spec == over
+    assert set(jax.tree.leaves(specs_of(state, mesh_of(2, 1, 5)))) == {PartitionSpec()}, "without labels nothing is"
 
 
-def test_what_no_rule_matches_is_replicated(mesh, monkeypatch):
-    monkeypatch.setattr(sharding, "PLACEMENT", ((r"head", PartitionSpec("fsdp")),))
-    placed = placements({"head/a": 1, "other/b": [2]}, mesh)
-    assert placed["head/a"].spec == PartitionSpec("fsdp")
-    assert placed["other/b"][0].spec == PartitionSpec()
+def test_large_arrays_lie_over_fsdp_by_their_longest_axis_that_divides():
+    shapes = {"a": (64, 96), "b": (97, 64), "c": (97, 53), "d": (8, 8), "head/kernel": (640, 10)}
+    tree = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    assert specs_of(tree, mesh_of(1, 4, 2), LABELS) == {
+        "a": PartitionSpec(None, "fsdp"),
+        "b": PartitionSpec(None, "fsdp"),
+        "c": PartitionSpec(),
+        "d": PartitionSpec(),
+        "head/kernel": PartitionSpec("fsdp", "expert"),
+    }
+    assert set(specs_of(tree, mesh_of(8, 1, 1)).values()) == {PartitionSpec()}
+
+
+def test_labels_that_do_not_divide_are_padded_at_rest():
+    tree = {"head/kernel": jax.ShapeDtypeStruct((4, 10), jnp.float32), "other": jax.ShapeDtypeStruct((10,), jnp.int32)}
+    placed = abstract(tree, mesh_of(1, 1, 3), LABELS)
+    assert (placed["head/kernel"].shape, placed["other"].shape) == ((4, 12), (10,))
+    assert placed["head/kernel"].sharding.spec == PartitionSpec(None, "expert")
+    assert abstract(tree, mesh_of(1, 1, 5), LABELS)["head/kernel"].shape == (4, 10)
+    stored = without_padding(placed, mesh_of(1, 1, 3), LABELS)
+    assert (stored["head/kernel"].shape, stored["head/kernel"].sharding.spec) == ((4, 10), PartitionSpec())
+    assert stored["other"] is placed["other"]
+
+
+def test_padding_is_cut_inside_the_step_and_has_no_gradient():
+    kernel = np.random.default_rng(0).normal(size=(4, 12)).astype(np.float32)
+    cut = unpadded({"head/kernel": kernel, "other": kernel}, LABELS)
+    np.testing.assert_array_equal(cut["head/kernel"], kernel[:, :10])
+    assert cut["other"] is kernel
+    gradient = jax.grad(lambda tree: (unpadded(tree, LABELS)["head/kernel"] ** 2).sum())({"head/kernel": kernel})
+    np.testing.assert_array_equal(gradient["head/kernel"], np.pad(2 * kernel[:, :10], ((0, 0), (0, 2))))
+    assert unpadded({"head/kernel": kernel}, None)["head/kernel"] is kernel

@@ -315,7 +315,7 @@ def test_a_bad_picture_is_reported_and_the_rest_is_labelled(program, trained, ph
         (["--mode=predict", "--workdir={run}", "--images={tmp}"], ["holds no pictures"]),
         (["--mode=predict", "--workdir={run}", "--images={tmp}/x.jpg"], ["no picture or folder"]),
         (["--mode=predict", "--workdir={run}", "--images={tmp}", "--output=x.txt"], [".csv or .jsonl"]),
-        (["--mode=eval", "--workdir={run}", "--config.loss.eps=1"], ["data, eval and mesh"]),
+        (["--mode=eval", "--workdir={run}", "--config.loss.eps=1"], ["keys under data, eval"]),
         (["--mode=eval", "--workdir={run}", "--config=mlvpt_digits"], ["leave --config out"]),
         (["--mode=eval", "--workdir={run}", "--config.data.image_size=60"], ["patch size"]),
         (["--mode=eval", "--workdir={damaged}"], ["label_space.npz is damaged"]),

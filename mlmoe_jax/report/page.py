@@ -1,0 +1,129 @@
+"""From a run folder to one HTML file that needs nothing else: no network, no other file, no server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+import mlmoe_jax
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.report import labels, results, samples, scores, training
+from mlmoe_jax.report.parts import Section
+from mlmoe_jax.report.reading import COST, RunFiles
+from mlmoe_jax.runfolder import RunFolder, to_json
+
+REPORT = "report.html"
+_HERE = Path(__file__).parent
+_SCRIPTS = ("page.js", "samples.js")
+
+
+def write_report(
+    folder: RunFolder, *, against: RunFolder | None = None, output: str | Path | None = None, cost: bool = False
+) -> epath.Path:
+    """Write the page about a run, and return its path.
+
+    A training may be at work in the folder: the page shows what is there, and says what would make the rest appear.
+
+    Args:
+      folder: the run. Only its files are read; nothing is computed on a device.
+      against: another run, to which this one is compared.
+      output: the page's path; by default report.html in the folder.
+      cost: count parameters and multiply-adds by tracing the model (seconds), and keep them in the folder as cost.json.
+
+    Raises:
+      UserError: a folder that is not a run's, a file in it that is damaged, runs that cannot be compared, and an output
+        that cannot be written.
+    """
+    files = RunFiles(folder)
+    other = None if against is None else RunFiles(against)
+    if cost:
+        from mlmoe_jax.cost import summarize
+
+        folder.write_json(COST, summarize(files.config))
+    page = render(sections(files, other), files, vega_bundle())
+    target = folder / REPORT if output is None else epath.Path(output)
+    try:
+        RunFolder(target.parent).write_text(target.name, page)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+    return target
+
+
+def sections(files: RunFiles, other: RunFiles | None = None) -> list[Section]:
+    """Every section of the page in its order."""
+    return [
+        training.header(files),
+        training.curves(files),
+        results.metrics(files),
+        results.per_class(files),
+        results.differences(files, other),
+        labels.groups(files),
+        samples.gates(files),
+        samples.attention(files),
+        scores.curves(files),
+        scores.mistakes(files),
+        results.thresholds(files),
+        training.cost(files),
+        training.settings(files),
+    ]
+
+
+def render(parts: Sequence[Section], files: RunFiles, bundle: str) -> str:
+    """Return the page. bundle: the JavaScript that draws charts.
+
+    A content security policy lets the page run its own scripts only and load nothing, so that neither a label named
+    like markup nor a library can reach the network.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["json"] = _json
+    scripts = [_inline(bundle), _inline("\n".join((_HERE / name).read_text() for name in _SCRIPTS))]
+    return environment.get_template("page.html").render(
+        title=files.name,
+        sections=parts,
+        samples=samples.shared(files),
+        style=Markup((_HERE / "style.css").read_text()),
+        scripts=[Markup(script) for script in scripts],
+        hashes=[_hash(script) for script in scripts],
+        written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        version=mlmoe_jax.__version__,
+    )
+
+
+@cache
+def vega_bundle() -> str:
+    """The Vega libraries as one script that needs no other (about 0.9 MB; takes a few seconds)."""
+    import altair
+    import vl_convert
+
+    return vl_convert.javascript_bundle(vl_version=".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2]))
+
+
+def _json(value: Any) -> Any:
+    """JSON for a script element, which nothing in it can end."""
+    from markupsafe import Markup
+
+    return Markup(to_json(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _inline(script: str) -> str:
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _hash(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,310 @@
+"""Sections about the numbers: metrics of each split, every label's, differences to another run, thresholds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlmoe_jax.compare import Change, Comparison, compare_runs
+from mlmoe_jax.report import charts
+from mlmoe_jax.report.parts import Chart, Charts, Details, Facts, Note, Section, SortableTable, Table, percent
+from mlmoe_jax.report.reading import Evaluated, RunFiles
+
+MOST_BARS = 100
+
+# Metric (a regular expression) -> what it is; the groups of a table each.
+_RANKING = {
+    r"mAP": "mean over the labels with a positive of average precision, the mean precision at every positive",
+    r"mAP_envelope": "the same with the largest precision at this or any higher recall (VOC 2010+, Q2L, ML-VPT)",
+    r"mAP_11point": "the same at recall 0, 0.1 … 1 (VOC 2007)",
+    r"mAP_weighted": "mean of average precision weighted by the positives of each label",
+    r"mAP_micro": "average precision of all scores in one list, whatever their label",
+    r"mAP@(\d+)": "mAP where every image only returns its {0} highest labels",
+    r"AUC_macro": "mean over labels of the chance that a positive scores higher than a negative",
+    r"precision@1": "share of the images whose highest label is right",
+}
+_CALIBRATION = {
+    r"ECE_pooled": "mean distance between scores and shares of positives, bin by bin, over all scores together",
+    r"ECE_macro": "the same of each label on its own, then the mean",
+    r"Brier_pooled": "mean squared distance between score and truth",
+}
+_COOCCURRENCE = {
+    r"mAP_fall_from_test": "mAP on test minus that on this split, where labels no longer come together as in training",
+    r"cooccurrence/fpr_with_a": "false-positive rate of b in images with a, which often brings b in training",
+    r"cooccurrence/fpr_without_a": "the same in images without a",
+    r"cooccurrence/fpr_gap": "how much a raises the false-positive rate of b",
+    r"cooccurrence/score_with_a": "mean score of an absent b in images with a",
+    r"cooccurrence/score_without_a": "the same in images without a",
+    r"cooccurrence/score_gap": "how much a raises the score of an absent b",
+    r"cooccurrence/ap_cooccurring": "average precision of b over its positives with a",
+    r"cooccurrence/ap_exclusive": "the same over its positives without a",
+    r"cooccurrence/auc_cooccurring": "chance that b with a scores higher than images without b",
+    r"cooccurrence/auc_exclusive": "the same of b without a",
+    r"cooccurrence/auc_gap": "how much worse b is found without a",
+}
+_PUBLISHED = {r"(\w+)/(.+)": "{1} as {0}'s own evaluator prints it"}
+_TABLES = (
+    ("Ranking: no threshold is involved", _RANKING),
+    ("Calibration: are scores shares? Lower is better", _CALIBRATION),
+    ("Overfitting to co-occurrence, means over pairs of labels", _COOCCURRENCE),
+    ("As a paper's own evaluator prints it", _PUBLISHED),
+)
+_AT_CUT = {
+    "CP": "mean over labels of precision",
+    "CR": "mean over labels of recall",
+    "CF1": "harmonic mean of CP and CR, as nearly all published tables have it",
+    "CF1_mean": "mean over labels of each label's own F1",
+    "OP": "precision of all predictions together",
+    "OR": "recall of all positives together",
+    "OF1": "harmonic mean of OP and OR",
+}
+_CUTS = {
+    r"([\d.]+)": "a label is predicted where its score is at least {0}",
+    r"fitted": "every label is predicted from its own threshold on, fitted on another split (see Thresholds)",
+    r"prior_matched_transductive": "every label is predicted as often as it was positive in training; such cuts look "
+    "at the scores of the very images that they cut (transductive), so they serve comparison with published tables, "
+    "never prediction",
+    r"top(\d+)": "the {0} highest labels of every image are predicted",
+    r"top(\d+)_min([\d.]+)": "the {0} highest labels of every image are predicted where their score is at least {1}",
+}
+
+
+def _meaning(name: str, definitions: Mapping[str, str]) -> str:
+    """What a name means; "" where no pattern fits it."""
+    for pattern, sentence in definitions.items():
+        if found := re.fullmatch(pattern, name):
+            return sentence.format(*found.groups())
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------------- metrics
+def metrics(files: RunFiles) -> Section:
+    """The metrics of each split in percent, grouped by how they are defined."""
+    title, splits = "Metrics", files.splits
+    if not splits:
+        missing = "results.json appears when the training ends, eval/results.json with --mode=eval."
+        return Section("metrics", title, missing=missing)
+    names = list(dict.fromkeys(name for split in splits.values() for name in split.metrics))
+    parts: list[Any] = [Note("In percent. Labels without a positive in a split are left out of means over labels.")]
+    left = [name for name in names if not _cut(name)]
+    for caption, definitions in _TABLES:
+        if found := [name for name in left if _meaning(name, definitions)]:
+            left = [name for name in left if name not in found]
+            rows = [[n, *(percent(s.metrics.get(n)) for s in splits.values()), _meaning(n, definitions)] for n in found]
+            parts.append(Table(("metric", *splits, "what it is"), rows, caption, text=(0, len(splits) + 1)))
+    cuts = list(dict.fromkeys(cut for name in names if (cut := _cut(name))))
+    if cuts:
+        parts += _at_cuts(cuts, splits)
+    if left:
+        rows = [[name, *(_plain(split.metrics.get(name)) for split in splits.values())] for name in left]
+        parts.append(Table(("name", *splits), rows, "Further numbers, as results.json has them, not in percent"))
+    return Section("metrics", title, parts)
+
+
+def _cut(name: str) -> str:
+    """The cut of a metric such as CF1@0.5; "" where it has none."""
+    base, _, cut = name.partition("@")
+    return cut if base in _AT_CUT else ""
+
+
+def _at_cuts(cuts: Sequence[str], splits: Mapping[str, Evaluated]) -> list[Any]:
+    rows = []
+    for cut in cuts:
+        for split in splits.values():
+            values = [split.metrics.get(f"{base}@{cut}") for base in _AT_CUT]
+            if any(value is not None for value in values):
+                rows.append([cut, split.name, *map(percent, values)])
+    meanings = [(f"at {cut}", _meaning(cut, _CUTS) or "see results.json") for cut in cuts]
+    return [
+        Table(("cut", "split", *_AT_CUT), rows, "Precision, recall and F1 of predictions", text=(0, 1)),
+        Details("What the cuts and columns are", [Facts([*meanings, *_AT_CUT.items()])]),
+    ]
+
+
+def _plain(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.5g}"
+
+
+# -------------------------------------------------------------------------------------------------------- per class
+def per_class(files: RunFiles) -> Section:
+    """Average precision of every label, as bars and as a table with everything that is known of each."""
+    title, main = "Labels", files.main_split
+    if main is None or not main.per_class:
+        return Section("labels", title, missing="per_class.csv appears when the training ends, or with --mode=eval.")
+    shown = [row for row in main.per_class if _number(row.get("AP")) is not None]
+    ordered = sorted(shown, key=lambda row: -float(row["AP"]))
+    parts: list[Any] = []
+    if ordered:
+        drawn, left_out = _ends(ordered)
+        rows = [
+            {"label": row["label"], "value": float(row["AP"]), "detail": f"{row.get('positives', '?')} positives"}
+            for row in drawn
+        ]
+        best, worst = ordered[0], ordered[-1]
+        alt = (
+            f"Average precision of {len(rows)} labels on {main.name}, from {best['label']} with "
+            f"{percent(float(best['AP']))} % to {worst['label']} with {percent(float(worst['AP']))} %"
+        )
+        parts.append(Note(f"Average precision on {main.name}, highest first. {left_out}".strip()))
+        spec = charts.bars(rows, x_title="average precision")
+        parts.append(Charts([Chart("ap-bars", "Average precision of each label", spec, alt, wide=True)]))
+    return Section("labels", title, [*parts, _label_table(files, main)])
+
+
+def _ends(ordered: Sequence[Any]) -> tuple[list[Any], str]:
+    """The first and the last of a long list, and a sentence that says so."""
+    if len(ordered) <= MOST_BARS:
+        return list(ordered), ""
+    half = MOST_BARS // 2
+    sentence = f"Of {len(ordered):,} labels the {half} highest and the {half} lowest are drawn; the table has all."
+    return [*ordered[:half], *ordered[-half:]], sentence
+
+
+def _label_table(files: RunFiles, main: Evaluated) -> SortableTable:
+    """Columns: those of per_class.csv for the main split, AP in the other splits, the threshold."""
+    own = [name for name in main.per_class[0] if name not in ("split", "label")]
+    others = {
+        split.name: {row["label"]: _number(row.get("AP")) for row in split.per_class}
+        for split in files.splits.values()
+        if split is not main and split.per_class
+    }
+    thresholds = {} if files.thresholds is None else files.thresholds.values
+    columns = [("label", "text"), *((name, _kind(name)) for name in own)]
+    columns += [(f"AP on {name}", "fraction") for name in others]
+    columns += [("threshold", "number")] if thresholds else []
+    rows = []
+    for row in main.per_class:
+        label = row["label"]
+        cells = [label, *(_number(row[name]) for name in own), *(of.get(label) for of in others.values())]
+        rows.append([*cells, thresholds.get(label)] if thresholds else cells)
+    caption = f"Every label on {main.name}; AP and the like in percent. Click a heading to sort."
+    return SortableTable("label-table", columns, rows, caption)
+
+
+def _kind(column: str) -> str:
+    if column in ("positives", "images", "negatives", "predicted"):
+        return "count"
+    fractions = ("AP", "AUC", "precision", "recall", "F1", "ECE", "Brier")
+    return "fraction" if column.startswith(fractions) else "number"
+
+
+def _number(text: str | None) -> float | None:
+    """Read a cell; None where it is empty or nan."""
+    value = float(text) if text else math.nan
+    return None if math.isnan(value) else value
+
+
+# ------------------------------------------------------------------------------------------------------ differences
+def differences(files: RunFiles, other: RunFiles | None) -> Section:
+    """How much better or worse this run is than another, label by label (ML-VPT, figure 4).
+
+    Raises UserError where the runs cannot be compared: no scores, other labels, or no image in common.
+    """
+    name, title = "differences", "Differences to another run"
+    if other is None:
+        return Section(name, title, missing="Give a second run folder with --against=FOLDER.")
+    found = compare_runs(other.folder, files.folder)
+    return Section(
+        name,
+        title,
+        [
+            Note(_in_words(found, other.name)),
+            _metric_differences(found, files.name, other.name),
+            *_label_differences(found, files.name, other.name),
+            _changed_images(found, other.name),
+        ],
+    )
+
+
+def _in_words(found: Comparison, other: str) -> str:
+    clear = [change for change in found.ap.values() if change.clear]
+    better = sum(change.difference > 0 for change in clear)
+    text = (
+        f"This run minus {other}, on the {found.images:,} images of {found.split} that both have scores of. Intervals "
+        f"hold 95 % of {found.resamples:,} differences over images drawn anew; where one leaves out 0, the difference "
+        f"is clear. {better} labels are clearly better and {len(clear) - better} clearly worse of {len(found.ap):,}; "
+        "of labels that do not differ, one in twenty looks clear by chance."
+    )
+    if found.only_a or found.only_b or found.unread:
+        text += f" Left out: {found.only_a + found.only_b:,} images of one run alone, {found.unread:,} unreadable."
+    return text
+
+
+def _metric_differences(found: Comparison, name: str, other: str) -> Table:
+    rows = [
+        (metric, percent(c.b), percent(c.a), f"{100 * c.difference:+.2f}", _interval(c), "clear" if c.clear else "")
+        for metric, c in found.metrics.items()
+        if not math.isnan(c.difference)
+    ]
+    columns = ("metric", name, other, "difference", "95 % interval", "")
+    return Table(columns, rows, f"Metrics on {found.split} in percent", text=(0, 5))
+
+
+def _interval(change: Change) -> str:
+    return f"{100 * change.low:+.2f} … {100 * change.high:+.2f}"
+
+
+def _label_differences(found: Comparison, name: str, other: str) -> list[Any]:
+    shown = [(label, change) for label, change in found.ap.items() if not math.isnan(change.difference)]
+    if not shown:
+        return [Note("No label has a positive, so there are no differences of average precision.")]
+    shown.sort(key=lambda pair: -pair[1].difference)
+    drawn, left_out = _ends(shown)
+    rows = [
+        {"label": label, "value": c.difference, "low": c.low, "high": c.high, "here": c.b, "there": c.a}
+        for label, c in drawn
+    ]
+    (best, most), (worst, least) = shown[0], shown[-1]
+    alt = (
+        f"Average precision minus that of {other}, from {100 * most.difference:+.2f} points for {best} to "
+        f"{100 * least.difference:+.2f} for {worst}"
+    )
+    spec = charts.difference_bars(rows, x_title="difference of average precision")
+    columns = [("label", "text"), ("positives", "count"), ("difference", "fraction"), ("low", "fraction")]
+    columns += [("high", "fraction"), (f"AP in {name}", "fraction"), (f"AP in {other}", "fraction")]
+    table = [[label, found.positives[label], c.difference, c.low, c.high, c.b, c.a] for label, c in shown]
+    return [
+        *([Note(left_out)] if left_out else []),
+        Charts([Chart("ap-differences", "Difference of average precision", spec, alt, wide=True)]),
+        SortableTable("difference-table", columns, table, "Average precision and its difference in percent."),
+    ]
+
+
+def _changed_images(found: Comparison, other: str) -> Details:
+    rows = []
+    for image in found.changed:
+        moves = ", ".join(f"{m.label} {percent(m.a, 0)} → {percent(m.b, 0)} %{' ✓' * m.positive}" for m in image.moves)
+        rows.append([image.id, image.change, image.b - image.a, moves, ", ".join(image.labels)])
+    columns = [("image", "text"), ("mean change", "fraction"), ("nearer to the truth by", "fraction")]
+    columns += [(f"from {other} to this run (✓: right)", "text"), ("right labels", "text")]
+    caption = "Images whose scores changed most, on average over their labels, in percent."
+    return Details("Images that changed most", [SortableTable("changed-table", columns, rows, caption)])
+
+
+# ------------------------------------------------------------------------------------------------------- thresholds
+def thresholds(files: RunFiles) -> Section:
+    """The cuts that prediction uses, and where they come from."""
+    name, title, found = "thresholds", "Thresholds", files.thresholds
+    if found is None:
+        return Section(name, title, missing="thresholds.json appears when a training begins.")
+    parts: list[Any] = []
+    if found.source:
+        parts.append(Facts([(key, v if isinstance(v, str) else repr(v)) for key, v in found.source.items()]))
+    else:
+        parts.append(Note("They are fixed; --mode=thresholds fits them on a split."))
+    ordered = sorted(found.values.values())
+    if ordered and ordered[0] == ordered[-1]:
+        cut = f"its probability is at least {ordered[0]:g}, every label alike"
+        parts.append(Note(f"A label is predicted where {cut}."))
+    elif ordered:
+        given = [cut for cut in ordered if math.isfinite(cut)]
+        text = "A label is predicted where its probability is at least its own threshold"
+        if given:
+            text += f": from {given[0]:.3g} to {given[-1]:.3g}, in the middle {given[len(given) // 2]:.3g}"
+        never = len(ordered) - len(given)
+        parts.append(Note(f"{text}." + (f" {never:,} labels, those with a dash, are never predicted." * bool(never))))
+        columns = [("label", "text"), ("threshold", "number")]
+        parts.append(SortableTable("threshold-table", columns, [[label, cut] for label, cut in found.values.items()]))
+    return Section(name, title, parts)

@@ -1,0 +1,194 @@
+"""Sections about single images: routing weights, and where prompts or label queries look.
+
+Shape letters: S sample images, K labels, E entries of a gate, Q queries (prompts or labels), N patch tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlmoe_jax.report import charts
+from mlmoe_jax.report.parts import Chart, Charts, Note, Section, Widget
+from mlmoe_jax.report.reading import RunFiles, Samples
+
+MOST_LABELS = 80  # with gates
+LISTED = 12  # labels of an image: those it shows, then those with the highest scores
+MOST_QUERIES = 100  # of one kind, with attention maps of an image
+MOST_BYTES = 3_000_000  # of all attention maps of one kind, a byte a token
+_NO_SAMPLES = "samples/ is not here; sample images are kept where config.report.samples is above 0."
+
+
+def shared(files: RunFiles) -> dict[str, Any]:
+    """What all sections about images share: ids, pictures, and the labels of each image; {} without samples.
+
+    labels: per image (label, code, score) of LISTED labels. names: label -> name, of those that are referred to.
+    """
+    samples = files.samples
+    if samples is None:
+        return {}
+    names = label_names(files, samples)
+    listed = [image_labels(samples, s, LISTED) for s in range(len(samples.ids))]
+    used = {k for of_image in listed for k in of_image} | set(gate_labels(files, samples))
+    return {
+        "ids": list(samples.ids),
+        "images": ["data:image/jpeg;base64," + base64.b64encode(image).decode() for image in samples.images],
+        "labels": [
+            [(k, int(samples.codes[s, k]), round(float(samples.scores[s, k]), 4)) for k in of_image]
+            for s, of_image in enumerate(listed)
+        ],
+        "names": {k: names[k] for k in sorted(used)},
+    }
+
+
+def label_names(files: RunFiles, samples: Samples) -> Sequence[str]:
+    """The names of the K labels."""
+    return files.names or [f"label {k}" for k in range(samples.codes.shape[1])]
+
+
+def image_labels(samples: Samples, s: int, most: int) -> list[int]:
+    """Up to `most` labels of an image: those it shows by falling score, then the others by falling score."""
+    order = np.lexsort((-samples.scores[s], samples.codes[s] != 1))
+    return [int(k) for k in order[:most]]
+
+
+def gate_labels(files: RunFiles, samples: Samples) -> list[int]:
+    """The labels whose gates are shown, in their order: most often in the samples, then most often in training."""
+    space, in_samples = files.label_space, (samples.codes == 1).sum(axis=0)
+    in_training = np.zeros_like(in_samples) if space is None else space.positives
+    return sorted(int(k) for k in np.lexsort((-in_training, -in_samples))[:MOST_LABELS])
+
+
+def _bytes(values: np.ndarray) -> str:
+    return base64.b64encode(np.rint(255 * np.clip(values, 0, 1)).astype(np.uint8).tobytes()).decode()
+
+
+# ----------------------------------------------------------------------------------------------------------- gates
+def gates(files: RunFiles) -> Section:
+    """Routing weights of every label: their mean and deviation over the images, and image by image."""
+    name, title, samples = "gates", "Gates: which experts a label uses", files.samples
+    if samples is None:
+        return Section(name, title, missing=_NO_SAMPLES)
+    if not samples.gates:
+        return Section(
+            name, title, missing="This model has no gates: config.model.head.kind group_experts or routed_experts has."
+        )
+    names, labels = label_names(files, samples), gate_labels(files, samples)
+    shown = [names[k] for k in labels]
+    packed, drawn = [], []
+    for gate, weights in samples.gates.items():
+        weights = np.asarray(weights, np.float64)[:, labels]
+        entries = entry_names(samples, gate, weights.shape[-1])
+        drawn += _summaries(gate, weights, shown, entries)
+        packed.append({"name": gate, "entries": entries, "images": len(weights), "weights": _bytes(weights)})
+    note = (
+        f"Routing weights sum to 1 over the entries of a gate. They are those of {len(samples.ids)} sample images of "
+        f"{samples.split}, to the nearest 1/255."
+    )
+    if len(labels) < len(names):
+        note += f" Of {len(names):,} labels the {len(labels)} that are seen most often are shown."
+    static = [gate for gate, weights in samples.gates.items() if len(weights) == 1]
+    if static:
+        note += f" The weights of {', '.join(static)} are the same for every image (static gates)."
+    widget = Widget("gates", {"labels": labels, "gates": packed}, "Routing weights of a chosen label in every image")
+    return Section(name, title, [Note(note), widget, Charts(drawn)])
+
+
+def entry_names(samples: Samples, gate: str, count: int) -> list[str]:
+    """The names of a gate's E entries."""
+    given = list(samples.entries.get(gate, ()))
+    return given if len(given) == count else [f"expert {e}" for e in range(count)]
+
+
+def _summaries(gate: str, weights: np.ndarray, labels: Sequence[str], entries: Sequence[str]) -> list[Chart]:
+    mean, deviation = weights.mean(axis=0), weights.std(axis=0)
+    found = [
+        _label_heat(f"gate-{gate}-mean", f"{gate}: mean weight (full colour: 1)", "mean weight", mean, labels, entries)
+    ]
+    if len(weights) > 1:
+        title = f"{gate}: deviation over images (full colour: 0.5, the most there can be)"
+        found.append(_label_heat(f"gate-{gate}-deviation", title, "deviation", deviation, labels, entries, scale=2))
+    return found
+
+
+def _label_heat(
+    name: str,
+    title: str,
+    what: str,
+    values: np.ndarray,
+    labels: Sequence[str],
+    entries: Sequence[str],
+    scale: float = 1,
+) -> Chart:
+    rows = [
+        {
+            "x": entries[e],
+            "y": labels[k],
+            "value": round(scale * float(values[k, e]), 4),
+            "text": f"{labels[k]}, {entries[e]}: {what} {values[k, e]:.3f}",
+        }
+        for k, e in np.ndindex(values.shape)
+    ]
+    spec = charts.heat_map(rows, x=entries, y=labels, value_title="")
+    alt = f"{what} of {len(entries)} entries for {len(labels)} labels, from {values.min():.2f} to {values.max():.2f}"
+    return Chart(name, title, spec, alt)
+
+
+# ------------------------------------------------------------------------------------------------------- attention
+def attention(files: RunFiles) -> Section:
+    """Where group prompts, label queries or the class token look, over the sample images."""
+    name, title, samples = "attention", "Attention over the image", files.samples
+    if samples is None:
+        return Section(name, title, missing=_NO_SAMPLES)
+    if not samples.attention:
+        return Section(
+            name, title, missing="samples/explained.npz has no attention: this model's head reads no attention maps."
+        )
+    maps = [_pack(files, samples, kind, values) for kind, values in samples.attention.items()]
+    note = (
+        "Each map is scaled to its own largest value; the peak says how many times an even share over all patches that "
+        "is. Attention shows where a query reads from, which need not be why a label is given."
+    )
+    for of_kind in maps:
+        if of_kind["left_out"]:
+            note += (
+                f" Of {of_kind['left_out']:,} maps of {of_kind['name']} an image, {len(of_kind['kept'][0])} are kept."
+            )
+    widget = Widget("attention", {"grid": list(samples.grid), "maps": maps}, "Attention maps over a chosen image")
+    return Section(name, title, [Note(note), widget])
+
+
+def _pack(files: RunFiles, samples: Samples, kind: str, values: np.ndarray) -> dict[str, Any]:
+    """One kind of maps f16[S,Q,N] as bytes, those that are kept of each image, within the limits."""
+    images, queries, tokens = values.shape
+    names = query_names(files, samples, kind, queries)
+    most = max(1, min(queries, MOST_QUERIES, MOST_BYTES // (images * tokens)))
+    if most < queries and kind == "labels":
+        kept = np.array([image_labels(samples, s, most) for s in range(images)])
+    else:
+        kept = np.tile(np.arange(most), (images, 1))
+    chosen = np.take_along_axis(values, kept[:, :, None], axis=1).astype(np.float64)
+    peak = chosen.max(axis=2)
+    scaled = chosen / np.where(peak > 0, peak, 1)[:, :, None]
+    return {
+        "name": kind,
+        "queries": {int(q): names[q] for q in np.unique(kept)},
+        "kept": kept.tolist(),
+        "peaks": (peak * tokens).round(2).tolist(),
+        "maps": _bytes(scaled),
+        "left_out": queries if most < queries else 0,
+    }
+
+
+def query_names(files: RunFiles, samples: Samples, kind: str, count: int) -> Sequence[str]:
+    """What the Q queries of a kind of attention are."""
+    if kind == "labels":
+        return label_names(files, samples)
+    if kind == "cls":
+        return ["class token"]
+    if samples.prompts and len(samples.prompts) == count:
+        return [f"{side} group {group}, expert {expert}" for side, group, expert in samples.prompts]
+    return [f"{kind} {q}" for q in range(count)]

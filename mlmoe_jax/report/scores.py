@@ -1,0 +1,162 @@
+"""Sections from the scores of every image: precision-recall, calibration, and the most confident mistakes.
+
+Shape letters: N images, K labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlmoe_jax.calibration import Reliability, reliability
+from mlmoe_jax.ranking import Ranking, checked, rank_all, rank_classes
+from mlmoe_jax.report import charts
+from mlmoe_jax.report.parts import Chart, Charts, Note, Section, SortableTable, Widget, percent
+from mlmoe_jax.report.reading import RunFiles
+from mlmoe_jax.scores import SplitScores
+
+MOST_LABELS = 80  # with curves of their own
+MOST_POINTS = 100  # of a precision-recall curve
+MOST_MISTAKES = 24  # of each kind
+_NO_SCORES = "scores.npz appears when the training ends, or with --mode=eval."
+
+
+def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: int = MOST_POINTS) -> np.ndarray:
+    """Recall, precision and threshold f64[T,3] at the positives of a ranking, by rising threshold, T ≤ `most`.
+
+    positives: their scores f[P]. Where they are more than `most`, evenly many apart, the first and the last among them.
+    """
+    found, seen = ranking.found, ranking.found + ranking.above + ranking.level
+    points = np.stack([found / max(1, ranking.positives), found / seen, np.sort(positives)], axis=1)
+    return points[np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).round().astype(int))]
+
+
+def reliability_points(bins: Reliability) -> np.ndarray:
+    """Mean score, share of positives and count of each bin that has any, of the first class: f64[bins,3]."""
+    points = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)
+    return points[bins.count[0] > 0]
+
+
+# ---------------------------------------------------------------------------------------------------------- curves
+def curves(files: RunFiles) -> Section:
+    """Precision against recall and positives against scores, of all labels together and of a chosen one."""
+    name, title, main = "scores", "Precision, recall and calibration", files.main_split
+    if main is None or main.scores is None or not len(main.scores):
+        return Section(name, title, missing=_NO_SCORES)
+    label, mask = main.scores.targets(files.config.data.difficult)
+    scores, positive, valid = checked(main.scores.scores, label, mask)
+    number = files.config.metrics.calibration_bins
+    bins = reliability(scores, positive, mask=valid, bins=number)
+    pooled = _curve("all labels", rank_all(scores, positive, valid), scores[positive & valid], bins.pooled())
+    counts = (positive & valid).sum(axis=0)
+    chosen = []
+    for k in sorted(k for k in np.argsort(-counts, kind="stable")[:MOST_LABELS] if counts[k]):
+        one = slice(k, k + 1)
+        ranking = next(rank_classes(scores[:, one], positive[:, one], valid[:, one]))
+        of_label = reliability(scores[:, one], positive[:, one], mask=valid[:, one], bins=number)
+        chosen.append(_curve(files.names[k], ranking, scores[positive[:, k] & valid[:, k], k], of_label))
+    text = (
+        f"On {main.name}, in grey all {int(valid.sum()):,} scores together, {percent(counts.sum() / valid.sum())} % of "
+        f"them positive; in colour the chosen label. Expected calibration error of all together: "
+        f"{percent(pooled['error'])} %, in {number} bins of equal width."
+    )
+    if len(chosen) < len(counts):
+        text += f" Of {len(counts):,} labels the {len(chosen)} with the most positives can be chosen."
+    chooser = Widget("curves", chosen, "Choose the label whose curves are drawn")
+    return Section(name, title, [Note(text), *([chooser] if chosen else []), _charts(main.name, pooled)])
+
+
+def _curve(name: str, ranking: Ranking, positives: np.ndarray, bins: Reliability) -> dict[str, Any]:
+    return {
+        "name": name,
+        "positives": ranking.positives,
+        "error": round(float(bins.expected_calibration_error[0]), 5),
+        "curve": precision_recall_points(ranking, positives).round(5).tolist(),
+        "bins": reliability_points(bins).round(5).tolist(),
+    }
+
+
+def _charts(split: str, pooled: dict[str, Any]) -> Charts:
+    pr = [_point(("recall", "precision", "threshold"), row) for row in pooled["curve"]]
+    bins = [_point(("score", "share", "count"), row) for row in pooled["bins"]]
+    pr_alt = f"Precision against recall of all labels together on {split}, and of the chosen label"
+    bins_alt = "Share of positives against the mean score, bin by bin; on the dashed diagonal scores are shares"
+    return Charts(
+        [
+            Chart("precision-recall", "Precision and recall", charts.precision_recall(pr), pr_alt),
+            Chart("reliability", "Calibration: are scores shares?", charts.reliability(bins), bins_alt),
+        ]
+    )
+
+
+def _point(names: Sequence[str], row: Sequence[float]) -> dict[str, Any]:
+    return {**dict(zip(names, row, strict=True)), "curve": "all labels"}
+
+
+# -------------------------------------------------------------------------------------------------------- mistakes
+def mistakes(files: RunFiles) -> Section:
+    """Absent labels with the highest scores and present ones with the lowest, with pictures where there are some."""
+    name, title, main = "mistakes", "Most confident mistakes", files.main_split
+    if main is None or main.scores is None or not len(main.scores):
+        return Section(name, title, missing=_NO_SCORES)
+    samples = files.samples
+    pictured = {} if samples is None or samples.split != main.name else {x: s for s, x in enumerate(samples.ids)}
+    note = (
+        f"On {main.name}. False positives are absent labels with the highest scores; false negatives present labels "
+        "with the lowest. Unknown and difficult labels are left out. Some may be mistakes of the annotation."
+    )
+    if not pictured:
+        note += " Pictures appear where the run folder has samples/ of this split."
+    parts: list[Any] = [Note(note), *_tables(main.scores, files.names)]
+    if pictured:
+        part = main.scores.take(np.isin(main.scores.ids, list(pictured)))
+        galleries = [
+            {"title": f"{kind} among the {len(part):,} images that have pictures here", "rows": rows}
+            for kind, rows in _both_kinds(part, files.names, pictured)
+        ]
+        parts.append(Widget("mistakes", galleries, "Pictures with confident mistakes"))
+    return Section(name, title, parts)
+
+
+def _tables(table: SplitScores, names: Sequence[str]) -> list[SortableTable]:
+    columns = [("label", "text"), ("score", "fraction"), ("image", "text")]
+    return [
+        SortableTable(
+            f"mistakes-{kind.replace(' ', '-').lower()}",
+            columns,
+            [[row["label"], row["score"], row["id"]] for row in rows],
+            f"{kind} of all {len(table):,} images, scores in percent",
+        )
+        for kind, rows in _both_kinds(table, names, {})
+    ]
+
+
+def _both_kinds(table: SplitScores, names: Sequence[str], pictured: dict[str, int]) -> list[tuple[str, list[dict]]]:
+    return [
+        (
+            kind,
+            [
+                {
+                    "id": str(table.ids[n]),
+                    "label": names[k],
+                    "score": round(float(table.scores[n, k]), 4),
+                    "image": pictured.get(str(table.ids[n])),
+                }
+                for n, k in worst(table, code, sign)
+            ],
+        )
+        for kind, code, sign in (("False positives", 0, 1), ("False negatives", 1, -1))
+    ]
+
+
+def worst(table: SplitScores, code: int, sign: int) -> list[tuple[int, int]]:
+    """The (image, label) of the entries with this code whose scores are highest (sign 1) or lowest (−1), in order."""
+    ranked = np.where(table.codes == code, sign * table.scores, -np.inf).ravel()
+    count = min(MOST_MISTAKES, int((table.codes == code).sum()))
+    if not count:
+        return []
+    top = np.argpartition(-ranked, count - 1)[:count]
+    top = top[np.lexsort((top, -ranked[top]))]
+    return [divmod(int(place), table.codes.shape[1]) for place in top]

@@ -1,0 +1,185 @@
+"""Sections about the training: what ran, its curves, its cost, its config."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import mlmoe_jax
+from mlmoe_jax import config as configuration
+from mlmoe_jax.defaults import default_config
+from mlmoe_jax.report import charts
+from mlmoe_jax.report.parts import Chart, Charts, Details, Facts, Note, Numbers, Section, Table, percent
+from mlmoe_jax.report.reading import RunFiles
+from mlmoe_jax.selection import Selection
+
+MOST_POINTS = 500  # of a curve
+_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "altair")
+_KEY_METRICS = (
+    ("mAP", "mAP"),
+    ("mAP_envelope", "mAP, envelope"),
+    ("CF1", "CF1"),
+    ("OF1", "OF1"),
+    ("precision@1", "precision@1"),
+)
+
+
+# ---------------------------------------------------------------------------------------------------------- header
+def header(files: RunFiles) -> Section:
+    """What ran on what, which step was selected and how, and the numbers that people ask for first."""
+    config, main = files.config, files.main_split
+    parts: list[Any] = []
+    if config.eval.select_on == "test":
+        parts.append(Note("Selected on test, as published: the step was chosen by the very split that is reported."))
+    if main is not None:
+        threshold = f"{config.eval.threshold:g}"
+        found = [(shown, _metric(main.metrics, name, threshold)) for name, shown in _KEY_METRICS]
+        parts.append(Numbers([(f"{name} %", percent(v), f"on {main.name}") for name, v in found if v is not None]))
+    parts.append(Facts([(name, value) for name, value in _facts(files) if value]))
+    if main is None:
+        parts.append(Note("No split is evaluated yet; results appear when the training ends, or with --mode=eval."))
+    return Section("summary", "What ran", parts)
+
+
+def _metric(metrics: Mapping[str, float | None], name: str, threshold: str) -> float | None:
+    return metrics.get(name, metrics.get(f"{name}@{threshold}"))
+
+
+def _facts(files: RunFiles) -> list[tuple[str, str]]:
+    config, space, backbone = files.config, files.label_space, files.backbone
+    model, prompts = config.model, config.model.prompts
+    what = f"head {model.head.kind}"
+    if prompts.kind != "none":
+        what += f" on {prompts.kind} prompts"
+    if prompts.kind == "group":
+        what += f" (sides {prompts.sides}, {prompts.num_groups} groups of {prompts.per_group})"
+    labels = "" if space is None else f"{len(space.names):,} labels, {space.images:,} training images"
+    frozen = f", {backbone['frozen_parameters']:,} frozen parameters" if backbone else ""
+    weights = f" (weights: {model.backbone.weights})"
+    last = files.rows[-1] if files.rows else None
+    stopped = "" if last is None else f"{last['step']:,} steps, {last['epoch']:.4g} of {config.train.epochs} epochs"
+    when = files.finished
+    return [
+        ("model", what),
+        ("backbone", f"{model.backbone.name}{weights}{frozen}"),
+        ("data", f"{config.data.name}, {config.data.image_size} × {config.data.image_size} pixels"),
+        ("labels", labels),
+        ("trained", stopped),
+        ("selected", selected(files)),
+        ("written", "" if when is None else f"{when:%Y-%m-%d %H:%M} UTC"),
+        ("folder", str(files.folder)),
+    ]
+
+
+def selected(files: RunFiles) -> str:
+    """Say which weights the training selected, as its rows of metrics.jsonl show it; "" where there are none."""
+    config, selection = files.config, Selection({})
+    watched = config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
+    kinds = ("raw", "ema") if config.ema.decay else ("raw",)
+    if config.eval.select_on == "none":
+        return f"the last {kinds[-1]} weights, whatever their mAP" if files.rows else ""
+    for row in files.rows:
+        found = {kind: row.get(f"{watched}/{kind}/mAP") for kind in kinds}
+        if measured := {kind: (value, {}) for kind, value in found.items() if value is not None}:
+            selection.consider(row["step"], watched, measured)
+    return str(selection) if selection.best else ""
+
+
+# ---------------------------------------------------------------------------------------------------------- curves
+def curves(files: RunFiles) -> Section:
+    """Loss and its terms, learning rate, mAP while training, speed and waiting for data."""
+    rows = files.rows
+    if not rows:
+        return Section("curves", "Training curves", missing="metrics.jsonl appears with the first logged step.")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    losses = [name for name in names if name == "loss" or name.startswith("loss/")]
+    mean_ap = [name for name in names if name.endswith("/mAP")]
+    panels = [
+        ("loss", "Loss and its terms", losses, {"y_title": "loss"}),
+        ("map", "mAP while training", mean_ap, {"y_title": "mAP", "y_format": ".1%", "from_zero": False}),
+        ("rate", "Learning rate", ["learning_rate"], {"y_title": "rate", "y_format": "~e"}),
+        ("gradient", "Norm of the gradient", ["gradient_norm"], {"y_title": "norm"}),
+        ("speed", "Speed", ["images_per_second"], {"y_title": "images/s", "y_format": "~s"}),
+        ("wait", "Waiting for data", ["data_wait"], {"y_title": "share of the time", "y_format": ".2~%"}),
+    ]
+    drawn = []
+    for name, title, keys, options in panels:
+        points = [point for key in keys for point in _thinned(rows, key)]
+        if points:
+            alt = f"{title} over {rows[-1]['step']:,} steps: {_in_words(points)}"
+            drawn.append(Chart(f"curve-{name}", title, charts.curves(points, **options), alt))
+    parts: list[Any] = [Charts(drawn)]
+    if len(rows) > MOST_POINTS:
+        parts.append(Note(f"{len(rows):,} logged steps are drawn as means of neighbours, {MOST_POINTS} a curve."))
+    return Section("curves", "Training curves", parts)
+
+
+def _thinned(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+    """At most MOST_POINTS points of a curve, each the mean of neighbours."""
+    found = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    chunks = np.array_split(np.array(found, np.float64), min(len(found), MOST_POINTS)) if found else []
+    return [{"step": chunk[-1, 0], "value": chunk[:, 1].mean(), "series": key} for chunk in chunks]
+
+
+def _in_words(points: Sequence[Mapping[str, Any]]) -> str:
+    series = dict.fromkeys(point["series"] for point in points)
+    ends = {name: [p["value"] for p in points if p["series"] == name] for name in series}
+    return "; ".join(f"{name} from {values[0]:.4g} to {values[-1]:.4g}" for name, values in ends.items())
+
+
+# ------------------------------------------------------------------------------------------------------------ cost
+def cost(files: RunFiles) -> Section:
+    """Parameters, multiply-adds and bytes, as the tables of the prompt-tuning papers have them."""
+    title, counted = "Cost", files.cost
+    if counted is None:
+        missing = "cost.json is not here; --mode=report --cost counts parameters and multiply-adds and keeps it."
+        return Section("cost", title, missing=missing)
+    parameters, macs = counted["params"], counted["macs"]
+    share = percent(parameters["trainable"] / max(1, parameters["total"]))
+    rows = [
+        ("parameters, total", f"{parameters['total']:,}", ""),
+        ("parameters, trainable", f"{parameters['trainable']:,}", f"{share} % of all"),
+        ("parameters of the backbone", f"{parameters['backbone']:,}", ""),
+        ("GMACs as the papers count", _giga(macs["layers"]), "layers only: no attention products, experts or gates"),
+        ("GMACs, full", _giga(macs["full"]), "with attention products, experts and gates"),
+        ("GMACs, executed", _giga(macs["executed"]), "counted on the evaluation step that really runs"),
+    ]
+    memory = [(part, f"{size / 1e6:,.1f}") for part, size in counted.get("memory", {}).items()]
+    modules = [(name, f"{of[0]:,}", f"{of[1]:,}") for name, of in counted.get("modules", {}).items()]
+    return Section(
+        "cost",
+        title,
+        [
+            Table(("for one image", "count", "what it is"), rows, text=(0, 2)),
+            Details("Memory of the training state", [Table(("part", "MB"), memory)]),
+            Details("Parameters of each module", [Table(("module", "parameters", "trainable"), modules)]),
+        ],
+    )
+
+
+def _giga(count: float) -> str:
+    return f"{count / 1e9:,.2f}" if count >= 1e9 else f"{count / 1e9:.3g}"
+
+
+# ---------------------------------------------------------------------------------------------------------- config
+def settings(files: RunFiles) -> Section:
+    """The config, what differs from the defaults first, and versions."""
+    now, default = configuration.flatten(files.config), configuration.flatten(default_config())
+    changed = [(key, repr(value), repr(default.get(key))) for key, value in now.items() if value != default.get(key)]
+    same = [(key, repr(value)) for key, value in now.items() if value == default.get(key)]
+    versions = [("python", platform.python_version()), ("mlmoe_jax", mlmoe_jax.__version__)]
+    versions += [(name, importlib.metadata.version(name)) for name in _LIBRARIES]
+    return Section(
+        "config",
+        "Config and versions",
+        [
+            Note(f"{len(changed)} keys differ from the defaults."),
+            Table(("key", "value", "default"), changed, text=(0, 1, 2)),
+            Details(f"The other {len(same)} keys, at their defaults", [Table(("key", "value"), same, text=(0, 1))]),
+            Details("Versions that wrote this page", [Table(("library", "version"), versions, text=(0, 1))]),
+        ],
+    )

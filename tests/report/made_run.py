@@ -1,0 +1,127 @@
+"""A made-up run folder with every file that a report reads, small and drawn once."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax import metrics, thresholds
+from mlmoe_jax.data.labels import LabelSpace
+from mlmoe_jax.grouping import cooccurrence
+from mlmoe_jax.runfolder import RunFolder
+
+# Names that would do harm if a page took them for markup.
+NAMES = ("cat", "dog", "<script>window.hurt=1</script>", "<img src=x onerror=window.hurt=1>", "pears & </script> plums")
+STEPS, IMAGES, GRID = (20, 40, 60), 40, (2, 3)
+
+
+def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolder:
+    """Write a run folder whose config has the defaults and `keys`, such as eval__select_on="test"."""
+    folder, draw, config = RunFolder(path), np.random.default_rng(seed), configuration.default_config()
+    config.data.test_splits = ("test",)
+    for key, value in keys.items():
+        section, _, name = key.partition("__")
+        config[section][name] = value
+    folder.write_text("config.json", configuration.to_json(config))
+    folder.write_text("labels.txt", "".join(f"{name}\n" for name in NAMES))
+    folder.write_json("backbone.json", {"name": "vit_digits", "weights": "auto", "frozen_parameters": 1234})
+
+    truth = np.random.default_rng(7)  # the same for every seed, so that runs can be compared
+    codes = {
+        split: truth.choice([0, 1], (IMAGES, len(NAMES)), p=[0.6, 0.4]).astype(np.int8) for split in ("val", "test")
+    }
+    codes["test"][0, 0], codes["test"][1, 0] = 2, -1  # a difficult and an unknown label
+    counts, positives = cooccurrence(codes["val"])
+    groups = np.array([0, 0, 1, 1, 1], np.int32)
+    buffer = io.BytesIO()
+    LabelSpace(NAMES, counts, positives, IMAGES, groups, groups[::-1].copy()).save(buffer)
+    folder.write_bytes("label_space.npz", buffer.getvalue())
+    thresholds.write_thresholds(
+        folder, thresholds.Thresholds(dict(zip(NAMES, (0.1, 0.2, 0.3, 0.4, np.inf), strict=True)), {"split": "val"})
+    )
+
+    scores = {
+        split: np.clip(0.35 + 0.3 * (c == 1) + 0.2 * draw.normal(size=c.shape), 0, 1) for split, c in codes.items()
+    }
+    write_evaluation(folder, codes, scores)
+    for step in STEPS:
+        row = {"step": step, "epoch": step / 20, "loss": 100 / step, "loss/co": 40 / step, "learning_rate": 1e-3}
+        row |= {"images_per_second": 80.0, "data_wait": 0.1, "gradient_norm": 2.0}
+        folder.append_row(row | {"val/raw/mAP": 0.5 + step / 1000, "val/ema/mAP": 0.6 - abs(step - 40) / 1000})
+    folder.write_json(
+        "cost.json",
+        {
+            "params": {"total": 87_602_710, "trainable": 1_022_230, "backbone": 86_580_480},
+            "macs": {"layers": 24_513_954_816, "full": 26_033_209_344, "executed": 21_857_879_232},
+            "memory": {"frozen": 350_000_000},
+            "modules": {"backbone/blocks": [85_000_000, 0]},
+        },
+    )
+    folder.write_csv(
+        "cooccurrence.csv", ["split", "a", "b", "gap"], [["test", "cat", "dog", 0.25], ["test", "dog", "cat", "nan"]]
+    )
+    if samples:
+        write_samples(folder, codes["test"][:samples], scores["test"][:samples], draw)
+    return folder
+
+
+def write_evaluation(folder: RunFolder, codes: dict[str, np.ndarray], scores: dict[str, np.ndarray]) -> None:
+    """Write results.json, scores.npz and per_class.csv."""
+    results, rows, names = {}, [], folder.read_text("labels.txt").splitlines()
+    for split, of_split in codes.items():
+        label, mask = of_split == 1, of_split >= 0
+        results[split] = metrics.evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
+        of_class = metrics.per_class(scores[split], label, mask=mask)
+        rows += [[split, name, *(of_class[f][k] for f in ("positives", "AP", "AUC"))] for k, name in enumerate(names)]
+    folder.write_json("results.json", results)
+    folder.write_csv("per_class.csv", ["split", "label", "positives", "AP", "AUC"], rows)
+    folder.write_npz(
+        "scores.npz",
+        ids=np.concatenate([image_ids(split, len(c)) for split, c in codes.items()]),
+        scores=np.concatenate(list(scores.values())),
+        labels=np.concatenate(list(codes.values())),
+        split=np.concatenate([np.full(len(c), split) for split, c in codes.items()]),
+    )
+
+
+def image_ids(split: str, count: int) -> np.ndarray:
+    """The ids of a split's images."""
+    return np.array([f"{split}/{n:03}.jpg" for n in range(count)])
+
+
+def write_samples(folder: RunFolder, codes: np.ndarray, scores: np.ndarray, draw: np.random.Generator) -> None:
+    """Write samples/ of the first images of the test split, with gates of each image and static ones, and attention."""
+    count, labels = codes.shape
+    patches, prompts = GRID[0] * GRID[1], [["co", 1, 1], ["co", 2, 1]]
+    weights = {"co": draw.dirichlet(np.ones(2), (count, labels)), "experts": draw.dirichlet(np.ones(3), (1, labels))}
+    maps = {"prompts": draw.random((count, 2, patches)), "labels": draw.random((count, labels, patches))}
+    arrays = {f"gates/{name}": values for name, values in weights.items()}
+    arrays |= {f"attention/{name}": values / values.sum(-1, keepdims=True) for name, values in maps.items()}
+    folder.write_npz("samples/explained.npz", **{name: values.astype(np.float16) for name, values in arrays.items()})
+    listed = []
+    for n in range(count):
+        buffer = io.BytesIO()
+        Image.fromarray(draw.integers(0, 256, (8, 12, 3)).astype(np.uint8)).save(buffer, "JPEG")
+        folder.write_bytes(f"samples/{n:04}.jpg", buffer.getvalue())
+        listed.append(
+            {"id": f"test/{n:03}.jpg", "file": f"samples/{n:04}.jpg"}
+            | {"codes": codes[n].tolist(), "scores": scores[n].tolist()}
+        )
+    entries = {"co": ["expert 1", "expert 2"], "experts": ["shared 1", "shared 2", "task 1"]}
+    index = {"split": "test", "grid": GRID, "prompt_groups": prompts, "entries": entries, "samples": listed}
+    folder.write_json("samples/index.json", index)
+
+
+def table(folder: RunFolder, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    return list(csv.DictReader(io.StringIO(folder.read_text(name))))
+
+
+def data_block(page: str, name: str):
+    """The JSON of a page's data block."""
+    start = page.index(f'id="data-{name}">') + len(f'id="data-{name}">')
+    return json.loads(page[start : page.index("</script>", start)])

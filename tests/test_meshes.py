@@ -1,0 +1,219 @@
+"""The same numbers on every mesh: eight simulated devices, in a process of its own, against one of them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MESHES = [(8, 1, 1), (4, 1, 2), (2, 2, 2), (1, 1, 8)]
+# Ten labels: on two devices along `expert` five each, on eight two each with padding.
+LABELS, BATCH = 10, 16
+
+
+def on_eight_devices(function: str, *arguments) -> dict:
+    """Call a function of this module in a new process with eight devices; return its JSON."""
+    code = f"import sys, json, test_meshes; print(json.dumps(test_meshes.{function}(*json.loads(sys.argv[1]))))"
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    here = Path(__file__).parent
+    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", code, json.dumps(arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ----------------------------------------------------------------------------------- what runs with eight devices
+def _config(reference: str):
+    from dataclasses import replace
+
+    from mlmoe_jax.config import load_config
+    from mlmoe_jax.pretrained import catalog
+
+    entry = catalog.CATALOG["vit_digits"]
+    shape = replace(entry.shape, width=16, depth=2, heads=2, patch=32)
+    catalog.CATALOG["vit_digits"] = replace(entry, shape=shape)
+    config = load_config(reference, [])
+    config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
+    config.model.head.decoder.update({"heads": 2, "hidden": 16, "dropout": 0.0})
+    config.model.head.routing.update({"expert_hidden": 8, "gate_hidden": 8})
+    config.optim.name, config.optim.schedule, config.optim.learning_rate = "sgd", "constant", 1.0
+    config.optim.weight_decay, config.loss.scale, config.augment.where = 0.0, 1.0, "host"
+    return config
+
+
+class Bench:
+    """A model of a config with drawn values, laid over one mesh."""
+
+    def __init__(self, config, sizes, devices):
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+        from flax import nnx
+
+        from mlmoe_jax.assemble import label_axes, split_model
+        from mlmoe_jax.data.labels import synthetic_label_space
+        from mlmoe_jax.models.build import build_model
+        from mlmoe_jax.optim import make_optimizer
+        from mlmoe_jax.sharding import make_mesh, place
+        from mlmoe_jax.state import initial_state
+        from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step
+
+        self.mesh = make_mesh(dict(zip(("data", "fsdp", "expert"), sizes, strict=True)), devices)
+        self.labels = label_axes(config, LABELS, self.mesh)
+        space = synthetic_label_space(LABELS, 2)
+        model = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0)))
+        draw = np.random.default_rng(0)
+        values = jax.tree.map(lambda x: jnp.asarray(0.2 * draw.normal(size=x.shape), x.dtype), nnx.state(model))
+        nnx.update(model, values)
+        parts = split_model(model, config)
+        optimizer = make_optimizer(config.optim, 10, parts.trainable)
+        state = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
+        self.state = place(state, self.mesh, self.labels)
+        look = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
+        objective = make_objective(config.loss)
+        settings = {"ema_decay": 0.9, "seed": 0, "mesh": self.mesh, "labels": self.labels}
+        self.train_step = make_train_step(parts.definition, objective, optimizer, look, config.augment, **settings)
+        self.eval_step = make_eval_step(parts.definition, look, self.mesh, self.labels)
+        self.definition = parts.definition
+
+    def batch(self):
+        import numpy as np
+
+        from mlmoe_jax.sharding import shard_batch
+
+        draw = np.random.default_rng(1)
+        batch = {
+            "image": draw.integers(0, 256, (BATCH, 64, 64, 3)).astype(np.uint8),
+            "label": (draw.random((BATCH, LABELS)) < 0.3).astype(np.float32),
+            "label_mask": (draw.random((BATCH, LABELS)) < 0.9).astype(np.float32),
+            "mask": np.array([1.0] * (BATCH - 3) + [0.0] * 3, np.float32),
+            "id": np.arange(BATCH, dtype=np.int32),
+        }
+        return shard_batch(batch, self.mesh)
+
+    def stored(self):
+        """The trainable values and their averages as a checkpoint holds them, in numpy."""
+        import jax
+
+        from mlmoe_jax.sharding import without_padding
+
+        kept = {"trainable": self.state.trainable, "ema": self.state.ema}
+        return jax.device_get(without_padding(kept, self.mesh, self.labels))
+
+
+def differences(reference: str, meshes: list) -> dict:
+    """Return, for each mesh, the largest differences from one device: loss, logits, and values after a step of SGD."""
+    import jax
+    import numpy as np
+
+    config, found = _config(reference), {}
+    alone = Bench(config, (1, 1, 1), jax.devices()[:1])
+
+    def outcome(bench):
+        logits = np.asarray(bench.eval_step(bench.state.raw(), bench.state.frozen, bench.batch())["logits"])
+        bench.state, metrics = bench.train_step(bench.state, bench.batch())
+        return logits, {name: float(value) for name, value in metrics.items()}, bench.stored()
+
+    logits, metrics, after = outcome(alone)
+    for sizes in meshes:
+        bench = Bench(config, sizes, jax.devices())
+        other_logits, other_metrics, other = outcome(bench)
+        assert jax.tree.map(np.shape, other) == jax.tree.map(np.shape, after), "a checkpoint has no padding"
+        spread = [path for path, value in bench.state.trainable.items() if "expert" in str(value.sharding.spec)]
+        gaps = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(1e-3, np.abs(a).max())), after, other)
+        found[str(tuple(sizes))] = {
+            "logits": float(np.abs(logits - other_logits).max()),
+            "metrics": max(abs(metrics[name] - other_metrics[name]) / abs(metrics[name]) for name in metrics),
+            "values": max(jax.tree.leaves(gaps)),
+            "spread": len(spread),
+        }
+    return found
+
+
+def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> bool:
+    """Save a state on one mesh and restore it on another; return whether every value is the same."""
+    import jax
+    import numpy as np
+
+    from mlmoe_jax import checkpoint
+    from mlmoe_jax.runfolder import RunFolder
+    from mlmoe_jax.sharding import place, without_padding
+
+    config = _config(reference)
+    first = Bench(config, saved_on, jax.devices())
+    second = Bench(config, restored_on, jax.devices())
+
+    def form(bench):
+        return without_padding(bench.state.replace(frozen={}), bench.mesh, bench.labels)
+
+    first.state, _ = first.train_step(first.state, first.batch())
+    with checkpoint.open_manager(RunFolder(folder)) as manager:
+        checkpoint.save(manager, 1, form(first), form(first).ema, {})
+    with checkpoint.open_manager(RunFolder(folder)) as manager:
+        back = checkpoint.restore_newest(manager, selected=form(second).ema, state=form(second))
+    second.state = place(back.state, second.mesh, second.labels).replace(frozen=second.state.frozen)
+    same = jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), first.stored(), second.stored())
+    after = [bench.train_step(bench.state, bench.batch())[1]["loss"] for bench in (first, second)]
+    return all(jax.tree.leaves(same)) and bool(np.isclose(*map(float, after), rtol=1e-5))
+
+
+def backbone_flops(reference: str, meshes: list) -> list[float]:
+    """Return the FLOPs a device of the backbone's forward pass on each mesh."""
+    import jax
+
+    from mlmoe_jax.models import partition
+    from mlmoe_jax.sharding import unpadded
+
+    config, flops = _config(reference), []
+    for sizes in meshes:
+        bench = Bench(config, sizes, jax.devices())
+
+        def features(values, image, bench=bench):
+            model = bench.definition.merge(unpadded(values, bench.labels))
+            with partition.over(bench.mesh):
+                prompts = None if model.prompts is None else model.prompts(len(image))
+                return model.backbone(image, prompts, read=model.head.read)
+
+        values = {**bench.state.raw(), **bench.state.frozen}
+        image = jax.ShapeDtypeStruct((BATCH, 64, 64, 3), "float32", sharding=bench.batch()["image"].sharding)
+        flops.append(jax.jit(features).lower(values, image).compile().cost_analysis()["flops"])
+    return flops
+
+
+# ---------------------------------------------------------------------------------------------------------- tests
+REFERENCES = ["mlvpt_digits", "drmoe_resnet101:dataset=digits", "mlmoe_dinov2:dataset=digits"]
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("reference", "meshes"),
+    [
+        ("mlvpt_digits", [(2, 2, 2)]),
+        ("drmoe_resnet101:dataset=digits", [(1, 1, 8)]),
+        *(pytest.param(reference, MESHES, marks=SLOW) for reference in REFERENCES),
+    ],
+)
+def test_loss_gradients_and_scores_are_those_of_one_device(reference, meshes):
+    found = on_eight_devices("differences", reference, meshes)
+    assert len(found) == len(meshes)
+    for sizes, gaps in found.items():
+        assert max(gaps["logits"], gaps["metrics"], gaps["values"]) < 1e-5, (sizes, gaps)
+        assert bool(gaps["spread"]) == (not sizes.endswith(" 1)")), "labels lie over the experts' axis"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_a_checkpoint_of_any_mesh_restores_on_any_other(reference, tmp_path):
+    pairs = [((1, 1, 8), (2, 2, 2)), ((2, 2, 2), (1, 1, 8)), ((8, 1, 1), (4, 1, 2))]
+    for number, (saved_on, restored_on) in enumerate(pairs):
+        assert on_eight_devices("restored", reference, saved_on, restored_on, str(tmp_path / str(number)))
+
+
+@pytest.mark.slow
+def test_the_backbone_costs_a_device_the_same_on_every_mesh():
+    flops = on_eight_devices("backbone_flops", "mlvpt_digits", MESHES)
+    assert max(flops) == pytest.approx(min(flops), rel=1e-3)
