@@ -30,7 +30,7 @@ from mlmoe_jax.models.contracts import CLS, Features
 from mlmoe_jax.models.transformer import hidden_width
 from mlmoe_jax.optim import make_optimizer
 from mlmoe_jax.state import ModelDef, module_rows, split_trainable
-from mlmoe_jax.steps import eval_logits
+from mlmoe_jax.steps import predicted
 
 
 def summarize(config: ConfigDict) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
     trainable, frozen = split_trainable(params, trainable_rules(config))
     batch = config.eval.batch_size
     image = jax.ShapeDtypeStruct((batch, preprocess.image_size, preprocess.image_size, 3), jnp.uint8)
-    step = jax.make_jaxpr(lambda values, image: eval_logits(definition, preprocess, values, {"image": image}))
+    step = jax.make_jaxpr(lambda values, image: predicted(definition, preprocess, values, {"image": image}).logits)
     layers, extra = published_macs(config, model)
     frozen = jax.eval_shape(lambda values: as_kept(values, config), frozen)
     moments = jax.eval_shape(make_optimizer(config.optim, 10**9, trainable).init, trainable)

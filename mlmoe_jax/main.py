@@ -1,7 +1,8 @@
 """The command line: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`.
 
-Results go to stdout, everything else to stderr. Exit code 0 = done, 1 = the check-up of a data set found problems, 2 =
-something the user can put right (one sentence says what), 130 = stopped on request after saving.
+Results go to stdout, everything else to stderr. Exit code 0 = done, 1 = the check-up of a data set found problems or a
+step does not fit its devices, 2 = something the user can put right (one sentence says what), 130 = stopped on request,
+a training after saving.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ MODES = (
     "compare",
     "report",
     "summary",
+    "compile",
     "data",
     "pack",
     "prune",
@@ -38,6 +40,9 @@ _ONLY_FOR = {
     "cost": (("report",), False),
     "sample": (("data",), 0),
     "configs": (("summary",), ""),
+    "topology": (("compile",), ""),
+    "find_batch": (("compile",), False),
+    "labels": (("compile",), 0),
     "output": (("predict", "compare", "report", "pack", "export"), None),
 }
 
@@ -75,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", help="compare: one split instead of all that both runs have")
     parser.add_argument("--against", help="report: another run folder to compare with")
     parser.add_argument("--cost", action="store_true", help="report: count parameters and multiply-adds (seconds)")
+    parser.add_argument(
+        "--topology", default="", help="compile: a TPU slice such as v5e:16x16 (default: the devices here)"
+    )
+    parser.add_argument("--find-batch", action="store_true", help="compile: the largest batch a device that trains")
+    parser.add_argument("--labels", type=int, default=0, help="compile: so many labels (default: those of the data)")
     parser.add_argument(
         "--output",
         help="predict: a .csv or .jsonl file, - for stdout (default: predictions.csv in the run folder); compare: a "
@@ -278,6 +288,13 @@ def split_references(text: str) -> list[str]:
     return references
 
 
+def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config = _load_config(flags, overrides)
+    from mlmoe_jax.compile_check import print_check
+
+    return print_check(config, flags.topology, find_batch=flags.find_batch, labels=flags.labels, as_json=flags.json)
+
+
 def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config = _load_config(flags, overrides)
     from mlmoe_jax.data.check import print_checkup
@@ -329,6 +346,7 @@ _RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "compare": _compare,
     "report": _report,
     "summary": _summary,
+    "compile": _compile,
     "data": _data,
     "pack": _pack,
     "prune": _prune,
@@ -345,6 +363,9 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
 
 
 def console() -> None:

@@ -2,193 +2,278 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from mlmoe_jax.assemble import Run, open_run
-from mlmoe_jax.data.images import BadImage, read_image
-from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
+from mlmoe_jax.data.pipeline import SkippedImages, build_loader
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.defaults import default_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluate import probabilities
+from mlmoe_jax.pictures import GivenImages, Picture, find_pictures
+from mlmoe_jax.predictions import Result, Target, choose_target, opened, row_writer
 from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
-from mlmoe_jax.sharding import shard_batch
+from mlmoe_jax.sharding import on_device
 from mlmoe_jax.steps import make_eval_step
+from mlmoe_jax.thresholds import read_thresholds
 from mlmoe_jax.writer import Progress, say
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
-SHOWN = 20  # rows of the printed table
-
-
-@dataclass(frozen=True)
-class Result:
-    """The answer for one picture: `scores` is label -> probability, `labels` those at or above their threshold.
-
-    Where the picture could not be read, `error` says why and the rest is empty.
-    """
-
-    image: str
-    labels: tuple[str, ...] = ()
-    scores: dict[str, float] | None = None
-    error: str = ""
+BATCH = 32  # pictures a device, where nothing else is asked for
+SHOWN = 20  # rows of the printed table, and errors
 
 
 class Predictor:
     """A trained model that labels pictures.
 
-    thresholds: label -> the probability from which on the label is given.
+    thresholds: label -> the probability from which on the label is given. On many processes, every one makes the same
+    calls with the same pictures, reads its part of each batch, and gets all results.
     """
 
-    def __init__(self, run: Run, thresholds: dict[str, float]):
+    def __init__(self, run: Run, thresholds: Mapping[str, float]):
         self.run, self.names = run, run.label_space.names
-        self.thresholds = np.array([thresholds[name] for name in self.names])
-        data = run.config.data
-        self._transform = make_host_transform(data, None, training=False)
-        self._at_least = smallest_useful_side(data, None, training=False) if data.reduced_decoding else 0
-        self._step = make_eval_step(run.definition, run.preprocess, run.mesh)
+        if unknown := [name for name in self.names if name not in thresholds]:
+            raise UserError(f"there is no threshold for label {unknown[0]}; put one into {THRESHOLDS} of the run")
+        self.thresholds = np.array([thresholds[name] for name in self.names], np.float64)
+        self._data = run.config.data.copy_and_resolve_references()
+        self._data.bad_images = "skip"
+        parts = (run.definition, run.preprocess, run.mesh, run.labels)
+        self._steps = {gates: make_eval_step(*parts, gates=gates) for gates in (False, True)}
 
     @classmethod
     def from_run(cls, workdir: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> Predictor:
-        """Open a run folder; UserError where it holds no trained model."""
+        """Open a run folder; UserError where it holds no trained model.
+
+        overrides: config keys under data, eval and mesh that differ from the run's own; eval.threshold takes the place
+        of all its thresholds.
+        """
         folder = RunFolder(workdir)
         run = open_run(folder, list(overrides))
-        folder.require(THRESHOLDS)
-        return cls(run, folder.read_json(THRESHOLDS))
+        if any(key == "eval.threshold" for key, _ in overrides):
+            return cls(run, dict.fromkeys(run.label_space.names, run.config.eval.threshold))
+        return cls(run, read_thresholds(folder).values)
 
-    def __call__(self, images: Sequence[str | Path | bytes | np.ndarray], *, batch_size: int = 32) -> list[Result]:
-        """Label pictures given as paths, encoded bytes or u8[h,w,3] arrays, in their order."""
-        return list(self.stream(images, batch_size=batch_size))
+    def __call__(
+        self, images: Sequence[Picture], *, batch_size: int = BATCH, top_k: int | None = None, gates: bool = False
+    ) -> list[Result]:
+        """Label pictures given as paths, encoded bytes, u8[h,w,3] arrays or Pillow's, in their order; see `stream`."""
+        return list(self.stream(images, batch_size=batch_size, top_k=top_k, gates=gates))
 
-    def stream(self, images: Sequence[str | Path | bytes | np.ndarray], *, batch_size: int = 32) -> Iterator[Result]:
-        """Yield the result of each picture in order; pictures are read by threads, one batch ahead of the model."""
-        with ThreadPoolExecutor(4) as pool:
-            batches = [range(at, min(at + batch_size, len(images))) for at in range(0, len(images), batch_size)]
-            ahead = [pool.submit(self._read, images[row]) for row in batches[0]] if batches else []
-            for number, rows in enumerate(batches):
-                ready = [future.result() for future in ahead]
-                following = batches[number + 1] if number + 1 < len(batches) else ()
-                ahead = [pool.submit(self._read, images[row]) for row in following]
-                yield from self._label([_name(images[row], row) for row in rows], ready, batch_size)
+    def stream(
+        self,
+        images: Sequence[Picture],
+        *,
+        batch_size: int = BATCH,
+        top_k: int | None = None,
+        gates: bool = False,
+        progress: Progress | None = None,
+    ) -> Iterator[Result]:
+        """Return an iterator over the results in the order of the pictures, which are read while the model works.
 
-    def _read(self, image: str | Path | bytes | np.ndarray) -> np.ndarray | BadImage:
-        try:
-            pixels = image if isinstance(image, np.ndarray) else read_image(image, at_least=self._at_least)
-            return self._transform(pixels, None)
-        except BadImage as error:
-            return error
+        batch_size: of all devices together, rounded up to their number. Every batch has this size, the last one padded,
+        so that the model is compiled once. top_k: give each picture its so many best labels, whatever the thresholds.
+        gates: return the routing weights of the labels as well. progress: is told of every batch.
 
-    def _label(self, names: list[str], ready: list[np.ndarray | BadImage], batch_size: int) -> Iterator[Result]:
-        size, count = self.run.preprocess.image_size, len(self.names)
-        pixels = np.zeros((batch_size, size, size, 3), np.uint8)
-        for row, picture in enumerate(ready):
-            if not isinstance(picture, BadImage):
-                pixels[row] = picture
-        batch = {
-            "image": pixels,
-            "label": np.zeros((batch_size, count), np.float32),
-            "label_mask": np.zeros((batch_size, count), np.float32),
-            "mask": np.ones(batch_size, np.float32),
-            "id": np.arange(batch_size, dtype=np.int32),
-        }
-        output = self._step(self.run.values, self.run.frozen, shard_batch(batch, self.run.mesh))
-        scores = probabilities(jax.device_get(output["logits"]))
-        for name, picture, row in zip(names, ready, scores, strict=False):
-            if isinstance(picture, BadImage):
-                yield Result(name, error=str(picture))
+        Raises UserError for a top_k that the labels do not fill, for gates of a model that has none, and later where
+        the model gives scores that are no numbers.
+        """
+        if top_k is not None and not 1 <= top_k <= len(self.names):
+            raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
+        if batch_size < 1:
+            raise UserError(f"the batch size is {batch_size} and should be above 0")
+        devices = self.run.mesh.size
+        batch_size = devices * math.ceil(batch_size / devices)
+        if gates and not self._has_gates(batch_size):
+            raise UserError(f"a model with the head {self.run.config.model.head.kind} has no gates to show")
+        return self._results(images, batch_size, top_k, gates, progress) if len(images) else iter(())
+
+    def _has_gates(self, batch_size: int) -> bool:
+        size = self.run.preprocess.image_size
+        batch = {"image": (batch_size, size, size, 3), "id": (batch_size,), "mask": (batch_size,)}
+        shapes = {name: jax.ShapeDtypeStruct(shape, np.uint8) for name, shape in batch.items()}
+        return bool(jax.eval_shape(self._steps[True], self.run.values, self.run.frozen, shapes)["gates"])
+
+    def _results(self, images, batch_size, top_k, gates, progress) -> Iterator[Result]:
+        given = GivenImages(images)
+        names = [given.name(row) for row in range(len(given))]
+        split = Split("pictures", (), np.zeros((len(given), 0), np.int8), names, given)
+        process = (jax.process_index(), jax.process_count())
+        loader = build_loader(self._data, split, batch_size=batch_size, process=process)
+        step, waiting = self._steps[gates], None
+        for batch in on_device(progress.waiting(loader) if progress else loader, self.run.mesh):
+            output = step(self.run.values, self.run.frozen, batch)
+            if waiting is not None:  # one step behind, so that the device is never idle
+                yield from self._of_batch(jax.device_get(waiting), split, top_k)
+            waiting = output
+            if progress:
+                progress.advance()
+        yield from self._of_batch(jax.device_get(waiting), split, top_k)
+
+    def _of_batch(self, output: dict, split: Split, top_k: int | None) -> Iterator[Result]:
+        read = output["mask"] > 0
+        if not np.isfinite(output["logits"][read]).all():
+            raise UserError("the model gives scores that are no numbers: its training has diverged, so train it again")
+        for at, row in enumerate(output["id"].tolist()):
+            if row < 0:  # padding
                 continue
-            chosen = tuple(self.names[k] for k in np.flatnonzero(row >= self.thresholds))
-            yield Result(name, chosen, dict(zip(self.names, row.tolist(), strict=True)))
+            if not read[at]:  # perhaps by another process, which has the reason
+                [(_, name, error)] = SkippedImages(split, [row]).table()
+                yield Result(name, error=error)
+                continue
+            weights = {
+                gate: values[at % len(values)] for gate, values in output.get("gates", {}).items()
+            }  # static: [1,K,E]
+            scores = probabilities(output["logits"][at])
+            labels = tuple(self.names[k] for k in self._chosen(scores, top_k))
+            by_name = dict(zip(self.names, scores.tolist(), strict=True))
+            yield Result(split.ids[row], labels, by_name, gates=weights or None)
+
+    def _chosen(self, scores: np.ndarray, top_k: int | None) -> np.ndarray:
+        """Return the rows of the labels to give; of equal scores the first label is the better."""
+        return (
+            np.flatnonzero(scores >= self.thresholds) if top_k is None else np.argsort(-scores, kind="stable")[:top_k]
+        )
 
 
-def _name(image: str | Path | bytes | np.ndarray, row: int) -> str:
-    return str(image) if isinstance(image, str | Path) else f"image {row}"
+# ------------------------------------------------------------------------------------------------- the command line
+def predict_files(
+    folder: RunFolder,
+    given: Sequence[str],
+    output: str | None,
+    overrides: Sequence[tuple[str, str]],
+    *,
+    batch_size: int | None = None,
+    top_k: int | None = None,
+    gates: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Label the pictures that `given` names (see pictures.py) and write a row a picture (see predictions.py).
 
-
-def find_images(given: Sequence[str]) -> list[Path]:
-    """Return the picture files of paths and folders (searched in depth, by name); UserError where there are none."""
-    found: list[Path] = []
-    for item in given:
-        path = Path(item)
-        if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-            if not inside:
-                raise UserError(f"folder {path} holds no pictures ({', '.join(sorted(SUFFIXES))})")
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise UserError(f"there is no picture or folder {path}")
-    return found
-
-
-def predict_files(folder: RunFolder, given: Sequence[str], output: str | None, overrides: list[tuple[str, str]]) -> int:
-    """Label files, write a row a picture as CSV or JSONL, print a short table.
-
-    Returns the exit code: 0, or 2 where a picture could not be read; the others are labelled all the same.
+    A short table goes to stdout, or a line to stderr where the rows go to stdout. batch_size: so many pictures at a
+    time, by default 32 a device. Returns the exit code: 0, or 2 where a picture could not be read; the others are
+    labelled all the same.
     """
-    target = Path(output) if output else Path(str(folder / "predictions.csv"))
-    if target.suffix not in (".csv", ".jsonl"):
-        raise UserError(f"--output={target} should end in .csv or .jsonl")
-    if not target.parent.is_dir():
-        raise UserError(f"there is no folder {target.parent} to write {target.name} into")
+    target = choose_target(output, folder, as_json=as_json, gates=gates)
     folder.require(CONFIG, CHECKPOINTS)
-    paths = find_images(given)
+    paths = _of_first_process(lambda: find_pictures(given))
     predictor = Predictor.from_run(folder.path, overrides)
     devices = predictor.run.mesh.size
-    batch_size = devices * math.ceil(min(32, len(paths)) / devices)
-    progress = Progress("predict", len(paths), 1)
-    results = []
-    for result in predictor.stream(paths, batch_size=batch_size):
-        results.append(result)
-        progress.advance()
-    rate = f"{progress.images_per_second:.3g} images/s"
-    progress.close()
-
-    partial = target.with_name(f"{target.name}.tmp")
-    with open(partial, "w", newline="") as file:
-        (_write_csv if target.suffix == ".csv" else _write_jsonl)(file, results, predictor.names)
-    partial.replace(target)
-    print(_table(results))
-    broken = [result for result in results if result.error]
-    for result in broken:
-        say(f"error: {result.error}")
-    labelled = f"{len(results) - len(broken)} of {len(results)} pictures labelled"
-    print(f"{labelled} ({rate}); written to {target}")
-    return 2 if broken else 0
-
-
-def _write_csv(file: TextIO, results: list[Result], names: Sequence[str]) -> None:
-    rows = csv.writer(file, lineterminator="\n")
-    rows.writerow(["image", "labels", "error", *names])
-    for result in results:
-        scores = [f"{result.scores[name]:.6f}" for name in names] if result.scores else [""] * len(names)
-        rows.writerow([result.image, ";".join(result.labels), result.error, *scores])
+    size = even_batch(len(paths), BATCH * devices if batch_size is None else batch_size, devices)
+    writes, summary = jax.process_index() == 0, _Summary(len(paths))
+    progress = Progress("predict", math.ceil(len(paths) / size), size)
+    try:
+        results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
+        if not writes:
+            for result in results:
+                summary.add(result)
+        else:
+            if top_k is None:
+                _tell_thresholds(predictor, folder, overrides)
+            with opened(target) as file:
+                write = row_writer(file, target.kind, predictor.names, top_k)
+                for result in results:
+                    write(result)
+                    summary.add(result)
+    finally:
+        progress.close()
+    if writes:
+        summary.tell(target)
+    return 2 if summary.unread else 0
 
 
-def _write_jsonl(file: TextIO, results: list[Result], names: Sequence[str]) -> None:
-    for result in results:
-        row = {"image": result.image}
-        row |= {"error": result.error} if result.error else {"labels": result.labels, "scores": result.scores}
-        file.write(json.dumps(row) + "\n")
+def even_batch(pictures: int, most: int, devices: int) -> int:
+    """Return the size of the batches, about `most` and a multiple of `devices`, that leaves little to pad in the last.
+
+    Raises UserError for a `most` below 1.
+    """
+    if most < 1:
+        raise UserError(f"--batch-size={most} should be above 0")
+    return devices * math.ceil(pictures / math.ceil(pictures / most) / devices)
 
 
-def _table(results: list[Result]) -> str:
-    width = max(len(result.image) for result in results[:SHOWN])
+def _of_first_process(find: Callable[[], list[str]]) -> list[str]:
+    """Return on every process what `find` returns, or raises, on the first: it alone may have a standard input."""
+    if jax.process_count() == 1:
+        return find()
+    message = {}
+    if jax.process_index() == 0:
+        try:
+            message["paths"] = find()
+        except UserError as error:
+            message["error"] = str(error)
+    text = np.frombuffer(json.dumps(message).encode(), np.uint8)
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    text = multihost_utils.broadcast_one_to_all(np.resize(text, length))
+    message = json.loads(np.asarray(text, np.uint8).tobytes())
+    if "error" in message:
+        raise UserError(message["error"])
+    return message["paths"]
+
+
+def _tell_thresholds(predictor: Predictor, folder: RunFolder, overrides: Sequence[tuple[str, str]]) -> None:
+    """Say which thresholds count, unless it is the default for every label."""
+    if (predictor.thresholds == default_config().eval.threshold).all():
+        return
+    finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
+    told = " to ".join(f"{value:.3g}" for value in finite[[0, -1][: len(finite)]])
+    never = np.count_nonzero(np.isinf(predictor.thresholds))
+    told = " and ".join(filter(None, [told, f"never for {never} labels" if never else ""]))
+    if "eval.threshold" in dict(overrides):
+        say(f"thresholds: {told} (--config.eval.threshold)")
+        return
+    source = read_thresholds(folder).source
+    fitted = f", fitted on {source['split']}" if "split" in source else ""
+    say(f"thresholds: {told} ({folder / THRESHOLDS}{fitted})")
+
+
+class _Summary:
+    """What a person is told of a prediction: its first rows, what could not be read, and how fast it went."""
+
+    def __init__(self, pictures: int):
+        self.pictures, self.done, self.unread = pictures, 0, 0
+        self.first: list[Result] = []
+        self.started = time.perf_counter()
+
+    def add(self, result: Result) -> None:
+        """Count a result; errors are told at once, but not thousands of them."""
+        self.done += 1
+        if len(self.first) < SHOWN:
+            self.first.append(result)
+        if result.error:
+            self.unread += 1
+            if self.unread <= SHOWN and jax.process_index() == 0:
+                say(f"error: {result.error}")
+
+    def tell(self, target: Target) -> None:
+        """Print it where it does not mix with the rows."""
+        rate = self.done / max(1e-9, time.perf_counter() - self.started)
+        if self.unread > SHOWN:
+            say(f"… and {self.unread - SHOWN:,} more errors; {target} has them all")
+        labelled = f"{self.done - self.unread} of {self.pictures} pictures labelled"
+        tell = say if target.path is None else print
+        if target.path is not None:
+            tell(_table(self.first, self.done))
+        tell(f"{labelled} ({rate:.3g} images/s); written to {target}")
+
+
+def _table(first: Sequence[Result], count: int) -> str:
+    names = [result.image.encode(errors="surrogateescape").decode(errors="replace") for result in first]
+    width = max(map(len, names))
     lines = []
-    for result in results[:SHOWN]:
-        best = sorted(result.labels, key=lambda name: -result.scores[name])
+    for name, result in zip(names, first, strict=True):
+        best = sorted(result.labels, key=lambda label: -result.scores[label])
         told = (
-            "  ".join(f"{name} {100 * result.scores[name]:.0f} %" for name in best) or "(nothing above its threshold)"
+            "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best)
+            or "(nothing above its threshold)"
         )
-        lines.append(f"{result.image:<{width}}  {'unreadable' if result.error else told}")
-    if len(results) > SHOWN:
-        lines.append(f"… and {len(results) - SHOWN} more")
+        lines.append(f"{name:<{width}}  {'unreadable' if result.error else told}")
+    if count > len(first):
+        lines.append(f"… and {count - len(first)} more")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -151,23 +152,24 @@ def make_train_step(
     return train_step
 
 
-def eval_logits(definition: ModelDef, preprocess: Preprocess, values: Params, batch: Batch) -> jax.Array:
-    """Return the logits f32[B,K] of a batch with all values of the model."""
-    return definition.merge(values)(prepare(batch, preprocess)).logits
+def predicted(definition: ModelDef, preprocess: Preprocess, values: Params, batch: Batch) -> Prediction:
+    """Return what a model with all its values says of a batch."""
+    return definition.merge(values)(prepare(batch, preprocess))
 
 
 def make_eval_step(
-    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, labels: LabelAxes | None = None
-) -> Callable[[Params, Params, Batch], dict[str, jax.Array]]:
-    """Return the evaluation step: (values, frozen, batch) -> logits f32[B,K] with the batch's `id` and `mask`.
+    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, labels: LabelAxes | None = None, *, gates: bool = False
+) -> Callable[[Params, Params, Batch], dict[str, Any]]:
+    """Return the step of evaluation and prediction: (values, frozen, batch) -> logits f32[B,K], `id` and `mask`.
 
-    values: trainable and stats together. labels: how they and the frozen were placed. Every process receives the whole
-    global batch's results.
+    values: trainable and stats together. labels: how they and the frozen were placed. gates: return `gates` too, name
+    -> f32[B or 1,K,E]. Every process receives the whole global batch's results.
     """
 
-    def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
+    def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
         with partition.over(mesh):
-            logits = eval_logits(definition, preprocess, unpadded({**values, **frozen}, labels), batch)
-        return {"logits": logits, "id": batch["id"], "mask": batch["mask"]}
+            prediction = predicted(definition, preprocess, unpadded({**values, **frozen}, labels), batch)
+        found = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
+        return {**found, "gates": prediction.gates} if gates else found
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, sharding.REPLICATED))

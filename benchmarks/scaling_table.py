@@ -1,0 +1,232 @@
+"""What training steps need on TPU slices of growing size, compiled without any TPU, and how far that should scale.
+
+    python -m benchmarks.scaling_table                      # compile what is missing, write the table
+    python -m benchmarks.scaling_table --only="B/14 at 224 v5e" --minutes=30
+    python -m benchmarks.scaling_table --again --only=DR-MoE  # the model has changed since
+    python -m benchmarks.scaling_table --minutes=0          # only write the table again
+
+The table goes into docs/scaling.md, which has the formula of the prediction too. Compiling needs libtpu (`pip install
+"jax[tpu]"`). Raw results are lines of benchmarks/scaling_table.jsonl, one a row and slice; what is there is not
+compiled again, so that the same command goes on where it was stopped. Another row is another entry of ROWS.
+"""
+
+import argparse
+import json
+import math
+import re
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax import sharding
+from mlmoe_jax.compile_check import GIB, Steps, capacity_elsewhere, examine, topology_devices
+from mlmoe_jax.writer import say
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "scaling_table.jsonl"
+PAGE = HERE.parent / "docs" / "scaling.md"
+MARKS = "<!-- table: benchmarks/scaling_table.py -->", "<!-- end of table -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A training at a fixed number of images a device. labels: how many; 0 = those of the data set."""
+
+    name: str
+    config: str
+    images: int
+    labels: int = 0
+    overrides: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Published figures of a chip. flops: dense bfloat16, a second. memory: bytes a second of its HBM. link: bytes a
+    second of one link of its interconnect in one direction.
+    """
+
+    flops: float
+    memory: float
+    link: float
+
+
+# cloud.google.com/tpu/docs/v5e, v5p and v6e for the first two; jax-ml.github.io/scaling-book/tpus for the links
+CHIPS = {
+    "v5e": Chip(197e12, 819e9, 5e10),
+    "v5p": Chip(459e12, 2765e9, 1e11),
+    "v6e": Chip(918e12, 1638e9, 1e11),
+}
+HOP = 1e-6  # seconds, jax-ml.github.io/scaling-book/sharding
+TOPOLOGIES = (
+    ("v5e:2x2", "v5e:4x4", "v5e:8x8", "v5e:16x16"),
+    ("v6e:2x2", "v6e:4x4", "v6e:8x8", "v6e:16x16"),
+    ("v5p:2x2x1", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x8x8"),
+)
+# Pictures are augmented on the host, and products and frozen weights are in bfloat16, as one would train there.
+SETTINGS = (("augment.where", "host"), ("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"))
+
+
+def _ml_vpt(size: str, letter: str, resolution: int, images: int) -> Row:
+    reference = f"mlvpt_dinov2:dataset=coco2014,backbone=dinov2_vit{letter}14,resolution={resolution}"
+    return Row(f"ML-VPT, DINOv2-{size} at {resolution}", reference, images)
+
+
+ROWS = (
+    _ml_vpt("B/14", "b", 224, 64),
+    _ml_vpt("L/14", "l", 224, 32),
+    _ml_vpt("g/14", "g", 224, 16),
+    Row("DR-MoE, ResNet-101 at 448", "drmoe_resnet101:dataset=coco2014,resolution=448", 16),
+    _ml_vpt("B/14", "b", 448, 16),
+    _ml_vpt("L/14", "l", 448, 8),
+    _ml_vpt("g/14", "g", 448, 4),
+)
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+def compiled(row: Row, topology: str) -> dict:
+    """Compile the training step of a row for a topology; return the raw result, one line of the file."""
+    devices = topology_devices(topology)
+    config = configuration.load_config(row.config, [*SETTINGS, *row.overrides])
+    configuration.validate(config)
+    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
+    capacity, _ = capacity_elsewhere(devices[0])
+    steps = Steps(config, sharding.make_mesh(config.mesh, devices), row.labels)
+    report = examine(steps.training(row.images * len(devices)), len(devices), capacity)
+    packages = {name: _version(name) for name in ("jax", "flax", "libtpu")}
+    return {
+        "row": row.name,
+        "topology": topology,
+        **asked_for(row),
+        "labels": steps.num_labels,
+        "devices": len(devices),
+        "capacity": capacity,
+        "packages": packages,
+        **report,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def stored() -> dict[tuple[str, str], dict]:
+    """Return the results so far, (row, topology) -> raw result; those of a row that has changed since are left out."""
+    asked = {row.name: asked_for(row) for row in ROWS}
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    results = [json.loads(line) for line in lines]
+    return {
+        (result["row"], result["topology"]): result
+        for result in results
+        if (now := asked.get(result["row"])) and now == {key: result[key] for key in now}
+    }
+
+
+def asked_for(row: Row) -> dict:
+    """Return what a row asks for, as its raw results keep it."""
+    settings = [list(pair) for pair in (*SETTINGS, *row.overrides)]
+    return {"config": row.config, "images": row.images, "asked_labels": row.labels, "settings": settings}
+
+
+# ------------------------------------------------------------------------------------------------------ prediction
+def predict(result: dict, efficiency: float) -> dict[str, float]:
+    """Predict a step from a raw result, in seconds: computing and communicating, one after the other.
+
+    compute = max(FLOPs / (efficiency · peak), bytes accessed / memory bandwidth); communication = what the ring
+    algorithms send / one link in one direction + a latency for each hop, there and back along every axis of the slice.
+    """
+    kind, _, shape = result["topology"].partition(":")
+    chip = CHIPS[kind]
+    compute = max(result["flops"] / (efficiency * chip.flops), result["bytes_accessed"] / chip.memory)
+    sent = sum(of["wire_bytes"] for of in result["collectives"].values())
+    hops = 2 * sum(int(side) - 1 for side in shape.split("x"))
+    communication = sent / chip.link + hops * HOP if sent else 0.0
+    return {
+        "compute": compute,
+        "communication": communication,
+        "images_per_second": result["images"] * result["devices"] / (compute + communication),
+        "efficiency": compute / (compute + communication),
+        # computing shrinks with the images, communicating does not
+        "least_images": max(1, math.ceil(result["images"] * 9 * communication / compute)) if compute else math.nan,
+    }
+
+
+def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
+    """Return the table as Markdown, and what is missing from it."""
+    lines = [
+        f"Assumed: {100 * efficiency:g} % of the peak. HBM, FLOPs and bytes are of one chip and one training step.",
+        "",
+        "| training | slice | images a chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | compute, ms | "
+        "communication, ms | images/s | weak scaling | images a chip for 90 % |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    missing: dict[str, list[str]] = {}
+    for row in ROWS:
+        for topology in (name for family in TOPOLOGIES for name in family):
+            result = results.get((row.name, topology))
+            if result is None:
+                missing.setdefault(row.name, []).append(topology)
+                continue
+            hbm = f"{result['needed'] / GIB:.2f} of {result['capacity'] / GIB:.2f}"
+            start = f"| {row.name} | {topology} | {result['images']} |"
+            if not result["fits"]:
+                lines.append(f"{start} does not fit: {hbm} | | | | | | | | |")
+                continue
+            of = predict(result, efficiency)
+            moved = sum(kind["bytes"] for kind in result["collectives"].values())
+            lines.append(
+                f"{start} {hbm} | {result['flops'] / 1e9:,.0f} | {result['bytes_accessed'] / 1e9:.1f} | "
+                f"{moved / 1e6:.2f} | {1e3 * of['compute']:.2f} | {1e3 * of['communication']:.2f} | "
+                f"{of['images_per_second']:,.0f} | {100 * of['efficiency']:.2f} % | {of['least_images']} |"
+            )
+    if missing:
+        lines += ["", "Not compiled yet:", ""]
+        lines += [f"- {name}: {', '.join(topologies)}" for name, topologies in missing.items()]
+    return "\n".join(lines)
+
+
+def write_page(text: str) -> None:
+    """Put the table between its marks in docs/scaling.md."""
+    start, end = MARKS
+    before, found, rest = PAGE.read_text().partition(start)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise SystemExit(f"{PAGE} has no lines '{start}' and '{end}' for the table to go between")
+    PAGE.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--only", default="", help="compile only rows and slices, as in 'NAME v5e:4x4', that match this"
+    )
+    parser.add_argument("--again", action="store_true", help="compile what is there too; the newest result counts")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further compilation after these")
+    parser.add_argument("--efficiency", type=float, default=0.5, help="share of the peak that computing reaches")
+    options = parser.parse_args()
+    results, started = stored(), time.monotonic()
+    for family in TOPOLOGIES:
+        for row in ROWS:
+            for topology in family:
+                wanted = re.search(options.only, f"{row.name} {topology}")
+                if not wanted or ((row.name, topology) in results and not options.again):
+                    continue
+                if time.monotonic() - started >= 60 * options.minutes:
+                    continue
+                say(f"compiling {row.name} for {topology}")
+                result = results[row.name, topology] = compiled(row, topology)
+                with RESULTS.open("a") as lines:
+                    lines.write(json.dumps(result) + "\n")
+                say(f"  {result.get('compile_seconds', math.nan):.0f} s, needs {result['needed'] / GIB:.2f} GiB")
+    write_page(table(results, options.efficiency))
+    print(f"{len(results)} of {len(ROWS) * sum(map(len, TOPOLOGIES))} rows; {PAGE} is written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""The compile check: its arithmetic, and real steps compiled for eight simulated devices in a process of its own."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlmoe_jax import compile_check
+from mlmoe_jax.compile_check import (
+    GIB,
+    format_report,
+    largest_fitting,
+    memory_shortage,
+    print_check,
+    required,
+    topology_devices,
+)
+
+LABELS, BATCH, DEVICES = 10, 16, 8
+
+
+# --------------------------------------------------------------------------------------------------- arithmetic
+def test_donated_arguments_count_once():
+    memory = {"arguments": 100, "outputs": 60, "aliased": 50, "temporaries": 30, "code": 5, "peak": 120}
+    assert required(memory) == 145
+    assert required({**memory, "peak": 200}) == 200, "the compiler knows of more"
+
+
+def test_the_compilers_own_words_on_memory_are_understood():
+    used = (
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
+        "Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."
+    )
+    assert memory_shortage(used) == (20.5 * GIB, 15.75 * GIB)
+    temporaries = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (2.00T) exceeds "
+        "available HBM (95.74G)."
+    )
+    assert memory_shortage(temporaries) == (2048 * GIB, round(95.74 * GIB))
+    assert memory_shortage("INTERNAL: something else") is None
+
+
+@pytest.mark.parametrize("start", [1, 5, 64, 1024])
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 13, 31, 100, 127, 128, 1000])
+def test_the_largest_that_fits_is_found_to_an_eighth(limit, start):
+    asked = []
+
+    def fits(size):
+        assert size >= 1
+        assert size not in asked, "nothing is compiled twice"
+        asked.append(size)
+        return size <= limit
+
+    found = largest_fitting(fits, start)
+    power = 1 << limit.bit_length() >> 1  # the largest power of two that is not above the limit
+    step = max(1, power // 8)
+    assert found == (limit // step * step)
+    assert len(asked) <= 15
+
+
+# ---------------------------------------------------------------------------------- eight simulated devices
+def _tiny_config():
+    from dataclasses import replace
+
+    from mlmoe_jax.config import load_config
+    from mlmoe_jax.pretrained import catalog
+
+    entry = catalog.CATALOG["vit_digits"]
+    shape = replace(entry.shape, width=16, depth=1, heads=2, patch=32, mlp_ratio=64.0)  # nearly all of it is frozen
+    catalog.CATALOG["vit_digits"] = replace(entry, shape=shape)
+    config = load_config("mlvpt_digits", [])
+    config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
+    config.augment.where = "host"
+    config.optim.name, config.optim.schedule = "sgd", "constant"  # compiles faster than AdamW
+    config.train.batch_size = config.eval.batch_size = BATCH
+    return config
+
+
+def report_of_both_steps() -> dict:
+    import jax
+
+    from mlmoe_jax.sharding import abstract, make_mesh
+
+    made = []
+
+    class Steps(compile_check.Steps):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    compile_check.Steps = Steps
+    report = compile_check.check(_tiny_config())
+    (steps,) = made
+    state = steps.state
+    sizes = {name: sum(x.size for x in jax.tree.leaves(getattr(state, name))) for name in ("trainable", "frozen")}
+    sizes["prompts"] = state.trainable["prompts/deep"].size
+    sizes["moving"] = compile_check.device_bytes(state.replace(frozen={}))
+    sizes["state"], sizes["batch"] = compile_check.device_bytes(state), compile_check.device_bytes(steps.batch(BATCH))
+    over_two = make_mesh({"data": -1, "fsdp": 2, "expert": 1})
+    sizes["halved"] = compile_check.device_bytes(abstract(state, over_two))
+    return {"report": report, "sizes": sizes, "text": format_report(report)}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    code = "import json, test_compile_check; print(json.dumps(test_compile_check.report_of_both_steps()))"
+    flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    here = Path(__file__).parent
+    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_data_parallel_training_moves_its_gradients_and_nothing_frozen(compiled):
+    step, sizes = compiled["report"]["steps"]["train"], compiled["sizes"]
+    assert set(step["collectives"]) == {"all-reduce"}
+    moved = step["collectives"]["all-reduce"]["bytes"]
+    unused = 2 * 2 * LABELS  # the gates' biases get no gradient
+    # The gradient of a block's prompts may come in four parts (queries, keys, values, past the block), and there are
+    # a few scalars.
+    assert 4 * (sizes["trainable"] - unused) <= moved <= 4 * (sizes["trainable"] + 3 * sizes["prompts"]) + 64
+    assert sizes["frozen"] > 2 * sizes["trainable"], "or frozen weights could hide in it"
+    assert step["uncounted"] == []
+
+
+def test_evaluation_gathers_logits_ids_and_masks(compiled):
+    moved = compiled["report"]["steps"]["eval"]["collectives"]
+    assert set(moved) == {"all-gather"}
+    assert moved["all-gather"]["bytes"] == BATCH * (4 * LABELS + 4 + 4)
+
+
+def test_memory_is_that_of_one_device_and_the_state_is_donated(compiled):
+    step, sizes = compiled["report"]["steps"]["train"], compiled["sizes"]
+    memory = step["memory"]
+    assert memory["arguments"] == pytest.approx(sizes["state"] + sizes["batch"], rel=0.01)
+    assert memory["aliased"] == pytest.approx(sizes["moving"], rel=0.01)
+    assert memory["aliased"] <= memory["outputs"]
+    assert step["needed"] == required(memory) + step["held"]
+    assert sizes["batch"] == BATCH // DEVICES * (64 * 64 * 3 + 8 * LABELS + 8)
+    assert step["flops"] > 0
+    assert step["bytes_accessed"] > 0
+
+
+def test_the_largest_arguments_are_shown_with_their_shardings(compiled):
+    step = compiled["report"]["steps"]["train"]
+    rows = {row["path"]: row for row in step["largest"]}
+    image = rows["batch/image"]
+    assert image["shape"] == [BATCH, 64, 64, 3]
+    assert image["bytes"] == BATCH // DEVICES * 64 * 64 * 3
+    assert "data" in image["spec"]
+    assert "state/frozen/backbone/blocks/0/mlp/fc1/kernel" in rows
+    sizes = [row["bytes"] for row in step["largest"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_sharded_arrays_count_by_their_shards(compiled):
+    assert compiled["sizes"]["halved"] < 0.6 * compiled["sizes"]["state"]
+
+
+def test_the_report_as_text(compiled):
+    report, text = compiled["report"], compiled["text"]
+    assert (report["devices"], report["mesh"]["data"], report["capacity"], report["fits"]) == (8, 8, None, None)
+    assert f"train step, batch {BATCH}: {BATCH // DEVICES} images a device" in text
+    assert f"{report['steps']['train']['collectives']['all-reduce']['bytes']:,} bytes a device" in text
+    assert "whether it fits is unknown" in text.splitlines()[-1]
+
+
+# --------------------------------------------------------------------------------------- verdicts and mistakes
+def _report(fits, needed):
+    step = {
+        "batch_size": 64,
+        "batch_a_device": 4,
+        "held": 0,
+        "largest": [{"path": "state/x", "shape": [4, 2], "dtype": "float32", "spec": "P()", "bytes": 32}],
+        "fits": fits,
+        "needed": needed,
+        "refused": True,
+    }
+    names = {"topology": "v5e:4x4", "device": "TPU v5 lite", "devices": 16, "chips": 16, "capacity_source": "made up"}
+    return {**names, "mesh": {"data": 16}, "capacity": 16 * GIB, "fits": fits, "steps": {"train": step}}
+
+
+@pytest.mark.parametrize(
+    ("fits", "needed", "code", "verdict"),
+    [
+        (True, 3 * GIB, 0, "train: fits: needs 3.00 GiB of 16.00 GiB"),
+        (False, 20 * GIB, 1, "train: does not fit: needs 20.00 GiB of 16.00 GiB"),
+    ],
+)
+def test_the_exit_code_says_whether_it_fits(monkeypatch, capsys, fits, needed, code, verdict):
+    monkeypatch.setattr(compile_check, "check", lambda *_, **__: _report(fits, needed))
+    assert print_check(None) == code
+    assert capsys.readouterr().out.splitlines()[-1] == verdict
+    assert print_check(None, as_json=True) == code
+    assert json.loads(capsys.readouterr().out)["steps"]["train"]["needed"] == needed
+
+
+def test_what_the_compiler_refuses_does_not_fit():
+    """The compiler's message is the only thing that is made up here."""
+    import jax
+
+    class Lowered:
+        def compile(self):
+            raise jax.errors.JaxRuntimeError("Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.")
+
+    program = compile_check.Program(Lowered, {}, batch_size=32, held=GIB)
+    report = compile_check.examine(program, 8, 15 * GIB)
+    assert (report["fits"], report["needed"], report["batch_a_device"]) == (False, 21.5 * GIB, 4)
+
+
+def test_a_batch_that_does_not_split_is_refused_with_one_that_does(refusal, monkeypatch, tiny_vit):
+    from mlmoe_jax import sharding
+    from mlmoe_jax.config import load_config
+
+    class Mesh:
+        size = 256
+
+    monkeypatch.setattr(sharding, "make_mesh", lambda *_: Mesh)
+    sentence = refusal(compile_check.check, load_config("mlvpt_digits", [("train.batch_size", "300")]))
+    assert sentence == (
+        "train.batch_size is 300, which does not split over 256 devices; 256 does: set --config.train.batch_size=256"
+    )
+
+
+def test_finding_a_batch_needs_a_capacity(refusal):
+    from mlmoe_jax.config import load_config
+
+    sentence = refusal(compile_check.check, load_config("mlvpt_digits", []), find_batch=True)
+    assert "a cpu device does not tell" in sentence
+
+
+def test_without_libtpu_one_sentence_says_how_to_get_it(refusal, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert 'pip install "jax[tpu]"' in refusal(topology_devices, "v5e:4x4")
+
+
+# -------------------------------------------------------------------------------------------------- with libtpu
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not here")
+
+
+@needs_libtpu
+def test_topologies_that_the_compiler_does_not_know_are_refused(refusal):
+    for name in ("nonsense", "v9:2x2", "v5e:3x5"):
+        assert f"--topology={name} is none that the TPU compiler knows" in refusal(topology_devices, name)
+    assert len(topology_devices("v5e:1x1")) == 1
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_step_for_a_tpu_slice(monkeypatch):
+    from mlmoe_jax.pretrained import catalog
+
+    monkeypatch.setitem(catalog.CATALOG, "vit_digits", catalog.CATALOG["vit_digits"])  # put back afterwards
+    config = _tiny_config()
+    report = compile_check.check(config, "v5e:2x2")
+    assert (report["chips"], report["capacity"], report["fits"]) == (4, 15.75 * GIB, True)
+    moved = report["steps"]["train"]["collectives"]
+    assert set(moved) == {"all-reduce"}
+    assert moved["all-reduce"]["bytes"] < 40_000
