@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from mlmoe_jax import checkpoint
+from mlmoe_jax import checkpoint, distributed
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.labels import LabelSpace
 from mlmoe_jax.errors import UserError
@@ -75,17 +75,16 @@ class Run:
     notes: dict[str, Any]
 
 
-def start_jax(config: ConfigDict, *, sections: Sequence[str] = ("train", "eval")) -> Mesh:
+def start_jax(config: ConfigDict, *, training: bool = True) -> Mesh:
     """Set what JAX must know before its first computation, and return the mesh.
 
-    sections: of the config, whose `batch_size` has to fit the mesh. Raises UserError where the mesh does not fit the
-    devices, or a batch does not split over them.
+    training: `train.batch_size` has to split over the devices (`eval.batch_size` is that of one). Raises UserError
+    where it does not, or the mesh does not fit the devices.
     """
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
     mesh = make_mesh(config.mesh)
-    for section in sections:
-        if (size := config[section].batch_size) % mesh.size:
-            raise UserError(f"{section}.batch_size is {size}, which does not split over {mesh.size} devices")
+    if training and (size := config.train.batch_size) % mesh.size:
+        raise UserError(f"train.batch_size is {size}, which does not split over {mesh.size} devices")
     return mesh
 
 
@@ -223,7 +222,7 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
     image_size = preprocess_for(config).image_size
     preprocess = Preprocess(image_size, tuple(stored["mean"]), tuple(stored["std"]))
 
-    mesh = start_jax(config, sections=("eval",))
+    mesh = start_jax(config, training=False)
     parts = parts_of_run(folder, config, label_space)
     restored = selected_values(folder, parts, mesh)
     labels = label_axes(config, len(label_space.names), mesh)
@@ -260,10 +259,11 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
 
 def has_checkpoint(folder: RunFolder) -> bool:
     """Return whether a finished checkpoint lies in the folder, good or damaged."""
-    if not ((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
+    # Opening checkpoints is a common act of all processes, and a shared folder does not look the same to all at once.
+    if not distributed.broadcast_from_first((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
         return False
     with checkpoint.open_manager(folder, writing=False) as manager:
-        return bool(manager.all_steps())
+        return distributed.broadcast_from_first(bool(manager.all_steps()))
 
 
 def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace) -> Parts:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from mlmoe_jax import distributed, watchdog
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runfolder import CHECKPOINTS, RunFolder
 from mlmoe_jax.writer import say
@@ -47,6 +48,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     """Start writing a checkpoint; it counts only once it is complete. A step that is there already is left as it is."""
     if step in manager.all_steps():
         return
+    watchdog.sign("save", f"it began to write the checkpoint of step {step}")
     digests = {"state": _digests(state), "selected": _digests(selected)}
     manager.save(
         step,
@@ -66,11 +68,13 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
     deleted, since Orbax saves no step that is not beyond all that are there. Returns None where there is no checkpoint
     at all; raises UserError where there are some and all are damaged.
     """
-    steps = sorted(manager.all_steps(), reverse=True)
+    watchdog.sign("restore", "it began to restore a checkpoint")
+    steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
     for step in steps:
         wanted = {"selected": selected} | ({} if state is None else {"state": state})
         args = {name: ocp.args.StandardRestore(_abstract(tree)) for name, tree in wanted.items()}
         plain = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
+        items, damage = None, ""
         try:
             items = manager.restore(step, args=ocp.args.Composite(**args, **plain))
             changed = [
@@ -82,8 +86,10 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
             if changed:
                 raise ValueError(f"{len(changed)} arrays differ from what was saved, the first is {changed[0]}")
         except (ValueError, OSError, KeyError, TypeError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            say(f"checkpoint {step} is damaged and passed over: {reason.partition(' [tensorstore_spec')[0]}")
+            damage = (str(error) or type(error).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
+        # What one process cannot read, no process goes on from.
+        if damages := [damage for damage in distributed.gather(damage) if damage]:
+            say(f"checkpoint {step} is damaged and passed over: {damages[0]}")
             continue
         for damaged in steps[: steps.index(step)] if state is not None else ():
             manager.delete(damaged)
@@ -98,8 +104,11 @@ def _abstract(tree: Any) -> Any:
 
 
 def _digests(tree: Any) -> dict[str, str]:
+    """Return the sha256 of every array, whole, so that it is the same however the array is spread over devices."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
-        jax.tree_util.keystr(path): hashlib.sha256(np.ascontiguousarray(jax.device_get(leaf)).tobytes()).hexdigest()
+        jax.tree_util.keystr(path): hashlib.sha256(
+            np.ascontiguousarray(distributed.to_host(leaf)).tobytes()
+        ).hexdigest()
         for path, leaf in leaves
     }

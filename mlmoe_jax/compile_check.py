@@ -294,8 +294,8 @@ def check(config: ConfigDict, topology: str = "", *, find_batch: bool = False, l
     devices = topology_devices(topology) if topology else jax.devices()
     mesh = sharding.make_mesh(config.mesh, devices)
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
-    for section in ("eval",) if find_batch else ("train", "eval"):
-        _require_whole(section, config[section].batch_size, mesh.size)
+    if not find_batch:
+        _require_whole(config.train.batch_size, mesh.size)
     capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
     if find_batch and capacity is None:
         raise UserError(f"--find-batch needs to know the memory of a device, but {source}; name a --topology")
@@ -304,7 +304,8 @@ def check(config: ConfigDict, topology: str = "", *, find_batch: bool = False, l
         train = _largest_batch(steps, batch_size // mesh.size, mesh.size, capacity)
         batch_size = train["batch_size"]
     reports = {"train": train or _examined("train", steps.training(batch_size), mesh.size, capacity)}
-    reports["eval"] = _examined("eval", steps.evaluation(config.eval.batch_size, batch_size), mesh.size, capacity)
+    evaluation = steps.evaluation(config.eval.batch_size * mesh.size, batch_size)
+    reports["eval"] = _examined("eval", evaluation, mesh.size, capacity)
     fits = [report["fits"] for report in reports.values()]
     return {
         "topology": topology or "local",
@@ -336,12 +337,12 @@ def _largest_batch(steps: Steps, start: int, devices: int, capacity: int) -> dic
     return seen[largest_fitting(fits, max(1, start)) or 1]
 
 
-def _require_whole(section: str, size: int, devices: int) -> None:
+def _require_whole(size: int, devices: int) -> None:
     if size % devices:
         near = max(1, round(size / devices)) * devices
         raise UserError(
-            f"{section}.batch_size is {size}, which does not split over {devices} devices; {near} does: set "
-            f"--config.{section}.batch_size={near}"
+            f"train.batch_size is {size}, which does not split over {devices} devices; {near} does: set "
+            f"--config.train.batch_size={near}"
         )
 
 

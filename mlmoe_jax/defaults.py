@@ -191,7 +191,7 @@ def default_config() -> ConfigDict:
     train.save_backbone = False  # write backbone.safetensors (float16) at the end
 
     config.eval = evaluation = ConfigDict()
-    evaluation.batch_size = 256
+    evaluation.batch_size = 256  # on each device, so that scores do not depend on how many there are
     evaluation.every_epochs = 1
     evaluation.select_on = "val"  # val | test (as the papers do) | none (the last EMA weights)
     evaluation.threshold = 0.5  # on probabilities, for CP CR CF1 OP OR OF1 and for predict

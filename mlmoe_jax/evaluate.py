@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mlmoe_jax import cooccurrence_bias, metric_presets, metrics, thresholds
+from mlmoe_jax import cooccurrence_bias, distributed, metric_presets, metrics, thresholds
 from mlmoe_jax.assemble import Run, open_run
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.labels import LabelSpace
@@ -56,9 +56,13 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 def score_split(
     eval_step: Callable, values: Params, frozen: Params, split: Split, data, batch_size: int, mesh: Mesh
 ) -> Scored:
-    """Score every image of a split exactly once, on any number of processes; one that cannot be read scores NaN."""
-    process = (jax.process_index(), jax.process_count())
-    loader = build_loader(data, split, batch_size=batch_size, process=process)
+    """Score every image of a split exactly once, on any number of processes; one that cannot be read scores NaN.
+
+    batch_size: on each device. A device computes every image in the same way however many there are, so the scores are
+    the same to the last bit.
+    """
+    batch_size *= mesh.size
+    loader = build_loader(data, split, batch_size=batch_size, process=distributed.process())
     progress = Progress(f"evaluate {split.name}", -(-len(split) // batch_size), batch_size)
     outputs = []
     for batch in on_device(progress.waiting(loader), mesh):
@@ -150,7 +154,7 @@ def report(
         results[name] |= {f"cooccurrence/{figure}": value for figure, value in figures.items() if not np.isnan(value)}
     if {"test", "test_shift"} <= results.keys():
         results["test_shift"]["mAP_fall_from_test"] = results["test"]["mAP"] - results["test_shift"]["mAP"]
-    if jax.process_index() == 0:
+    if distributed.is_first():
         write_results(folder, results, scored, difficult=config.data.difficult, prefix=prefix)
         if any(pairs.values()):
             _write_pairs(folder, pairs, label_space.names, prefix)
@@ -216,7 +220,7 @@ def evaluate_run(folder: RunFolder, overrides: list[tuple[str, str]]) -> dict[st
     scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
     fitted = read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
     results = report(folder, scored, run.label_space, run.config, prefix="eval/", fitted=fitted)
-    if jax.process_index() == 0:
+    if distributed.is_first():
         list_skipped(folder, (item.skipped for item in scored.values()), prefix="eval/")
     if samples := run.config.report.samples:
         explain_run(folder, run, count=samples, side=run.config.report.sample_side)

@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 from PIL import Image
 
+from mlmoe_jax import distributed
 from mlmoe_jax.assemble import Run
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources import open_split
@@ -200,7 +201,7 @@ def write_samples(
             raise UserError(f"report.{key} is {value} and should be from 1 to {most} where samples are written")
     chosen = split.take(choose_samples(split.labels, count, scores), split.name)
     explained = explain_images(run, chosen)
-    if jax.process_index() != 0:
+    if not distributed.is_first():
         return
     for name in explained.left_out:
         say(f"{name} of {len(chosen)} samples has more than {MOST_NUMBERS:,} numbers and is left out of {ARRAYS}")
@@ -281,7 +282,7 @@ def gate_statistics(run: Run, split: Split) -> dict[str, GateStatistics]:
     """
 
     def gates() -> Iterator[dict[str, np.ndarray]]:
-        for output in _predictions(run, split, batch_size=run.config.eval.batch_size, attention=False):
+        for output in _predictions(run, split, batch_size=run.config.eval.batch_size * run.mesh.size, attention=False):
             weights, mask = jax.device_get((output["prediction"].gates, output["mask"]))
             if (mask > 0).any():
                 yield {name: w[mask > 0] if len(w) == len(mask) else w for name, w in weights.items()}
@@ -320,6 +321,5 @@ def summarize_gates(batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, Ga
 def _predictions(run: Run, split: Split, *, batch_size: int, attention: bool) -> Iterator[dict[str, Any]]:
     """Return what the step of `make_explain_step` gives for every batch of a split, images in their order."""
     step = make_explain_step(run.definition, run.preprocess, run.mesh, run.labels, attention=attention)
-    process = (jax.process_index(), jax.process_count())
-    loader = build_loader(run.config.data, split, batch_size=batch_size, process=process)
+    loader = build_loader(run.config.data, split, batch_size=batch_size, process=distributed.process())
     return (step(run.values, run.frozen, batch) for batch in on_device(loader, run.mesh))

@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 from ml_collections import ConfigDict
 
-from mlmoe_jax import checkpoint
+from mlmoe_jax import checkpoint, distributed
 from mlmoe_jax import config as configuration
 from mlmoe_jax.assemble import (
     describe_run,
@@ -58,7 +57,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     first = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
     state = place(first, mesh)
     selection = Selection(state.ema, kind="imported")
-    writer = jax.process_index() == 0
+    writer = distributed.is_first()
     with folder.writing() if writer else contextlib.nullcontext():
         if writer:
             describe_run(folder, config, label_space, preprocess, state.frozen, parts.unpublished)

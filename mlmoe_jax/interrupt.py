@@ -5,11 +5,29 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from mlmoe_jax.distributed import Vote
+
+
+class StopRequest(threading.Event):
+    """A request to stop that may reach one process of several, and each of them at another step."""
+
+    def __init__(self):
+        super().__init__()
+        self._vote = Vote()
+
+    def agreed(self) -> bool:
+        """Return whether training stops after this step: once a step on every process, and the same on all of them.
+
+        One process stops with the step in which it was asked. Several stop a step later, for the answers of all are
+        fetched while the device is busy with the next step.
+        """
+        return self._vote.any(self.is_set())
+
 
 @contextlib.contextmanager
-def asked_to_stop() -> Iterator[threading.Event]:
-    """Turn SIGTERM and the first Ctrl-C into an event, so that the running step ends and is saved."""
-    asked = threading.Event()
+def asked_to_stop() -> Iterator[StopRequest]:
+    """Turn SIGTERM and the first Ctrl-C into a request, so that the running step ends and is saved."""
+    asked = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return

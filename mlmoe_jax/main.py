@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from mlmoe_jax import distributed
 from mlmoe_jax.errors import UserError
 
 MODES = (
@@ -28,6 +29,8 @@ MODES = (
     "import",
     "export",
 )
+# What several processes share; anything else the first does alone.
+TOGETHER = ("train", "eval", "predict", "prune")
 # Flags that only some modes take: flag -> (modes, value that stands for "not given").
 _ONLY_FOR = {
     "sweep": (("train",), []),
@@ -359,7 +362,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
     try:
         flags, overrides = parse(arguments)
-        return _RUN[flags.mode](flags, overrides)
+        return distributed.run(lambda: _RUN[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
+from mlmoe_jax import distributed
 from mlmoe_jax.assemble import Run, open_run
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources import open_split
@@ -58,7 +59,7 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
     search = copy.deepcopy(config)
     search.model.prompts.masks = "learned"
     require_same_config(search, RunFolder(folder / SEARCH))
-    with folder.writing() if jax.process_index() == 0 else contextlib.nullcontext():
+    with folder.writing() if distributed.is_first() else contextlib.nullcontext():
         _train_once(search, RunFolder(folder / SEARCH), "training with learned masks")
         importance = _importance(folder, config)
         levels = make_levels(importance, config.prune)
@@ -68,11 +69,11 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
             results[level] = _train_once(
                 of_level, RunFolder(folder / LEVELS / level.name), f"level {number} of {len(levels)}, {level.name}"
             )
-            if jax.process_index() == 0:
+            if distributed.is_first():
                 _write_table(folder, results)
         best = max(results, key=lambda level: results[level][_watched(config)]["mAP"])
         say(f"chosen on {_watched(config)}: {best.name}")
-        if jax.process_index() == 0:
+        if distributed.is_first():
             folder.adopt(RunFolder(folder / LEVELS / best.name))
     return results[best]
 
@@ -128,7 +129,7 @@ def measure_importance(run: Run, *, how: str = "signed", seed: int = 0) -> dict[
         batch_size=size,
         augment=config.augment,
         seed=config.seed,
-        process=(jax.process_index(), jax.process_count()),
+        process=distributed.process(),
     )
     batches = on_device(progress.waiting(SkippedImages(split).watch(loader)), run.mesh)
     for number, batch in zip(range(steps), batches, strict=False):
@@ -163,11 +164,11 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
 def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
     """Measure the importance of the searched masks, or read what an earlier call has measured."""
     name = IMPORTANCE.format(config.prune.importance)
-    if (folder / name).exists():
+    if distributed.broadcast_from_first((folder / name).exists()):
         with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
             return dict(stored)
     measured = measure_importance(open_run(RunFolder(folder / SEARCH)), how=config.prune.importance, seed=config.seed)
-    if jax.process_index() == 0:
+    if distributed.is_first():
         folder.write_npz(name, **measured)
     return measured
 

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
+from mlmoe_jax import distributed
 from mlmoe_jax.curves import Line, draw
+from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runfolder import RunFolder, to_json
 from mlmoe_jax.sweep_grid import GridRun, Swept, as_text, plan, selection_of, short_names
@@ -48,7 +49,7 @@ def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[Swept], *, as_j
     in its folder, and at the end where some have failed; the others are trained all the same.
     """
     runs = plan(config, folder, swept)
-    writer = jax.process_index() == 0
+    writer = distributed.is_first()
     with folder.writing() if writer else contextlib.nullcontext():
         if writer:
             write_table(folder, runs)
@@ -61,6 +62,8 @@ def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[Swept], *, as_j
             try:
                 run.results = train(run.config, run.folder)
             except UserError as error:
+                if isinstance(error, BadImage) and distributed.process()[1] > 1:
+                    raise  # only one process has met it, the others wait in vain
                 run.error = str(error)
                 say(f"{what}: {error}")
             except (Stopped, KeyboardInterrupt) as stopped:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from safetensors.numpy import save as safetensors_bytes
 
-from mlmoe_jax import checkpoint
+from mlmoe_jax import checkpoint, distributed
 from mlmoe_jax import config as configuration
 from mlmoe_jax.assemble import (
     describe_run,
@@ -114,7 +114,7 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     require_same_config(config, folder)
     job, state = set_up(config, folder)
     require_same_frozen(folder, state.frozen)
-    writer = jax.process_index() == 0
+    writer = distributed.is_first()
     with folder.writing() if writer else contextlib.nullcontext():
         if writer:
             describe_run(folder, config, job.label_space, job.preprocess, state.frozen, job.unpublished)
@@ -206,7 +206,7 @@ def start(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[
         job.skipped.rows.update(notes.pop("skipped", ()))
         selection = Selection(place(restored.selected, job.mesh, job.labels), **notes)
         say(f"going on from step {restored.step} of {job.total_steps}")
-    if jax.process_index() == 0:
+    if distributed.is_first():
         job.folder.drop_rows_after(int(state.step))
     return state, selection
 
@@ -221,7 +221,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     evaluate_every = config.eval.every_epochs * job.steps_per_epoch
     save_every = max(1, round(config.checkpoint.every_epochs * job.steps_per_epoch))
     goes_on = first < job.total_steps and not selection.finished
-    trackers = open_trackers(job.folder, config, first) if goes_on and jax.process_index() == 0 else ()
+    trackers = open_trackers(job.folder, config, first) if goes_on and distributed.is_first() else ()
     log = MetricLog(job.folder, job.learning_rate, job.steps_per_epoch, trackers)
     progress = Progress("train", job.total_steps, config.train.batch_size, first=first)
     batches = on_device(progress.waiting(_training_batches(job, first)), job.mesh)
@@ -239,13 +239,14 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
             if evaluating:
                 with progress.paused():
                     log.add(_evaluate(job, state, selection, step))
-            if step % save_every == 0 or last or selection.finished or asked.is_set():
+            stopping = asked.agreed()
+            if step % save_every == 0 or last or selection.finished or stopping:
                 log.write()
                 require_finite(step, float(metrics["loss"]))
-                notes = {**selection.notes(), "skipped": sorted(job.skipped.rows)}
+                notes = {**selection.notes(), "skipped": sorted(job.skipped.everywhere().rows)}
                 stored = _stored_form(job, {"state": state.replace(frozen={}), "selected": selection.values})
                 checkpoint.save(manager, step, stored["state"], stored["selected"], notes)
-            if asked.is_set():
+            if stopping:
                 raise Stopped(f"stopped at step {step} of {job.total_steps}; the same command goes on from there")
         log.write()
     progress.close()
@@ -257,10 +258,12 @@ def finish(job: Job, selection: Selection, frozen: Params) -> Results:
     say(f"evaluating the {selection}")
     scored = {name: job.score(selection.values, frozen, split) for name, split in job.held_out.items()}
     results = report(job.folder, scored, job.label_space, job.config)
-    if jax.process_index() == 0:
-        list_skipped(job.folder, [job.skipped, *(item.skipped for item in scored.values())])
+    skipped = job.skipped.everywhere()
+    if distributed.is_first():
+        list_skipped(job.folder, [skipped, *(item.skipped for item in scored.values())])
         if job.config.train.save_backbone:
             job.folder.write_bytes("backbone.safetensors", _backbone_file({**selection.values, **frozen}))
+    distributed.barrier("results")  # what is in the folder now, every process may read
     return results
 
 
@@ -294,7 +297,7 @@ def _training_batches(job: Job, first_step: int) -> Iterator[dict[str, np.ndarra
         augment=job.config.augment,
         seed=job.config.seed,
         first_step=first_step,
-        process=(jax.process_index(), jax.process_count()),
+        process=distributed.process(),
     )
     return job.skipped.watch(loader)
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 import jax
 from tqdm import tqdm
 
+from mlmoe_jax import distributed, watchdog
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runfolder import TABLE, RunFolder
 from mlmoe_jax.tracking import Tracker
@@ -26,9 +27,10 @@ class Progress:
         self.note = ""
         self.started = self.last_line = time.perf_counter()
         self.waited = 0.0
-        terminal = sys.stderr.isatty()
+        terminal = sys.stderr.isatty() and distributed.is_first()
         self.bar = tqdm(total=total, initial=first, desc=what, unit="step", leave=False, disable=not terminal)
         self.lines = not terminal
+        watchdog.sign(f"begin to {what}", f"it began to {what}")
 
     def waiting(self, batches: Iterable) -> Iterator:
         """Pass batches on and measure how long each made the caller wait."""
@@ -45,6 +47,7 @@ class Progress:
     def advance(self, note: str = "") -> None:
         """Count one step; `note` is shown behind the figures."""
         self.done += 1
+        watchdog.sign(self.what, f"step {self.done} of {self.total}, {self.what}")
         self.note = note or self.note
         self.bar.set_postfix_str(f"{self.figures()} {self.note}".strip(), refresh=False)
         self.bar.update()
@@ -58,6 +61,7 @@ class Progress:
         """Leave what happens inside, such as an evaluation, out of the figures."""
         began = time.perf_counter()
         yield
+        watchdog.sign(f"go on to {self.what}", f"it went on to {self.what} after step {self.done}")
         self.started += time.perf_counter() - began
 
     @property
@@ -77,6 +81,7 @@ class Progress:
     def close(self) -> None:
         """Remove the bar."""
         self.bar.close()
+        watchdog.sign(f"end of {self.what}", f"the end of {self.what}")
 
     def _line(self, now: float) -> None:
         rate = (now - self.started) / max(1, self.done - self.first)
@@ -104,6 +109,7 @@ class Meter:
     def add(self, count: int) -> None:
         """Count bytes that have arrived."""
         self.done += count
+        watchdog.sign("download", f"{megabytes(self.done)} of {self.name} had come")
         self.bar.update(count)
         now = time.perf_counter()
         if self.lines and now - self.last_line > LINE_EVERY:
@@ -164,7 +170,7 @@ class MetricLog:
         step = self._row["step"]
         numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
         require_finite(step, numbers["loss"])
-        if jax.process_index() == 0:
+        if distributed.is_first():
             row = {**self._row, **numbers}
             self.folder.append_row(row)
             for tracker in self.trackers:
@@ -176,7 +182,7 @@ class MetricLog:
 
     def close(self) -> None:
         """Finish the table and the trackers."""
-        if jax.process_index() == 0:
+        if distributed.is_first():
             self._write_table()
         for tracker in self.trackers:
             tracker.close()
@@ -197,5 +203,6 @@ def require_finite(step: int, loss: float) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line for people, on stderr, so that stdout carries results only."""
-    tqdm.write(text, file=sys.stderr)
+    """Print a line for people, on stderr, so that stdout carries results only; the first process speaks for all."""
+    if distributed.is_first():
+        tqdm.write(text, file=sys.stderr)

@@ -76,7 +76,7 @@ def _tiny_config():
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
     config.augment.where = "host"
     config.optim.name, config.optim.schedule = "sgd", "constant"  # compiles faster than AdamW
-    config.train.batch_size = config.eval.batch_size = BATCH
+    config.train.batch_size, config.eval.batch_size = BATCH, BATCH // DEVICES
     return config
 
 

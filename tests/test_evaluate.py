@@ -469,6 +469,6 @@ def test_start_jax_sets_the_precision_and_checks_the_batches(config, refusal, mo
     monkeypatch.setattr(assembly, "make_mesh", lambda sizes: SimpleNamespace(size=3))
     config.train.batch_size, config.eval.batch_size = 9, 6
     assert start_jax(config).size == 3
-    for key, size in (("eval", 7), ("train", 10)):
-        config[key].batch_size = size
-        assert refusal(start_jax, config) == f"{key}.batch_size is {size}, which does not split over 3 devices"
+    config.train.batch_size, config.eval.batch_size = 10, 7
+    assert refusal(start_jax, config) == "train.batch_size is 10, which does not split over 3 devices"
+    assert start_jax(config, training=False).size == 3

@@ -277,7 +277,7 @@ def test_two_sweeps_do_not_share_a_folder(trainings, tmp_path, refusal):
 
 
 def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeping.jax, "process_index", lambda: 1)
+    monkeypatch.setattr("mlmoe_jax.distributed.process", lambda: (1, 2))
     assert sweep(default_config(), RunFolder(tmp_path), [Swept("seed", (0,))]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["seed=0"]
 

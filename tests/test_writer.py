@@ -177,7 +177,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(folder, refusal, loss):
 
 
 def test_only_the_first_process_writes_rows(folder, monkeypatch):
-    monkeypatch.setattr("jax.process_index", lambda: 1)
+    monkeypatch.setattr("mlmoe_jax.distributed.process", lambda: (1, 2))
     log = MetricLog(folder, lambda step: 0.1, steps_per_epoch=4)
     log.note(1, {"loss": jnp.float32(1)}, PROGRESS)
     log.write()

@@ -5,6 +5,8 @@ the same, in the same order, for any number of processes and workers, and traini
 order matters: augmentation draws its numbers by the step and the place in the global batch.)
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator
 
@@ -12,6 +14,7 @@ import grain
 import numpy as np
 from absl import flags
 
+from mlmoe_jax import distributed
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.split import Split
@@ -121,6 +124,10 @@ class SkippedImages:
             skipped = (batch["mask"] == 0) & (batch["id"] >= 0)
             self.rows.update(batch["id"][skipped].tolist())
             yield batch
+
+    def everywhere(self) -> SkippedImages:
+        """Return those that any process skipped, each of which sees its own part of the images; all have to call it."""
+        return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
 
     def table(self) -> list[list[str]]:
         """Return (split, id, why) of each; why is found out by reading it once more."""

@@ -1,0 +1,60 @@
+"""One process of several that asks the others this and that; what it finds out goes to a file named by its number."""
+
+import json
+import os
+import sys
+
+import numpy as np
+
+from mlmoe_jax import distributed
+
+
+def work(folder: str) -> int:
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from mlmoe_jax import checkpoint
+    from mlmoe_jax.config import default_config
+    from mlmoe_jax.runfolder import RunFolder
+    from mlmoe_jax.sharding import make_mesh, place
+
+    index, count = distributed.process()
+    vote = distributed.Vote()
+    found = {
+        "process": (index, count),
+        "gathered": distributed.gather({"who": "é" * index, "of": index}),
+        "first": distributed.broadcast_from_first(index + 10),
+        # asked by process 1 in the second of four rounds, told everywhere in the third
+        "votes": [vote.any(index == 1 and turn == 1) for turn in range(4)],
+    }
+    mesh = make_mesh(default_config().mesh)
+    whole = np.arange(6 * count, dtype=np.float32).reshape(2 * count, 3)
+    parts = jax.make_array_from_callback(
+        whole.shape, NamedSharding(mesh, PartitionSpec("data")), lambda piece: whole[piece]
+    )
+    tree = {"parts": parts, "everywhere": place({"x": whole}, mesh)["x"]}
+    found["addressable"] = parts.is_fully_addressable
+    found["whole"] = {name: np.array_equal(value, whole) for name, value in distributed.to_host(tree).items()}
+
+    run = RunFolder(folder)
+    with checkpoint.open_manager(run) as manager:
+        for step in (1, 2):
+            checkpoint.save(manager, step, tree, tree, {"step": step})
+            manager.wait_until_finished()
+    found["digests"] = {name: digest for name, digest in checkpoint._digests(tree).items()}
+    if index == 1:  # what is bad for one is bad for all
+        digests_of, other = checkpoint._digests, iter([{"['parts']": "other"}])
+        checkpoint._digests = lambda tree: digests_of(tree) | next(other, {})
+    with checkpoint.open_manager(run) as manager:
+        restored = checkpoint.restore_newest(manager, selected=tree)
+    found["restored"] = restored.step
+    found["values"] = {name: np.array_equal(v, whole) for name, v in distributed.to_host(restored.selected).items()}
+    distributed.barrier("end")
+    with open(os.path.join(folder, f"{index}.json"), "w") as file:
+        json.dump(found, file)
+    print(index)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(distributed.run(lambda: work(sys.argv[1]), together=True))

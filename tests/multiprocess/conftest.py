@@ -1,0 +1,95 @@
+"""A tiny data set and config, and jobs of several real processes on this machine."""
+
+import csv
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import worker
+from jobs import BROKEN, SPLITS, Job, free_port
+from PIL import Image
+
+HERE = Path(__file__).resolve().parent
+CONFIG = """
+from mlmoe_jax.config import default_config
+
+def get_config(arg=""):
+    config = default_config()
+    config.data.name, config.data.root, config.data.image_size = "csv", {root!r}, 16
+    config.data.threads, config.data.bad_images = 1, "skip"
+    config.augment.flip, config.augment.contrast, config.augment.where = True, 0.2, "device"
+    config.model.backbone.weights, config.ema.decay = "none", 0.5
+    config.loss.kind, config.loss.scale = "bce", 1.0
+    config.optim.learning_rate, config.optim.clip_norm = 0.02, 1.0
+    config.train.epochs, config.train.batch_size, config.train.log_every = 2, 12, 1
+    config.eval.batch_size, config.eval.every_epochs = 4, 2
+    return config
+"""
+
+
+@pytest.fixture(scope="session")
+def config_file(tmp_path_factory) -> Path:
+    """A config on 48 random pictures of three labels, some of them broken, of which one process alone gets some."""
+    folder = tmp_path_factory.mktemp("job")
+    draw = np.random.default_rng(0)
+    for split, count in SPLITS.items():
+        (folder / split).mkdir()
+        with open(folder / f"{split}.csv", "w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["image", "labels"])
+            for number in range(count):
+                path = folder / split / f"{number}.png"
+                if number in BROKEN.get(split, ()):
+                    path.write_bytes(b"no picture")
+                else:
+                    Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+                present = draw.random(3) < 0.5
+                rows.writerow([f"{split}/{number}.png", ";".join(np.array(["cat", "dog", "fox"])[present])])
+    (folder / "tiny.py").write_text(CONFIG.format(root=str(folder)))
+    return folder / "tiny.py"
+
+
+@pytest.fixture
+def backbone(monkeypatch):
+    """Gives this process the backbone that the workers have."""
+    from mlmoe_jax.pretrained import catalog
+
+    monkeypatch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(worker.ENTRY, shape=worker.SHAPE))
+
+
+@pytest.fixture
+def start_job(tmp_path):
+    """A function that starts `count` processes with flags; what runs at the end of the test is killed.
+
+    own: environment variables of single processes, {number: variables}.
+    """
+    started = []
+
+    def start(count, *flags, program="worker.py", devices=1, own=None, **variables) -> Job:
+        output = tmp_path / f"job-{len(started)}"
+        output.mkdir()
+        port, processes = free_port(), []
+        flags_of_xla = f"--xla_backend_optimization_level=0 --xla_force_host_platform_device_count={devices}"
+        common = dict(os.environ, JAX_PLATFORMS="cpu", XLA_FLAGS=flags_of_xla, PYTHONPATH=os.pathsep.join(sys.path))
+        common |= variables
+        for number in range(count):
+            place = {
+                "MLMOE_COORDINATOR": f"127.0.0.1:{port}",
+                "MLMOE_PROCESSES": str(count),
+                "MLMOE_PROCESS": str(number),
+            }
+            environment = common | (place if count > 1 else {}) | (own or {}).get(number, {})
+            with open(output / f"{number}.out", "wb") as out, open(output / f"{number}.err", "wb") as err:
+                command = [sys.executable, HERE / program, *map(str, flags)]
+                processes.append(subprocess.Popen(command, env=environment, stdout=out, stderr=err))
+        started.extend(processes)
+        return Job(processes, output)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

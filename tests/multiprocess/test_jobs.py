@@ -1,0 +1,248 @@
+"""Real processes on this machine: what several compute and write, and what they do when one of them fails."""
+
+import csv
+import hashlib
+import json
+import os
+import shutil
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+from jobs import BROKEN, checkpoints, digests, rows, until
+
+from mlmoe_jax.assemble import open_run
+from mlmoe_jax.config import load_config
+from mlmoe_jax.evaluate import evaluate_run
+from mlmoe_jax.runfolder import RunFolder, to_json
+from mlmoe_jax.train import train
+from mlmoe_jax.watchdog import HUNG
+
+STEPS = 4  # of the config
+
+
+def results(folder) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def scores(folder) -> np.ndarray:
+    with np.load(folder / "scores.npz") as stored:
+        return stored["scores"]
+
+
+def selected(folder) -> dict[str, np.ndarray]:
+    return jax.device_get(open_run(RunFolder(folder)).values)
+
+
+def metrics(folder) -> list[dict]:
+    """Return the rows of metrics.jsonl without what depends on the machine."""
+    return [{k: v for k, v in row.items() if k not in ("images_per_second", "data_wait")} for row in rows(folder)]
+
+
+def close(one: dict, other: dict, tolerance: float = 1e-6) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], atol=tolerance, err_msg=name)
+
+
+# -------------------------------------------------------------------------------------------------------- agreeing
+def test_processes_agree(start_job, tmp_path):
+    job = start_job(2, tmp_path, program="agreeing.py")
+    assert job.wait() == [0, 0], job.said(0) + job.said(1)
+    found = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
+    for number, of_process in enumerate(found):
+        assert of_process["process"] == [number, 2]
+        assert of_process["gathered"] == [{"who": "", "of": 0}, {"who": "é", "of": 1}]
+        assert of_process["first"] == 10
+        assert of_process["votes"] == [False, False, True, False]
+        assert not of_process["addressable"]
+        assert of_process["whole"] == of_process["values"] == {"parts": True, "everywhere": True}
+        assert of_process["restored"] == 1, "a checkpoint that one process finds damaged, no process takes"
+        plain = hashlib.sha256(np.arange(12, dtype=np.float32).tobytes()).hexdigest()
+        assert of_process["digests"] == {"['parts']": plain, "['everywhere']": plain}
+    assert digests(tmp_path, 2)["state"] == found[0]["digests"]
+    assert [job.printed(number) for number in range(2)] == ["0\n", ""], "only the first prints, and Gloo nothing"
+    assert "checkpoint 2 is damaged and passed over: 1 arrays differ" in job.said(0)
+
+
+# -------------------------------------------------------------------------------------------------------- training
+def test_two_processes_train_and_evaluate_as_one_does(start_job, config_file, backbone, tmp_path):
+    job = start_job(2, f"--config={config_file}", f"--workdir={tmp_path / 'two'}", "--json")
+    train(load_config(str(config_file), []), RunFolder(tmp_path / "one"))
+    assert job.wait() == [0, 0], job.said(0) + job.said(1)
+
+    # The same batches, but sums over other parts of them, which round otherwise.
+    np.testing.assert_allclose(scores(tmp_path / "two"), scores(tmp_path / "one"), atol=1e-6)
+    ours, wanted = metrics(tmp_path / "two"), metrics(tmp_path / "one")
+    assert [row["step"] for row in ours] == list(range(1, STEPS + 1))
+    for mine, its in zip(ours, wanted, strict=True):
+        close(mine, its)
+
+    # 11 and 13 images on two processes, and the same weights in one: equal to the last digit.
+    alone = evaluate_run(RunFolder(tmp_path / "two"), [("data.test_splits", "val,test")])
+    assert to_json(alone) == to_json(results(tmp_path / "two"))
+    assert np.array_equal(scores(tmp_path / "two"), scores(tmp_path / "two" / "eval"), equal_nan=True)
+
+    with open(tmp_path / "two" / "skipped_images.csv") as file:
+        skipped = {(row["split"], row["image"]) for row in csv.DictReader(file)}
+    assert skipped == {(split, f"{split}/{number}.png") for split, numbers in BROKEN.items() for number in numbers}
+    assert json.loads(job.printed(0)) == results(tmp_path / "two"), "stdout carries the results and nothing else"
+    assert job.printed(1) == ""
+    assert "training images" in job.said(0)
+    assert "training images" not in job.said(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_equal_one_with_as_many_devices_bit_for_bit(start_job, config_file, tmp_path, count):
+    flags = [f"--config={config_file}", "--config.ema.decay=0.9"]
+    together = start_job(count, *flags, f"--workdir={tmp_path / 'many'}")
+    assert together.wait() == [0] * count, together.said(0)
+    alone = start_job(1, *flags, f"--workdir={tmp_path / 'one'}", devices=count)
+    assert alone.wait() == [0], alone.said(0)
+    if count == 2:
+        assert digests(tmp_path / "many", STEPS) == digests(tmp_path / "one", STEPS)
+        assert np.array_equal(scores(tmp_path / "many"), scores(tmp_path / "one"), equal_nan=True)
+        assert results(tmp_path / "many") == results(tmp_path / "one")
+    else:  # more than two parts are summed in another order inside a process than between processes
+        np.testing.assert_allclose(scores(tmp_path / "many"), scores(tmp_path / "one"), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_evaluation_on_uneven_data_equals_one_process_to_the_last_digit(
+    start_job, config_file, backbone, tmp_path, count
+):
+    """11 and 13 images on 2 and 3 processes."""
+    folder = tmp_path / "run"
+    train(load_config(str(config_file), [("train.epochs", "1")]), RunFolder(folder))
+    splits = "--config.data.test_splits=val,test"
+    together = start_job(count, "--mode=eval", f"--workdir={folder}", splits, "--json")
+    assert together.wait() == [0] * count, together.said(0)
+    ours = results(folder / "eval"), scores(folder / "eval")
+    alone = start_job(1, "--mode=eval", f"--workdir={folder}", splits, "--json")
+    assert alone.wait() == [0], alone.said(0)
+    assert ours[0] == results(folder / "eval") == json.loads(alone.printed(0)) == json.loads(together.printed(0))
+    assert np.array_equal(ours[1], scores(folder / "eval"), equal_nan=True)
+
+
+@pytest.mark.slow
+def test_prediction_on_three_processes_equals_that_of_one(start_job, config_file, backbone, tmp_path):
+    folder, images = tmp_path / "run", config_file.parent / "test"
+    train(load_config(str(config_file), [("train.epochs", "1")]), RunFolder(folder))
+    tables = []
+    for count in (3, 1):
+        output = tmp_path / f"by-{count}.csv"
+        flags = ["--mode=predict", f"--workdir={folder}", f"--images={images}", f"--output={output}"]
+        job = start_job(count, *flags)
+        assert job.wait() == [2] * count, "one picture is broken"
+        assert "12 of 13 pictures labelled" in job.printed(0)
+        assert all(job.printed(number) == "" for number in range(1, count))
+        with open(output) as file:
+            tables.append(list(csv.DictReader(file)))
+    for ours, wanted in zip(*tables, strict=True):
+        assert [ours[name] for name in ("image", "labels", "error")] == [
+            wanted[name] for name in ("image", "labels", "error")
+        ]
+        if not wanted["error"]:
+            ours, wanted = ([float(row[name]) for name in ("cat", "dog", "fox")] for row in (ours, wanted))
+            np.testing.assert_allclose(ours, wanted, atol=2e-6)  # the file has six digits
+
+
+# --------------------------------------------------------------------------------------------------- death and hanging
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "victim"), [(4, 2), (2, 0)])
+def test_a_killed_process_takes_all_down_and_the_job_goes_on_from_the_last_checkpoint(
+    start_job, config_file, backbone, tmp_path, count, victim
+):
+    """Also with another number of processes; the weights are those of a training that nobody disturbed."""
+    flags = [f"--config={config_file}", "--config.train.epochs=20", "--config.eval.every_epochs=4"]
+    folder, other = tmp_path / "killed", tmp_path / "other"
+    job = start_job(count, *flags, f"--workdir={folder}")
+    until(lambda: len(checkpoints(folder)) and checkpoints(folder)[-1] >= 6)
+    job.processes[victim].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    codes = job.wait(60)
+    print(f"{count} processes, {victim} killed: all gone after {time.monotonic() - killed:.1f} s with {codes}")
+    assert codes[victim] == -signal.SIGKILL
+    assert 0 not in codes
+    assert all("error" in job.said(number) for number in range(count) if number != victim)
+    at = checkpoints(folder)[-1]
+    assert at < 40, "it was killed on its way"
+
+    shutil.copytree(folder, other)
+    undisturbed = start_job(count, *flags, f"--workdir={tmp_path / 'whole'}")
+    assert undisturbed.wait() == [0] * count, undisturbed.said(0)
+    again = start_job(count, *flags, f"--workdir={folder}")
+    assert again.wait() == [0] * count, again.said(0)
+    assert f"going on from step {at} of 40" in again.said(0)
+    assert digests(folder, 40) == digests(tmp_path / "whole", 40), "bit for bit on as many processes"
+    assert results(folder) == results(tmp_path / "whole")
+    assert metrics(folder) == metrics(tmp_path / "whole")
+
+    elsewhere = start_job(3, *flags, f"--workdir={other}")
+    assert elsewhere.wait() == [0] * 3, elsewhere.said(0)
+    assert f"going on from step {at} of 40" in elsewhere.said(0)
+    close(selected(other), selected(tmp_path / "whole"), 1e-5)
+
+
+@pytest.mark.slow
+def test_a_hanging_process_takes_all_down(start_job, config_file, tmp_path):
+    folder = tmp_path / "hangs"
+    flags = [f"--config={config_file}", "--config.train.epochs=100", f"--workdir={folder}"]
+    job = start_job(2, *flags, own={1: {"HANG_AFTER": "9"}}, MLMOE_HANG_SECONDS="10")
+    until(lambda: len(rows(folder)) >= 7)
+    began = time.monotonic()
+    codes = job.wait(90)
+    print(f"all gone {time.monotonic() - began:.1f} s after the last step, with {codes}")
+    assert HUNG in codes
+    assert 0 not in codes
+    assert any("has made no progress for" in job.said(number) for number in range(2))
+
+
+# ----------------------------------------------------------------------------------------------------------- stopping
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_request_to_one_process_stops_all_after_the_same_step(start_job, config_file, tmp_path, number):
+    folder = tmp_path / "stopped"
+    flags = [f"--config={config_file}", "--config.train.epochs=200", f"--workdir={folder}"]
+    flags.append("--config.checkpoint.every_epochs=1000")
+    job = start_job(3, *flags)
+    until(lambda: len(rows(folder)) >= 5)
+    os.kill(job.processes[2].pid, number)
+    assert job.wait(120) == [130] * 3, job.said(0)
+    [step] = checkpoints(folder)
+    assert [row["step"] for row in rows(folder)] == list(range(1, step + 1))
+    assert all(f"stopped at step {step} of 400" in job.said(number) for number in range(3))
+
+
+@pytest.mark.slow
+def test_a_mistake_ends_every_process_with_its_sentence(start_job, config_file, tmp_path):
+    job = start_job(3, f"--config={config_file}", "--config.train.batch_size=10", f"--workdir={tmp_path / 'none'}")
+    codes = job.wait(120)
+    assert codes[0] == 2
+    assert 0 not in codes
+    assert "error: train.batch_size is 10, which does not split over 3 devices" in job.said(0)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_who_waits_in_vain_says_so(start_job, config_file, tmp_path):
+    flags = [f"--config={config_file}", f"--workdir={tmp_path / 'none'}"]
+    own = {"MLMOE_PROCESSES": "2", "MLMOE_START_SECONDS": "5"}
+    alone = start_job(1, *flags, own={0: own | {"MLMOE_PROCESS": "1", "MLMOE_COORDINATOR": "127.0.0.1:9"}})
+    assert alone.wait(60) == [2]
+    assert "error: process 1 of 2 finds nobody at MLMOE_COORDINATOR=127.0.0.1:9 after 5 s" in alone.said(0)
+    first = start_job(1, *flags, own={0: own | {"MLMOE_PROCESS": "0", "MLMOE_COORDINATOR": "127.0.0.1:45671"}})
+    assert first.wait(60) == [HUNG]
+    assert "since it began to wait for the 2 processes of the job" in first.said(0)
+
+
+@pytest.mark.slow
+def test_what_is_no_work_for_many_the_first_process_does_alone(start_job, config_file):
+    job = start_job(2, f"--config={config_file}", "--mode=summary", "--json")
+    assert job.wait(120) == [0, 0], job.said(0)
+    assert json.loads(job.printed(0))["params"]["total"] > 0
+    assert job.printed(1) == job.said(1) == ""
