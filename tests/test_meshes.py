@@ -192,8 +192,8 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "meshes"),
     [
-        ("mlvpt_digits", [(2, 2, 2)]),
-        ("drmoe_resnet101:dataset=digits", [(1, 1, 8)]),
+        ("mlvpt_digits", [(1, 2, 4)]),
+        pytest.param("drmoe_resnet101:dataset=digits", [(1, 1, 8)], marks=SLOW),
         *(pytest.param(reference, MESHES, marks=SLOW) for reference in REFERENCES),
     ],
 )

@@ -82,7 +82,8 @@ def test_neither_torch_nor_tensorflow_is_imported():
 
 
 def test_every_requirement_is_used():
-    assert not {name for name, module in required().items() if module not in imported()}
+    modules = imported()
+    assert not {name for name, module in required().items() if module not in modules}
 
 
 def test_everything_that_is_imported_is_required():

@@ -432,6 +432,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow  # test_meshes.py has one for every run
 def test_meshes_of_devices_agree_with_one_device(tmp_path):
     script = tmp_path / "meshes.py"
     script.write_text(MESHES)

@@ -158,7 +158,7 @@ def test_the_same_command_again_only_evaluates(program, trained):
     assert rows_of(folder) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_stopped_run_goes_on_as_if_undisturbed(program, trained, tmp_path, number):
     folder, done = trained
     command = ("--config=mlvpt_digits", f"--workdir={tmp_path / 'b'}", "--json", *SMALL)

@@ -5,12 +5,12 @@ import csv
 import dataclasses
 import json
 import subprocess
-import threading
 
 import pytest
 from PIL import Image
 
 from mlmoe_jax.data.sources import digits
+from mlmoe_jax.interrupt import StopRequest
 from mlmoe_jax.main import main
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.pretrained import catalog
@@ -47,7 +47,7 @@ def run(capsys, monkeypatch, tmp_path):
 @contextlib.contextmanager
 def stopping_in(monkeypatch, folder, step: int):
     """Ask training to stop, as SIGTERM does, once the run in `folder` has written the row of `step`."""
-    asked, append = threading.Event(), RunFolder.append_row
+    asked, append = StopRequest(), RunFolder.append_row
 
     def noticing(self, row):
         append(self, row)

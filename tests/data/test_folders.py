@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlmoe_jax import predict
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.sources import open_split
-from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES, open_folders
+from mlmoe_jax.data.sources.folders import open_folders
 
 
 def settings(root, **keys):
@@ -91,7 +90,3 @@ def test_nothing_there(tmp_path, refusal):
     (tmp_path / "train" / "a").mkdir()
     sentence = refusal(open_folders, settings(tmp_path), "train")
     assert sentence.startswith(f"the folders in {tmp_path}/train hold no pictures (.jpg, .jpeg, ")
-
-
-def test_the_same_files_are_pictures_here_and_in_predict():
-    assert set(IMAGE_SUFFIXES) == predict.SUFFIXES

@@ -25,7 +25,15 @@ eval "$DO"
 
 
 @pytest.fixture
-def script(tmp_path):
+def hears_interrupts():
+    """Programs started from a job in the background inherit that Ctrl-C is ignored, unless something hears it here."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def script(tmp_path, hears_interrupts):
     python = tmp_path / "python3"
     python.write_text(STAND_IN)
     python.chmod(0o755)
@@ -34,7 +42,8 @@ def script(tmp_path):
         environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         environment |= {"PYTHON": str(python), "MLMOE_VENV": str(tmp_path / "venv"), "DO": do} | variables
         command = ["bash", SCRIPT, *arguments]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=environment, **pipes)
 
     return start
 
