@@ -17,6 +17,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,15 @@ class RunFolder:
         return str(self.path)
 
     # ------------------------------------------------------------------------------------------------ opening
+    def require_place(self) -> None:
+        """Raise UserError where the folder could not be made, before anything is done that takes time."""
+        if self.is_local:
+            path = Path(self.path)
+            there = next(place for place in (path, *path.absolute().parents) if place.exists())
+            if not there.is_dir() or not os.access(there, os.W_OK):
+                reason = "is not writable" if there.is_dir() else "is a file"
+                raise UserError(f"cannot make the run folder {self}: {there} {reason}")
+
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Make the folder and hold its lock; UserError if another process holds it or it cannot be made."""

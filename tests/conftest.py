@@ -1,7 +1,10 @@
 """What tests share: the `--all` switch, the real sample images, and a check that an error is one plain sentence."""
 
+import atexit
 import dataclasses
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,14 @@ from mlmoe_jax.errors import UserError
 
 # Most of the time of a test goes into compiling tiny models; unoptimised they compile in half of it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+# A program that many tests start, or two workers, compile once. The first process makes the folder, all others find it.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
 os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fetches weights from the network
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -77,6 +77,7 @@ def test_a_whole_q2l_fills_backbone_and_head(tmp_path, drawn_parts):
         np.testing.assert_array_equal(value, values[path], err_msg=path)
 
 
+@pytest.mark.usefixtures("tiny_resnet")
 def test_other_backbones_are_refused_by_name(tmp_path, refusal):
     np.savez(tmp_path / "tresnet.npz", **{"body.conv1.0.weight": np.zeros(3, np.float32), "fc.W": np.zeros(3)})
     config = config_of("q2l_resnet101")

@@ -8,6 +8,7 @@ import pytest
 from mlmoe_jax import prune as pruning
 from mlmoe_jax.assemble import open_run
 from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.data.sources import digits
 from mlmoe_jax.pretrained import catalog
 from mlmoe_jax.prune import Level, at_level, make_levels, measure_importance, prune
 from mlmoe_jax.runfolder import RunFolder
@@ -61,7 +62,8 @@ def config():
         patch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(entry, shape=shape))
         small = load_config("e2vpt:dataset=digits,prompts=4,key_values=2", [])
         small.model.backbone.weights, small.model.prompts.segments = "none", 4
-        small.train.epochs, small.train.batch_size, small.eval.batch_size = 1, 2000, 2000
+        patch.setattr(digits, "SCENES", {"train": 60, "val": 40, "test": 40, "test_shift": 40})
+        small.train.epochs, small.train.batch_size, small.eval.batch_size = 1, 20, 40
         small.data.test_splits, small.checkpoint.include_frozen = ("test",), "never"
         small.prune.token_levels, small.prune.segment_levels = (0.25, 0.5), (0.5,)
         small.prune.keep_segments = 1

@@ -70,6 +70,21 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, refusal):
     assert refusal(write, tmp_path / "file") == f"cannot make the run folder {tmp_path}/file: File exists"
 
 
+def test_a_place_that_cannot_hold_a_folder_is_refused_at_once(tmp_path, refusal, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for below in ("file", "file/a/run"):
+        place = tmp_path / below
+        sentence = refusal(RunFolder(place).require_place)
+        assert sentence == f"cannot make the run folder {place}: {tmp_path}/file is a file"
+    for path in (tmp_path, tmp_path / "new" / "run", "relative/run", "gs://bucket/run"):
+        RunFolder(path).require_place()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made yet"
+    monkeypatch.setattr("os.access", lambda path, how: False)
+    place = tmp_path / "new" / "run"
+    sentence = refusal(RunFolder(place).require_place)
+    assert sentence == f"cannot make the run folder {place}: {tmp_path} is not writable"
+
+
 def test_require_names_what_is_missing(folder, tmp_path, refusal):
     sentence = refusal(RunFolder(tmp_path / "none").require, "config.json")
     assert sentence == f"there is no run folder {tmp_path}/none; give the --workdir of a finished or stopped training"

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -348,7 +348,7 @@ def _pack_shards(packer: Packer, shards: Sequence[Shard], processes: int, asked:
     executor, run = _workers(packer, tally, context, min(processes or cores(), len(shards)))
     shown, saved = 0, time.monotonic()
     try:
-        pending = {executor.submit(run, shard): shard for shard in shards}
+        pending = {_submitted(executor, run, shard): shard for shard in shards}
         while pending and not asked.is_set():
             finished, _ = wait(pending, timeout=LOOK_EVERY, return_when=FIRST_COMPLETED)
             for _ in range(tally.done.value - shown):
@@ -367,8 +367,16 @@ def _pack_shards(packer: Packer, shards: Sequence[Shard], processes: int, asked:
         ) from error
     finally:
         tally.stop.value = 1
-        executor.shutdown(cancel_futures=True)
+        with contextlib.suppress(OSError):  # a pool that broke may have closed its pipes already
+            executor.shutdown(cancel_futures=True)
         progress.close()
+
+
+def _submitted(executor: Executor, run: Callable, shard: Shard) -> Future:
+    try:
+        return executor.submit(run, shard)
+    except OSError as error:  # from its pipes, where a process is killed while the others are started
+        raise BrokenProcessPool(str(error)) from error
 
 
 def _workers(packer: Packer, tally: Tally, context, count: int) -> tuple[Executor, Callable[[Shard], dict | None]]:
