@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.sparse import csr_array
 
 from mlmoe_jax.ranking import Bools, Floats, checked, rank
 
@@ -82,31 +83,29 @@ _WITH_B = ("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive",
 
 
 def training_pairs(
-    counts: ArrayLike, positives: ArrayLike, images: int, *, level: float = 0.4, support: int = 20
+    together: csr_array | ArrayLike, positives: ArrayLike, images: int, *, level: float = 0.4, support: int = 20
 ) -> list[Pair]:
     """Choose the ordered pairs (a, b) with p(b | a) ≥ level > 0 and above p(b), the strongest first.
 
     Args:
-      counts: i64[K,K], training images with both labels. positives: i64[K]. images: how many there are. All as in
-        `data.labels.LabelSpace`.
+      together: i64[K,K], sparse or not, training images with both labels. positives: i64[K]. images: how many there
+        are. All as in `data.labels.LabelSpace`.
       level: 0.4 is where ML-GCN draws an edge of its label graph.
       support: training images that must show both, because a few images make any frequency.
 
     A label that most images show reaches any level with most others by chance (COCO's person); only pairs that come
     together more often than that count.
     """
-    counts, positives = np.asarray(counts, np.int64), np.asarray(positives, np.int64)
-    if counts.shape != (positives.size, positives.size):
-        raise ValueError(f"counts must be [K,K] and positives [K], not {counts.shape} and {positives.shape}")
+    together, positives = csr_array(together).tocoo(), np.asarray(positives, np.int64)
+    if together.shape != (positives.size, positives.size):
+        raise ValueError(f"counts must be [K,K] and positives [K], not {together.shape} and {positives.shape}")
     if not 0 < level <= 1:
         raise ValueError(f"level must be above 0 and at most 1, not {level}")
-    given = counts / np.maximum(positives, 1)[:, None]
-    alone = positives / max(1, images)
-    chosen = (given >= level) & (given > alone) & (counts >= max(1, support))
-    np.fill_diagonal(chosen, False)
-    pairs = [
-        Pair(int(a), int(b), float(given[a, b]), float(alone[b]), int(counts[a, b])) for a, b in np.argwhere(chosen)
-    ]
+    a, b = together.row, together.col
+    given, alone = together.data / np.maximum(positives[a], 1), positives[b] / max(1, images)
+    chosen = (a != b) & (given >= level) & (given > alone) & (together.data >= max(1, support))
+    columns = (values[chosen].tolist() for values in (a, b, given, alone, together.data))
+    pairs = [Pair(*row) for row in zip(*columns, strict=True)]
     return sorted(pairs, key=lambda pair: -pair.p_b_given_a)
 
 

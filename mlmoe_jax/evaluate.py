@@ -119,7 +119,7 @@ def measure_pairs(
     """Return the co-occurrence overfitting of each split on the pairs of labels that training showed together."""
     settings, found = config.metrics, {}
     pairs = cooccurrence_bias.training_pairs(
-        label_space.counts,
+        label_space.together,
         label_space.positives,
         label_space.images,
         level=settings.pair_level,

@@ -164,7 +164,8 @@ def _is_missing(error: BadImage) -> bool:
 
 def _together(train: Split) -> dict[str, Any]:
     """Return the strongest p(b|a), and the pairs that never meet, first those that chance would bring together most."""
-    counts, positives = cooccurrence(train.labels)
+    together, positives = cooccurrence(train.labels)
+    counts = together.toarray()
     # Two images of `a`, both with `b`, are little evidence of p = 1: rank as if five more had come without.
     rank = counts / (positives[:, None] + 5)
     by_chance = np.triu(np.outer(positives, positives) * (counts == 0), 1) / len(train)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.word_vectors import cooccurrence_vectors, read_glove
@@ -21,18 +22,27 @@ PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007",
 class LabelSpace:
     """K label names with their training statistics.
 
-    counts: i64[K,K], training images with both labels, zero diagonal. positives: i64[K]. images: their number.
+    together: sparse i64[K,K], training images with both labels, zero diagonal; may be given dense. positives: i64[K].
+    images: their number.
     co_group, dc_group: i32[K], the group of each label on the co-occurrence and the discriminative side.
     vectors: f32[K,d], a vector for each label's name, where the model needs one.
     """
 
     names: tuple[str, ...]
-    counts: np.ndarray
+    together: csr_array
     positives: np.ndarray
     images: int
     co_group: np.ndarray
     dc_group: np.ndarray
     vectors: np.ndarray | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "together", csr_array(self.together))
+
+    @property
+    def counts(self) -> np.ndarray:
+        """`together` as i64[K,K] with its zeros, for what is defined by all pairs."""
+        return self.together.toarray()
 
     @property
     def frequency(self) -> np.ndarray:
@@ -44,7 +54,7 @@ class LabelSpace:
         np.savez_compressed(
             path,
             names=np.asarray(self.names),
-            counts=self.counts,
+            together=np.stack([*self.together.nonzero(), self.together.data]),
             positives=self.positives,
             images=self.images,
             co_group=self.co_group,
@@ -56,9 +66,15 @@ class LabelSpace:
     def load(cls, path) -> LabelSpace:
         """Read what `save` wrote."""
         with np.load(path, allow_pickle=False) as stored:
+            labels = len(stored["names"])
+            if "counts" in stored:  # runs of earlier versions
+                together = stored["counts"]
+            else:
+                row, column, images = stored["together"]
+                together = csr_array((images, (row, column)), shape=(labels, labels))
             return cls(
                 tuple(str(name) for name in stored["names"]),
-                stored["counts"],
+                together,
                 stored["positives"],
                 int(stored["images"]),
                 stored["co_group"],
@@ -74,31 +90,33 @@ def label_space_of(train: Split, data_name: str, model, seed: int) -> LabelSpace
     head where word vectors come from. Raises UserError for groups that are not published for this data set or a file
     that does not fit.
     """
-    counts, positives = cooccurrence(train.labels)
-    co_group, dc_group = _groups(counts, positives, data_name, model.prompts, seed)
+    together, positives = cooccurrence(train.labels)
+    co_group, dc_group = _groups(together, positives, data_name, model.prompts, seed)
     vectors = None
     if model.head.kind == "ml_gcn":
         graph = model.head.graph
         vectors = (
             read_glove(graph.word_vectors, train.classes)
             if graph.word_vectors
-            else cooccurrence_vectors(counts, positives, len(train), width=graph.vector_width)
+            else cooccurrence_vectors(together.toarray(), positives, len(train), width=graph.vector_width)
         )
-    return LabelSpace(train.classes, counts, positives, len(train), co_group, dc_group, vectors)
+    return LabelSpace(train.classes, together, positives, len(train), co_group, dc_group, vectors)
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
     """Return a label space of K made-up labels, spread evenly over the groups, for when there is no data at hand."""
     group = (np.arange(labels) % groups).astype(np.int32)
     names = tuple(f"label {k}" for k in range(labels))
-    return LabelSpace(names, np.zeros((labels, labels), np.int64), np.zeros(labels, np.int64), 0, group, group)
+    never = csr_array((labels, labels), dtype=np.int64)
+    return LabelSpace(names, never, np.zeros(labels, np.int64), 0, group, group)
 
 
-def _groups(counts, positives, data_name: str, prompts, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) -> tuple[np.ndarray, np.ndarray]:
     num_labels, num_groups = len(positives), prompts.num_groups
     if prompts.kind != "group":
         return np.zeros(num_labels, np.int32), np.zeros(num_labels, np.int32)
     if prompts.groups == "computed":
+        counts = together.toarray()
         return tuple(
             group_labels(counts, positives, num_groups=num_groups, tau=tau, side=side, seed=seed)
             for side, tau in (("co", prompts.tau_co), ("dc", prompts.tau_dc))

@@ -46,7 +46,7 @@ def groups(files: RunFiles) -> Section:
 
 def conditional_probability(space: LabelSpace, shown: np.ndarray) -> np.ndarray:
     """p(b|a) = images with both / images with a, of the labels `shown`: f64[a,b], zero diagonal, 0 without images."""
-    counts = space.counts[np.ix_(shown, shown)].astype(np.float64)
+    counts = space.together[shown][:, shown].toarray().astype(np.float64)
     return counts / np.maximum(space.positives[shown], 1)[:, None]
 
 

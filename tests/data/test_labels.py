@@ -1,5 +1,6 @@
 import io
 import json
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,6 +75,31 @@ def test_save_and_load(tmp_path):
     assert_equal(loaded, space)
     assert type(loaded.names[0]) is str
     assert type(loaded.images) is int
+
+
+def test_runs_of_earlier_versions_hold_the_counts_of_all_pairs(tmp_path):
+    space = label_space_of(SMALL, "digits", model(kind="none"), seed=0)
+    space.save(tmp_path / "new.npz")
+    with np.load(tmp_path / "new.npz") as stored:
+        before = {name: stored[name] for name in stored if name != "together"}
+    np.savez(tmp_path / "old.npz", counts=space.counts, **before)
+    assert_equal(LabelSpace.load(tmp_path / "old.npz"), space)
+
+
+def test_twenty_thousand_labels_take_no_memory_for_all_their_pairs(tmp_path):
+    labels = np.zeros((50, 20_000), np.int8)
+    labels[np.arange(50), np.arange(50)] = labels[:, 19_999] = POSITIVE
+    split = make_split(labels)
+    tracemalloc.start()
+    space = label_space_of(split, "digits", model(kind="none"), seed=0)
+    space.save(tmp_path / "label_space.npz")
+    again = LabelSpace.load(tmp_path / "label_space.npz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6, "all pairs are 3.2 GB"
+    assert (again.together != space.together).nnz == 0
+    assert again.together.nnz == 100
+    assert again.positives[[0, 19_999]].tolist() == [1, 50]
 
 
 def test_a_synthetic_label_space_spreads_its_labels():
