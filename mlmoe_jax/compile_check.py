@@ -8,7 +8,6 @@ bytes of one device, which is one chip, or half a chip where a chip shows two de
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import re
 import time
@@ -24,10 +23,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from mlmoe_jax import hlo, sharding
-from mlmoe_jax.assemble import as_kept, label_axes, preprocess_for, trainable_rules
+from mlmoe_jax.assemble import as_kept, label_axes, preprocess_for, require_whole_batch, trainable_rules
 from mlmoe_jax.data.labels import synthetic_label_space
 from mlmoe_jax.data.sources import count_labels
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.memory import GIB, capacity_here, device_bytes, memory_parts, required
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.optim import make_optimizer
 from mlmoe_jax.runfolder import to_json
@@ -36,7 +36,6 @@ from mlmoe_jax.steps import make_eval_step, make_train_step
 from mlmoe_jax.train import training_objective
 from mlmoe_jax.writer import say
 
-GIB = 2**30
 # libtpu asks the cloud's metadata service where it runs, unless it is told.
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -83,6 +82,7 @@ class Steps:
             seed=config.seed,
             mesh=mesh,
             labels=axes,
+            accumulate=config.train.accumulate,
         )
         self._eval_step = make_eval_step(definition, self.preprocess, mesh, axes)
 
@@ -93,14 +93,9 @@ class Steps:
 
     def training(self, batch_size: int) -> Program:
         """Return the training step. Beside it a device holds the values selected so far and the next batch."""
-        batch, moving, frozen = self.batch(batch_size), self.state.replace(frozen={}), self.state.frozen
-
-        def step(moving: TrainState, frozen: dict, batch: dict) -> tuple[TrainState, dict]:
-            after, metrics = self._train_step(moving.replace(frozen=frozen), batch)
-            return after.replace(frozen={}), metrics
-
+        batch = self.batch(batch_size)
         return Program(
-            lambda: jax.jit(step, donate_argnums=0).lower(moving, frozen, batch),
+            lambda: self._train_step.lower(self.state, batch),
             {"state": self.state, "batch": batch},
             batch_size,
             held=device_bytes(self.state.ema) + device_bytes(batch),
@@ -129,12 +124,6 @@ class Steps:
         return {name: jax.ShapeDtypeStruct(*shape, sharding=where) for name, shape in shapes.items()}
 
 
-def device_bytes(tree: Any) -> int:
-    """Return the bytes of a tree of arrays, or of shapes with shardings, on one device, without padding."""
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-
-
 # --------------------------------------------------------------------------------------------------- devices
 def topology_devices(name: str) -> Sequence[Any]:
     """Return the devices of a TPU topology such as `v5e:4x4`, which need not be here.
@@ -158,12 +147,6 @@ def topology_devices(name: str) -> Sequence[Any]:
             f"--topology={name} is none that the TPU compiler knows ({reason}); write it like v5e:4x4, v5p:2x2x2 or "
             "v6e:16x16"
         ) from error
-
-
-def capacity_here(device: jax.Device) -> tuple[int | None, str]:
-    """Return the memory of a device of this process in bytes, None where it does not tell, and who says so."""
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    return (limit, "what this process may allocate") if limit else (None, f"a {device.platform} device does not tell")
 
 
 def capacity_elsewhere(device: Any) -> tuple[int, str]:
@@ -217,15 +200,7 @@ def examine(program: Program, devices: int, capacity: int | None) -> dict[str, A
             raise
         return report | {"fits": False, "needed": shortage[0] + program.held, "refused": True}
     report["compile_seconds"] = time.perf_counter() - started
-    stats, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    memory = {
-        "arguments": stats.argument_size_in_bytes,
-        "outputs": stats.output_size_in_bytes,
-        "aliased": stats.alias_size_in_bytes,
-        "temporaries": stats.temp_size_in_bytes,
-        "code": stats.generated_code_size_in_bytes,
-        "peak": stats.peak_memory_in_bytes,
-    }
+    memory, cost = memory_parts(compiled), compiled.cost_analysis()
     found = hlo.collectives(compiled.as_text(), devices)
     needed = required(memory) + program.held
     return report | {
@@ -238,12 +213,6 @@ def examine(program: Program, devices: int, capacity: int | None) -> dict[str, A
         "collectives": hlo.totals(found),
         "uncounted": sorted({one.kind for one in found if not one.counted}),
     }
-
-
-def required(memory: dict[str, int]) -> int:
-    """Return the bytes that a program occupies: its parts, donated arguments once, or the compiler's peak if larger."""
-    parts = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"]
-    return max(parts, memory["peak"])
 
 
 def largest_arrays(arguments: dict[str, Any], count: int = 8) -> list[dict[str, Any]]:
@@ -295,13 +264,13 @@ def check(config: ConfigDict, topology: str = "", *, find_batch: bool = False, l
     mesh = sharding.make_mesh(config.mesh, devices)
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
     if not find_batch:
-        _require_whole(config.train.batch_size, mesh.size)
+        require_whole_batch(config, mesh.size)
     capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
     if find_batch and capacity is None:
         raise UserError(f"--find-batch needs to know the memory of a device, but {source}; name a --topology")
     steps, batch_size, train = Steps(config, mesh, labels), config.train.batch_size, None
     if find_batch:
-        train = _largest_batch(steps, batch_size // mesh.size, mesh.size, capacity)
+        train = _largest_batch(steps, batch_size // mesh.size, mesh.size, capacity, config.train.accumulate)
         batch_size = train["batch_size"]
     reports = {"train": train or _examined("train", steps.training(batch_size), mesh.size, capacity)}
     evaluation = steps.evaluation(config.eval.batch_size * mesh.size, batch_size)
@@ -325,25 +294,16 @@ def _examined(name: str, program: Program, devices: int, capacity: int | None) -
     return examine(program, devices, capacity)
 
 
-def _largest_batch(steps: Steps, start: int, devices: int, capacity: int) -> dict[str, Any]:
-    """Return the report of the largest batch a device that fits, or of 1 image where that does not."""
+def _largest_batch(steps: Steps, start: int, devices: int, capacity: int, parts: int) -> dict[str, Any]:
+    """Return the report of the largest batch a device that fits, or of 1 image in each part where that does not."""
     seen: dict[int, dict[str, Any]] = {}
 
     def fits(size: int) -> bool:
-        seen[size] = _examined("train", steps.training(size * devices), devices, capacity)
+        seen[size] = _examined("train", steps.training(size * parts * devices), devices, capacity)
         say(f"  {_verdict(seen[size], capacity)}")
         return seen[size]["fits"]
 
-    return seen[largest_fitting(fits, max(1, start)) or 1]
-
-
-def _require_whole(size: int, devices: int) -> None:
-    if size % devices:
-        near = max(1, round(size / devices)) * devices
-        raise UserError(
-            f"train.batch_size is {size}, which does not split over {devices} devices; {near} does: set "
-            f"--config.train.batch_size={near}"
-        )
+    return seen[largest_fitting(fits, max(1, start // parts)) or 1]
 
 
 def print_check(

@@ -228,6 +228,7 @@ _POSITIVE = (
     "pack.quality",
     "train.epochs",
     "train.batch_size",
+    "train.accumulate",
     "train.log_every",
     "eval.batch_size",
     "eval.every_epochs",

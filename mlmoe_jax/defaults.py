@@ -186,6 +186,8 @@ def default_config() -> ConfigDict:
     config.train = train = ConfigDict()
     train.epochs = 40
     train.batch_size = 64  # over all devices
+    train.accumulate = 1  # parts of a batch, worked off one after the other: less memory; for batch_norm=trainable its
+    #                       statistics are of a part
     train.log_every = 20  # steps
     train.patience = 0  # stop after more than this many evaluations without a better raw or EMA mAP; 0 = off
     train.save_backbone = False  # write backbone.safetensors (float16) at the end

@@ -19,6 +19,7 @@ from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.explain import explain_run
+from mlmoe_jax.memory import shortage_explained
 from mlmoe_jax.runfolder import COOCCURRENCE, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
 from mlmoe_jax.sharding import on_device
 from mlmoe_jax.state import Params
@@ -65,15 +66,15 @@ def score_split(
     loader = build_loader(data, split, batch_size=batch_size, process=distributed.process())
     progress = Progress(f"evaluate {split.name}", -(-len(split) // batch_size), batch_size)
     outputs = []
-    for batch in on_device(progress.waiting(loader), mesh):
-        outputs.append(eval_step(values, frozen, batch))
-        if len(outputs) > 1:
-            outputs[-2] = jax.device_get(outputs[-2])  # one step behind, so that the device is never idle
-        progress.advance()
-    progress.close()
-    logits, row, mask = (
-        np.concatenate([jax.device_get(o[name]) for o in outputs]) for name in ("logits", "id", "mask")
-    )
+    with shortage_explained("lower eval.batch_size"):
+        for batch in on_device(progress.waiting(loader), mesh):
+            outputs.append(eval_step(values, frozen, batch))
+            if len(outputs) > 1:
+                outputs[-2] = jax.device_get(outputs[-2])  # one step behind, so that the device is never idle
+            progress.advance()
+        progress.close()
+        outputs = jax.device_get(outputs)
+    logits, row, mask = (np.concatenate([o[name] for o in outputs]) for name in ("logits", "id", "mask"))
     scores = np.full((len(split), logits.shape[1]), np.nan)
     if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):
         raise UserError(

@@ -106,8 +106,23 @@ def softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     return -jnp.asarray(labels) * jax.nn.log_softmax(_as_float(logits), axis=-1)
 
 
+def count_valid(label_mask: ArrayLike, mask: ArrayLike) -> Array:
+    """Return how many entries `reduce` reduces over for the same masks, i32[]."""
+    return jnp.sum(_valid(label_mask, mask))
+
+
+def _valid(label_mask: ArrayLike, mask: ArrayLike) -> Array:
+    return (jnp.asarray(label_mask) != 0) & (jnp.asarray(mask) != 0)[:, None]
+
+
 def reduce(
-    per_element: ArrayLike, label_mask: ArrayLike, mask: ArrayLike, *, how: str = "mean", scale: float = 1.0
+    per_element: ArrayLike,
+    label_mask: ArrayLike,
+    mask: ArrayLike,
+    *,
+    how: str = "mean",
+    scale: float = 1.0,
+    count: ArrayLike | None = None,
 ) -> Array:
     """Reduce f32[B,K] to one number over the valid entries, those where label_mask f32[B,K] × mask f32[B] is not 0.
 
@@ -121,16 +136,18 @@ def reduce(
       mask: f32[B], 0 = padding.
       how: "mean" over the valid entries (1/(B·K) Σ for a full batch) or "sum" over them.
       scale: factor of the result.
+      count: the number that a mean divides by; None = the valid entries here. With the count of a whole batch, the
+        means of its parts add up to its own.
 
     Returns:
       f32[]; 0 where nothing is valid. Published forms: ML-VPT and Q2L "mean" × 1000, ASL and ML-Decoder "sum".
     """
     if how not in ("mean", "sum"):
         raise ValueError(f"how must be 'mean' or 'sum', not {how!r}")
-    valid = (jnp.asarray(label_mask) != 0) & (jnp.asarray(mask) != 0)[:, None]
+    valid = _valid(label_mask, mask)
     total = jnp.sum(jnp.where(valid, _as_float(per_element), 0.0))
     if how == "mean":
-        total = total / jnp.maximum(jnp.sum(valid), 1)
+        total = total / jnp.maximum(jnp.sum(valid) if count is None else count, 1)
     return scale * total
 
 

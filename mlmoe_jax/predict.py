@@ -12,12 +12,14 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from mlmoe_jax import distributed
 from mlmoe_jax.assemble import Run, open_run
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.defaults import default_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluate import probabilities
+from mlmoe_jax.memory import shortage_explained
 from mlmoe_jax.pictures import GivenImages, Picture, find_pictures
 from mlmoe_jax.predictions import Result, Target, choose_target, opened, row_writer
 from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
@@ -104,17 +106,17 @@ class Predictor:
         given = GivenImages(images)
         names = [given.name(row) for row in range(len(given))]
         split = Split("pictures", (), np.zeros((len(given), 0), np.int8), names, given)
-        process = (jax.process_index(), jax.process_count())
-        loader = build_loader(self._data, split, batch_size=batch_size, process=process)
+        loader = build_loader(self._data, split, batch_size=batch_size, process=distributed.process())
         step, waiting = self._steps[gates], None
-        for batch in on_device(progress.waiting(loader) if progress else loader, self.run.mesh):
-            output = step(self.run.values, self.run.frozen, batch)
-            if waiting is not None:  # one step behind, so that the device is never idle
-                yield from self._of_batch(jax.device_get(waiting), split, top_k)
-            waiting = output
-            if progress:
-                progress.advance()
-        yield from self._of_batch(jax.device_get(waiting), split, top_k)
+        with shortage_explained("take a smaller batch (--batch-size)"):
+            for batch in on_device(progress.waiting(loader) if progress else loader, self.run.mesh):
+                output = step(self.run.values, self.run.frozen, batch)
+                if waiting is not None:  # one step behind, so that the device is never idle
+                    yield from self._of_batch(jax.device_get(waiting), split, top_k)
+                waiting = output
+                if progress:
+                    progress.advance()
+            yield from self._of_batch(jax.device_get(waiting), split, top_k)
 
     def _of_batch(self, output: dict, split: Split, top_k: int | None) -> Iterator[Result]:
         read = output["mask"] > 0
@@ -166,7 +168,7 @@ def predict_files(
     predictor = Predictor.from_run(folder.path, overrides)
     devices = predictor.run.mesh.size
     size = even_batch(len(paths), BATCH * devices if batch_size is None else batch_size, devices)
-    writes, summary = jax.process_index() == 0, _Summary(len(paths))
+    writes, summary = distributed.is_first(), _Summary(len(paths))
     progress = Progress("predict", math.ceil(len(paths) / size), size)
     try:
         results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
@@ -203,7 +205,7 @@ def _of_first_process(find: Callable[[], list[str]]) -> list[str]:
     if jax.process_count() == 1:
         return find()
     message = {}
-    if jax.process_index() == 0:
+    if distributed.is_first():
         try:
             message["paths"] = find()
         except UserError as error:
@@ -248,7 +250,7 @@ class _Summary:
             self.first.append(result)
         if result.error:
             self.unread += 1
-            if self.unread <= SHOWN and jax.process_index() == 0:
+            if self.unread <= SHOWN and distributed.is_first():
                 say(f"error: {result.error}")
 
     def tell(self, target: Target) -> None:

@@ -20,7 +20,7 @@ from mlmoe_jax.state import ModelDef, Params, TrainState
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
-Objective = Callable[[Prediction, Batch], tuple[jax.Array, Metrics]]
+Objective = Callable[..., tuple[jax.Array, Metrics]]  # of a Prediction and its Batch, see make_objective
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ def prepare(batch: Batch, preprocess: Preprocess, augmentation=None, key: jax.Ar
 def make_objective(settings, positive_weight: jax.Array | None = None) -> Objective:
     """Build the training loss from `config.loss`: a weighted sum over the named terms, plus the model's penalties.
 
+    It takes a prediction, its batch, and the whole batch where that is only a part of one: the losses of the parts add
+    up to the loss of the whole.
     positive_weight: f32[K] for `bce`, used where `loss.positive_weight` is 0.
     """
     if settings.kind == "asymmetric":
@@ -74,8 +76,10 @@ def make_objective(settings, positive_weight: jax.Array | None = None) -> Object
 
     weights = {name: weight for name, weight in settings.terms.items() if weight}
 
-    def objective(prediction: Prediction, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def objective(prediction: Prediction, batch: Batch, whole: Batch | None = None) -> tuple[jax.Array, Metrics]:
+        whole = batch if whole is None else whole
         logits = {"logits": prediction.logits, **prediction.terms}
+        entries, images = losses.count_valid(whole["label_mask"], whole["mask"]), jnp.sum(whole["mask"] != 0)
         parts = {
             name: losses.reduce(
                 per_element(logits[name], batch["label"]),
@@ -83,17 +87,47 @@ def make_objective(settings, positive_weight: jax.Array | None = None) -> Object
                 batch["mask"],
                 how=settings.reduce,
                 scale=settings.scale,
+                count=entries,
             )
             for name in weights
         }
         parts |= {
-            name: losses.reduce(value[:, None], jnp.ones_like(value)[:, None], batch["mask"], how="mean")
+            name: losses.reduce(value[:, None], jnp.ones_like(value)[:, None], batch["mask"], count=images)
             for name, value in prediction.penalties.items()
         }
         total = sum(weights.get(name, 1.0) * part for name, part in parts.items())
         return total, {f"loss/{name}": part for name, part in parts.items()}
 
     return objective
+
+
+class TrainStep:
+    """The compiled training step: (state, batch) -> (state after it, metrics).
+
+    What moves in the state is donated. The frozen weights are neither donated nor returned.
+    """
+
+    def __init__(self, step: Callable, mesh: Mesh, labels: LabelAxes | None):
+        self._step, self._mesh, self._labels = step, mesh, labels
+        self._compiled: jax.stages.Compiled | None = None
+
+    def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+        """Lower the step for arguments like these, which may be ShapeDtypeStructs with shardings."""
+        moving = state.replace(frozen={})
+        everywhere = NamedSharding(self._mesh, sharding.REPLICATED)
+        out = (sharding.placements(moving, self._mesh, self._labels), everywhere)
+        return jax.jit(self._step, donate_argnums=0, out_shardings=out).lower(moving, state.frozen, batch)
+
+    def compile(self, state: TrainState, batch: Batch) -> jax.stages.Compiled:
+        """Return the program, compiled now unless it was: for all arguments of the shapes of the first."""
+        if self._compiled is None:
+            self._compiled = self.lower(state, batch).compile()
+        return self._compiled
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """Take one step."""
+        moving, metrics = self.compile(state, batch)(state.replace(frozen={}), state.frozen, batch)
+        return moving.replace(frozen=state.frozen), metrics
 
 
 def make_train_step(
@@ -107,14 +141,17 @@ def make_train_step(
     seed: int,
     mesh: Mesh,
     labels: LabelAxes | None = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    accumulate: int = 1,
+) -> TrainStep:
     """Return the training step. All randomness of step t comes from (seed, t), so a resumed run repeats it.
 
-    labels: how the state that it will get was placed.
+    labels: how the state that it will get was placed. accumulate: parts in which a batch is worked off, one after the
+    other, so that only one part's activations are in memory; their gradients are those of the whole batch, but batch
+    norm sees a part at a time, and dropout and augmentation draw anew for each.
     """
 
-    def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
-        augment_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), moving.step))
+    def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
+        augment_key, model_key = jax.random.split(key)
         image = prepare(batch, preprocess, augmentation, augment_key)
 
         def loss_of(trainable: Params):
@@ -122,10 +159,31 @@ def make_train_step(
             model.train()  # merged modules are made for evaluation
             with partition.over(mesh):
                 prediction = model(image, labels=batch["label"], rngs=nnx.Rngs(model_key))
-            loss, parts = objective(prediction, batch)
-            return loss, (parts, definition.stats_of(model))
+            loss, parts = objective(prediction, batch, whole)
+            return loss, ({"loss": loss, **parts}, definition.stats_of(model))
 
-        (loss, (parts, stats)), gradient = jax.value_and_grad(loss_of, has_aux=True)(moving.trainable)
+        gradient, (metrics, stats) = jax.grad(loss_of, has_aux=True)(moving.trainable)
+        return gradient, metrics, stats
+
+    def differentiate_parts(moving: TrainState, frozen: Params, batch: Batch, key: jax.Array):
+        def add(carry, part: tuple[Batch, jax.Array]):
+            total, stats = carry
+            images, index = part
+            now = moving.replace(stats=stats)
+            gradient, metrics, stats = differentiate(now, frozen, images, batch, jax.random.fold_in(key, index))
+            return (jax.tree.map(jnp.add, total, gradient), stats), metrics
+
+        start = jax.tree.map(jnp.zeros_like, moving.trainable), moving.stats
+        parts = sharding.interleaved(batch, accumulate, mesh), jnp.arange(accumulate)
+        (gradient, stats), metrics = jax.lax.scan(add, start, parts)
+        return gradient, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics), stats
+
+    def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), moving.step)
+        if accumulate == 1:
+            gradient, metrics, stats = differentiate(moving, frozen, batch, batch, key)
+        else:
+            gradient, metrics, stats = differentiate_parts(moving, frozen, batch, key)
         updates, opt = optimizer.update(gradient, moving.opt, moving.trainable)
         trainable = optax.apply_updates(moving.trainable, updates)
         after = moving.replace(
@@ -135,21 +193,9 @@ def make_train_step(
             opt=opt,
             ema=ema_update(moving.ema, {**trainable, **stats}, ema_decay),
         )
-        return after, {"loss": loss, **parts, "gradient_norm": optax.tree.norm(gradient)}
+        return after, {**metrics, "gradient_norm": optax.tree.norm(gradient)}
 
-    everywhere = NamedSharding(mesh, sharding.REPLICATED)
-    compiled: dict[str, Callable] = {}
-
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        # The frozen weights are an argument of their own: they are neither donated nor returned.
-        moving = state.replace(frozen={})
-        if "step" not in compiled:
-            out = (sharding.placements(moving, mesh, labels), everywhere)
-            compiled["step"] = jax.jit(step, donate_argnums=0, out_shardings=out)
-        moving, metrics = compiled["step"](moving, state.frozen, batch)
-        return moving.replace(frozen=state.frozen), metrics
-
-    return train_step
+    return TrainStep(step, mesh, labels)
 
 
 def predicted(definition: ModelDef, preprocess: Preprocess, values: Params, batch: Batch) -> Prediction:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from safetensors.numpy import save as safetensors_bytes
 
-from mlmoe_jax import checkpoint, distributed
+from mlmoe_jax import checkpoint, distributed, memory
 from mlmoe_jax import config as configuration
 from mlmoe_jax.assemble import (
     describe_run,
@@ -44,7 +44,7 @@ from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
 from mlmoe_jax.selection import Selection
 from mlmoe_jax.sharding import LabelAxes, on_device, place, without_padding
 from mlmoe_jax.state import Params, TrainState, initial_state, parameter_table
-from mlmoe_jax.steps import Objective, Preprocess, make_eval_step, make_objective, make_train_step
+from mlmoe_jax.steps import Objective, Preprocess, TrainStep, make_eval_step, make_objective, make_train_step
 from mlmoe_jax.tracking import open_trackers
 from mlmoe_jax.writer import MetricLog, Progress, require_finite, say
 
@@ -56,6 +56,7 @@ FREE_KEYS = (
     "pack.",
     "prune.",
     "init_from",  # what goes on does not start anew
+    "train.accumulate",
     "train.log_every",
     "eval.batch_size",
     "checkpoint.",
@@ -66,6 +67,10 @@ FREE_KEYS = (
     "report.",
 )
 
+LESS_MEMORY = (
+    "lower train.batch_size, raise train.accumulate, set model.remat=true, or model.dtype and model.frozen_dtype to "
+    "bfloat16"
+)
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
 
@@ -92,7 +97,7 @@ class Job:
     steps_per_epoch: int
     total_steps: int
     learning_rate: Callable
-    train_step: Callable
+    train_step: TrainStep
     eval_step: Callable
 
     def score(self, values: Params, frozen: Params, split: Split) -> Scored:
@@ -111,10 +116,16 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     Raises UserError for what the user can put right, Stopped after SIGTERM or Ctrl-C once the state is saved.
     """
     configuration.validate(config)
+    folder.require_place()
     require_same_config(config, folder)
     job, state = set_up(config, folder)
     require_same_frozen(folder, state.frozen)
-    writer = distributed.is_first()
+    with memory.shortage_explained(LESS_MEMORY):
+        return _train(job, state)
+
+
+def _train(job: Job, state: TrainState) -> Results:
+    config, folder, writer = job.config, job.folder, distributed.is_first()
     with folder.writing() if writer else contextlib.nullcontext():
         if writer:
             describe_run(folder, config, job.label_space, job.preprocess, state.frozen, job.unpublished)
@@ -133,6 +144,8 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
 
     Nothing is written yet, and the state is not on the mesh yet: whoever trains puts it there.
     """
+    mesh = start_jax(config)
+
     # -------------------------------------------------------------------------------------------------- data
     preprocess = preprocess_for(config)
     train_split = open_split(config.data, config.data.train_split, seed=config.seed)
@@ -151,7 +164,6 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
     say(f"{config.data.name}: {len(train_split):,} training images, {len(label_space.names)} labels")
 
     # ------------------------------------------------------------------------------------------------- model
-    mesh = start_jax(config)
     labels = label_axes(config, len(label_space.names), mesh)
     parts = starting_parts(config, label_space, folder)
     say(parameter_table(parts.trainable, parts.frozen))
@@ -170,6 +182,7 @@ def set_up(config: ConfigDict, folder: RunFolder) -> tuple[Job, TrainState]:
         seed=config.seed,
         mesh=mesh,
         labels=labels,
+        accumulate=config.train.accumulate,
     )
     job = Job(
         config=config,
@@ -229,7 +242,10 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
         for step in range(first + 1, job.total_steps + 1):
             if selection.finished:
                 break
-            state, metrics = job.train_step(state, next(batches))
+            batch = next(batches)
+            if step == first + 1:
+                say(memory.describe("a training step", job.train_step.compile(state, batch)))
+            state, metrics = job.train_step(state, batch)
             log.write()
             last = step == job.total_steps
             evaluating = step % evaluate_every == 0 or last

@@ -470,5 +470,6 @@ def test_start_jax_sets_the_precision_and_checks_the_batches(config, refusal, mo
     config.train.batch_size, config.eval.batch_size = 9, 6
     assert start_jax(config).size == 3
     config.train.batch_size, config.eval.batch_size = 10, 7
-    assert refusal(start_jax, config) == "train.batch_size is 10, which does not split over 3 devices"
+    sentence = "train.batch_size is 10, which does not split over 3 devices; 9 does: set --config.train.batch_size=9"
+    assert refusal(start_jax, config) == sentence
     assert start_jax(config, training=False).size == 3

@@ -76,6 +76,7 @@ class Bench:
         look = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
         objective = make_objective(config.loss)
         settings = {"ema_decay": 0.9, "seed": 0, "mesh": self.mesh, "labels": self.labels}
+        settings["accumulate"] = config.train.accumulate
         self.train_step = make_train_step(parts.definition, objective, optimizer, look, config.augment, **settings)
         self.eval_step = make_eval_step(parts.definition, look, self.mesh, self.labels)
         self.definition = parts.definition
@@ -105,8 +106,11 @@ class Bench:
         return jax.device_get(without_padding(kept, self.mesh, self.labels))
 
 
-def differences(reference: str, meshes: list) -> dict:
-    """Return, for each mesh, the largest differences from one device: loss, logits, and values after a step of SGD."""
+def differences(reference: str, meshes: list, accumulate: int) -> dict:
+    """Return, for each mesh, the largest differences from one device: loss, logits, and values after a step of SGD.
+
+    accumulate: parts of the batch on the meshes; one device always takes it as a whole.
+    """
     import jax
     import numpy as np
 
@@ -119,6 +123,7 @@ def differences(reference: str, meshes: list) -> dict:
         return logits, {name: float(value) for name, value in metrics.items()}, bench.stored()
 
     logits, metrics, after = outcome(alone)
+    config.train.accumulate = accumulate
     for sizes in meshes:
         bench = Bench(config, sizes, jax.devices())
         other_logits, other_metrics, other = outcome(bench)
@@ -190,15 +195,15 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("reference", "meshes"),
+    ("reference", "meshes", "accumulate"),
     [
-        ("mlvpt_digits", [(1, 2, 4)]),
-        pytest.param("drmoe_resnet101:dataset=digits", [(1, 1, 8)], marks=SLOW),
-        *(pytest.param(reference, MESHES, marks=SLOW) for reference in REFERENCES),
+        ("mlvpt_digits", [(1, 2, 4)], 2),
+        pytest.param("drmoe_resnet101:dataset=digits", [(1, 1, 8)], 2, marks=SLOW),
+        *(pytest.param(reference, MESHES, 1, marks=SLOW) for reference in REFERENCES),
     ],
 )
-def test_loss_gradients_and_scores_are_those_of_one_device(reference, meshes):
-    found = on_eight_devices("differences", reference, meshes)
+def test_loss_gradients_and_scores_are_those_of_one_device(reference, meshes, accumulate):
+    found = on_eight_devices("differences", reference, meshes, accumulate)
     assert len(found) == len(meshes)
     for sizes, gaps in found.items():
         assert max(gaps["logits"], gaps["metrics"], gaps["values"]) < 1e-5, (sizes, gaps)

@@ -189,7 +189,7 @@ class Toy(nnx.Module):
 class Bench:
     """A toy model, ready to be trained."""
 
-    def __init__(self, *, seed: int = 0, noise: float = 0.0, **augmentation):
+    def __init__(self, *, seed: int = 0, noise: float = 0.0, accumulate: int = 1, **augmentation):
         config = default_config()
         config.optim.schedule, config.optim.learning_rate = "constant", 0.05
         for name, strength in augmentation.items():
@@ -208,6 +208,7 @@ class Bench:
             ema_decay=0.9,
             seed=seed,
             mesh=self.mesh,
+            accumulate=accumulate,
         )
         self._start = initial_state(trainable, frozen, stats, self.optimizer.init(trainable))
 
@@ -275,6 +276,26 @@ def test_a_step_is_the_gradient_step_of_the_objective(plain):
         np.testing.assert_allclose(state.trainable[path], expected[path], rtol=1e-4, atol=1e-6)
         averaged = 0.9 * before.trainable[path] + 0.1 * np.asarray(state.trainable[path])
         np.testing.assert_allclose(state.ema[path], averaged, rtol=1e-5, atol=1e-7)
+
+
+def test_the_parts_of_a_batch_give_the_gradients_of_the_whole(plain):
+    """Images and labels that count are not the same number in each part."""
+    batch = make_batch()
+    batch["mask"][6:] = 0
+    batch["label_mask"][:3, 1:] = 0
+    whole, parted = plain.run(3, batch=batch), Bench(accumulate=4).run(3, batch=batch)
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_each_part_draws_anew():
+    same_twice = {name: np.concatenate([part[:4], part[:4]]) for name, part in make_batch().items()}
+    order = [0, 4, 1, 5, 2, 6, 3, 7]  # so that both parts hold the same four images
+    batch = {name: part[order] for name, part in same_twice.items()}
+    half = {name: part[:4] for name, part in same_twice.items()}
+    _, (alone,) = Bench(noise=1.0).run(batch=half)
+    _, (parted,) = Bench(noise=1.0, accumulate=2).run(batch=batch)
+    assert abs(float(alone["loss"]) - float(parted["loss"])) > 1e-3 * float(alone["loss"])
 
 
 def test_padding_rows_do_not_train(plain):

@@ -1,0 +1,63 @@
+"""How much memory a compiled program needs on a device, and how much a device has."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from mlmoe_jax.errors import UserError
+
+GIB = 2**30
+
+
+def device_bytes(tree: Any) -> int:
+    """Return the bytes of a tree of arrays, or of shapes with shardings, on one device, without padding."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def capacity_here(device: jax.Device) -> tuple[int | None, str]:
+    """Return the memory of a device of this process in bytes, None where it does not tell, and who says so."""
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return (limit, "what this process may allocate") if limit else (None, f"a {device.platform} device does not tell")
+
+
+def memory_parts(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Return what the compiler says of a program's memory on a device, in bytes by kind."""
+    stats = compiled.memory_analysis()
+    return {
+        "arguments": stats.argument_size_in_bytes,
+        "outputs": stats.output_size_in_bytes,
+        "aliased": stats.alias_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+        "code": stats.generated_code_size_in_bytes,
+        "peak": stats.peak_memory_in_bytes,
+    }
+
+
+def required(memory: dict[str, int]) -> int:
+    """Return the bytes that a program occupies: its parts, donated arguments once, or the compiler's peak if larger."""
+    parts = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"]
+    return max(parts, memory["peak"])
+
+
+def describe(what: str, compiled: jax.stages.Compiled) -> str:
+    """Return a line that tells what a program for the devices of this process needs on each of them."""
+    parts, (capacity, _) = memory_parts(compiled), capacity_here(jax.local_devices()[0])
+    of = "" if capacity is None else f" of {capacity / GIB:.2f}"
+    shares = ", ".join(f"{kind} {parts[kind] / GIB:.2f}" for kind in ("arguments", "temporaries"))
+    return f"{what} needs {required(parts) / GIB:.2f}{of} GiB on a device ({shares})"
+
+
+@contextlib.contextmanager
+def shortage_explained(advice: str) -> Iterator[None]:
+    """Turn XLA's complaint that a device has no memory left into a UserError that ends in `advice`."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        if not reason.startswith("RESOURCE_EXHAUSTED"):
+            raise
+        raise UserError(f"the memory of the device does not suffice ({reason.rstrip('. ')}); {advice}") from error
