@@ -188,6 +188,7 @@ _CHOICES = {
     "model.head.routing.expert": ("relu_linear", "ffn", "ffn_relu"),
     "model.head.routing.gate": ("mlp", "linear", "static"),
     "model.head.routing.gate_share": ("per_label", "shared"),
+    "model.head.routing.spread": ("compiler", "shard_map"),
     "model.head.routing.classifier": ("per_label", "shared"),
     "model.head.routing.entropy": ("maximize", "paper", "off"),
     "loss.kind": ("asymmetric", "bce", "focal", "softmax"),
@@ -204,6 +205,7 @@ _CHOICES = {
 _POSITIVE = (
     "data.image_size",
     "data.crop_fraction",
+    "data.labels",
     "data.threads",
     "model.prompts.num_groups",
     "model.prompts.per_group",

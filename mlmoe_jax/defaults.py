@@ -11,13 +11,14 @@ def default_config() -> ConfigDict:
     config.seed = 0  # of initial weights, order of the images, augmentation and label grouping
 
     config.data = data = ConfigDict()
-    data.name = "digits"  # digits | digits_single | voc2012 | voc2007 | coco2014 | nuswide | vg256 | vg500
+    data.name = "digits"  # digits | digits_single | synthetic | voc2012 | voc2007 | coco2014 | nuswide | vg256 | vg500
     #                       csv | jsonl | folders | coco_json | packed | tfds:NAME, such as tfds:coco/2014
     data.root = ""  # folder of the data set; not used by digits
     data.table = "{split}.csv"  # csv, jsonl, coco_json: the file with the labels, below root; {split}: the split's name
     data.images = ""  # csv, jsonl, coco_json: the folder below root where the table's paths start; may hold {split}
     data.image_column = "image"  # csv, jsonl: the column, or key, of the image's path
     data.label_column = "labels"  # csv, jsonl: that of its label names; "" = one column a class, 1, 0 or empty
+    data.labels = 20_000  # synthetic: how many labels its pictures can show
     data.separator = ";"  # csv: between label names
     data.classes = ""  # csv, jsonl, vg500: a text file below root, one class a line; "" = the names in the table
     data.train_split = "train"
@@ -127,6 +128,7 @@ def default_config() -> ConfigDict:
     routing.gate_hidden = 256  # mlp
     routing.gate_share = "per_label"  # per_label | shared
     routing.classifier = "per_label"  # per_label | shared (as printed)
+    routing.spread = "compiler"  # who spreads the task experts over mesh.expert: compiler | shard_map (by hand)
     routing.entropy = "maximize"  # of the gates: maximize (as the text means it) | paper (the printed sign) | off
     routing.entropy_weight = 0.01
 

@@ -20,7 +20,13 @@ Q2L_FROZEN = (r"^backbone/(stem|stages/0)/", False)
 
 
 def feature_map(
-    arg: str, *, backbone: str = "resnet101", resolution: int = 448, tune: str = "auto", **further: Any
+    arg: str,
+    *,
+    dataset: str = "coco2014",
+    backbone: str = "resnet101",
+    resolution: int = 448,
+    tune: str = "auto",
+    **further: Any,
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config for a data set and a backbone, and the options read from `arg`.
 
@@ -28,7 +34,7 @@ def feature_map(
     backbone learns, `auto` = a CNN does, as published, and a ViT is frozen. On `digits` the backbone is vit_digits.
     Raises UserError for options that are not known.
     """
-    options = parse_arg(arg, dataset="coco2014", root="", resolution=0, backbone="", tune=tune, **further)
+    options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", tune=tune, **further)
     if options.tune not in ("auto", "yes", "no"):
         raise UserError(f"tune={options.tune} is not one of auto, yes, no")
     digits = options.dataset == "digits"

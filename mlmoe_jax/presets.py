@@ -82,8 +82,10 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
     if name == "digits":
         config.data.test_splits = ("test", "test_shift")
         return
+    if name == "synthetic":
+        return
     if name not in _BENCHMARKS:
-        raise UserError(f"dataset={name} is not one of digits, {', '.join(_BENCHMARKS)}")
+        raise UserError(f"dataset={name} is not one of digits, synthetic, {', '.join(_BENCHMARKS)}")
     train, test, decay = _BENCHMARKS[name]
     config.data.train_split, config.data.val_split, config.data.test_splits = train, "", (test,)
     config.eval.select_on = "test"

@@ -1,5 +1,6 @@
 """The methods that read a map of features, from their config files: counts, costs, what trains, what is penalised."""
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -21,6 +22,7 @@ METHODS = [
     "addgcn_resnet101",
     "cnn_rnn_resnet101",
     "mlmoe_dinov2",
+    "drmoe_20k",
 ]
 
 # config -> (labels, all parameters, those that train), counted with ResNet-101 as DESIGN counts
@@ -66,6 +68,37 @@ def test_variants_of_dr_moe(overrides, total):
     assert counts(*abstract("drmoe_resnet101:preset=literal", 80, overrides))[0] == total
 
 
+def test_twenty_thousand_labels_own_their_numbers_and_no_more():
+    """A query of 256, an expert from 256 to 64, a classifier of 64."""
+    few, many = (counts(*abstract("drmoe_20k", labels))[1] for labels in (10_000, 20_000))
+    assert many - few == 10_000 * (256 + 256 * 64 + 64 + 64 + 1)
+
+
+@pytest.mark.parametrize("reference", ["drmoe_20k", "ml_decoder_resnet101"])
+def test_nothing_has_the_size_of_all_pairs_of_labels(reference):
+    labels = 1_999  # no other size of the model
+    _, model = abstract(reference, labels, [("data.image_size", "112"), ("model.backbone.name", "dinov2_vits14")])
+
+    def loss(params, image):
+        prediction = definition.merge(params, stats)(image)
+        return prediction.logits.sum()
+
+    definition, params, stats = ModelDef.split(model)
+    image = jax.ShapeDtypeStruct((2, 112, 112, 3), "float32")
+    shapes = [aval.shape for aval in _values(jax.make_jaxpr(jax.grad(loss))(params, image).jaxpr)]
+    assert any(labels in shape for shape in shapes)
+    assert not [shape for shape in shapes if shape.count(labels) > 1]
+
+
+def _values(jaxpr):
+    """The type of every value in a program and the programs within it."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval for variable in equation.outvars)
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield from _values(getattr(inner, "jaxpr", inner))
+
+
 def test_multiply_adds_of_dr_moe():
     """33,615,732,736 without norms, as they are counted for convolutions, layers and products."""
     config, model = abstract("drmoe_resnet101:preset=literal", 80)
@@ -98,7 +131,7 @@ def test_what_trains_moves_and_the_rest_stays(name, two_steps):
     for path, value in before.trainable.items():
         if not path.endswith("bias"):
             assert (np.asarray(after.trainable[path]) != value).any(), path
-    penalties = {"cnn_rnn_resnet101": "loss/sequence", "drmoe_resnet101": "loss/entropy"}
+    penalties = {"cnn_rnn_resnet101": "loss/sequence"} | dict.fromkeys(("drmoe_resnet101", "drmoe_20k"), "loss/entropy")
     assert {key for key in metrics if key not in ("loss", "loss/logits", "gradient_norm")} == (
         {penalties[name]} if name in penalties else set()
     )

@@ -189,6 +189,61 @@ def backbone_flops(reference: str, meshes: list) -> list[float]:
     return flops
 
 
+def bank_forms(labels: int, sizes: list) -> dict:
+    """Return, for each way to spread task experts, how far outputs and gradients are from one device, and what moves.
+
+    Features come laid out by label, as the head gives them; what moves is told of the forward pass, where labels divide
+    over the devices.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from mlmoe_jax import hlo
+    from mlmoe_jax.models import partition
+    from mlmoe_jax.models.experts import SPREADS, LabelExperts
+    from mlmoe_jax.sharding import make_mesh
+
+    mesh = make_mesh(dict(zip(("data", "fsdp", "expert"), sizes, strict=True)), jax.devices())
+    draw, found = np.random.default_rng(0), {}
+    features = jnp.asarray(draw.normal(size=(BATCH, labels, 12)), jnp.float32)
+    weight = jnp.asarray(draw.normal(size=(BATCH, labels, 2, 6)), jnp.float32)
+
+    def forms(spread):
+        bank = LabelExperts(12, labels, hidden=6, shared=0, task=2, spread=spread, rngs=nnx.Rngs(0))
+        definition, state = nnx.split(bank)
+
+        def outputs(state, features):
+            with partition.over(mesh):
+                return nnx.merge(definition, state)(features)[0]
+
+        def both(state, features):
+            loss = lambda state, features: jnp.sum(weight * outputs(state, features) ** 2)  # noqa: E731
+            return outputs(state, features), jax.grad(loss, (0, 1))(state, features)
+
+        return state, outputs, both
+
+    state, _, both = forms("compiler")
+    alone = both(state, features)
+    laid = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "expert"))
+    by_label = NamedSharding(mesh, PartitionSpec("expert"))
+    for spread in SPREADS:
+        state, outputs, both = forms(spread)
+        whole = labels % sizes[2] == 0
+        if whole:
+            state, features = jax.device_put(state, by_label), jax.device_put(features, laid)
+        gaps = jax.tree.map(
+            lambda a, b: float(np.abs(a - b).max() / np.abs(b).max()), jax.jit(both)(state, features), alone
+        )
+        found[spread] = {"gap": max(jax.tree.leaves(gaps)), "moves": []}
+        if whole:
+            text = jax.jit(outputs, out_shardings=laid).lower(state, features).compile().as_text()
+            found[spread]["moves"] = [one.kind for one in hlo.collectives(text, len(jax.devices()))]
+    return found
+
+
 # ---------------------------------------------------------------------------------------------------------- tests
 REFERENCES = ["mlvpt_digits", "drmoe_resnet101:dataset=digits", "mlmoe_dinov2:dataset=digits"]
 SLOW = pytest.mark.slow
@@ -222,3 +277,13 @@ def test_a_checkpoint_of_any_mesh_restores_on_any_other(reference, tmp_path):
 def test_the_backbone_costs_a_device_the_same_on_every_mesh():
     flops = on_eight_devices("backbone_flops", "mlvpt_digits", MESHES)
     assert max(flops) == pytest.approx(min(flops), rel=1e-3)
+
+
+@pytest.mark.parametrize("labels", [16, 10])
+def test_task_experts_spread_by_hand_are_those_of_one_device(labels):
+    """16 labels divide over four devices along `expert`, and then nothing moves; 10 are filled up."""
+    found = on_eight_devices("bank_forms", labels, (2, 1, 4))
+    assert set(found) == {"compiler", "shard_map"}
+    for spread, seen in found.items():
+        assert seen["gap"] < 1e-6, spread
+        assert not seen["moves"], spread

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mlmoe_jax.models import partition
 from mlmoe_jax.models.initializers import torch_linear
 
 
@@ -26,6 +27,7 @@ def _gelu(x: jax.Array) -> jax.Array:
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"gelu": _gelu, "relu": jax.nn.relu}
 GATES = ("static", "linear", "mlp")
 SHARES = ("per_label", "shared")
+SPREADS = ("compiler", "shard_map")
 
 
 class BottleneckExpert(nnx.Module):
@@ -130,7 +132,9 @@ class LabelExperts(nnx.Module):
     kind: `relu_linear` is eq. 3–4 as printed, one layer from `width` to `hidden`, so that O = hidden. DR-MoE's text
     speaks of a feed-forward network with that hidden width: `ffn` is one, `ffn_relu` adds the printed outer ReLU, and
     O = width in both.
-    Raises ValueError for another kind and where there is no expert at all.
+    spread: who lays the task experts over a mesh with labels along `expert`: the `compiler`, or `shard_map`, which is
+    partition.each_label around the same function.
+    Raises ValueError for another kind or spread, and where there is no expert at all.
     """
 
     def __init__(
@@ -142,9 +146,12 @@ class LabelExperts(nnx.Module):
         hidden: int = 256,
         shared: int = 4,
         task: int = 1,
+        spread: str = "compiler",
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
+        if spread not in SPREADS:
+            raise ValueError(f"task experts are spread by one of {', '.join(SPREADS)}, not {spread!r}")
         if kind not in EXPERTS:
             raise ValueError(f"an expert is one of {', '.join(EXPERTS)}, not {kind!r}")
         if shared < 0 or task < 0 or shared + task == 0:
@@ -157,7 +164,7 @@ class LabelExperts(nnx.Module):
             return make_bank(expert, task, rngs)
 
         self.out_width = hidden if kind == "relu_linear" else width
-        self.entries = shared + task
+        self.entries, self.spread = shared + task, spread
         self._macs = labels * self.entries * width * hidden * (1 if kind == "relu_linear" else 2)
         self.shared = make_bank(expert, shared, rngs) if shared else None
         self.task = make_bank(label_experts, labels, rngs) if task else None
@@ -168,7 +175,9 @@ class LabelExperts(nnx.Module):
         if self.shared is not None:
             outputs.append(_apply_each(self.shared, features))
         if self.task is not None:
-            outputs.append(jax.vmap(_apply_each, in_axes=(0, 1), out_axes=1)(self.task, features))
+            of_labels = jax.vmap(_apply_each, in_axes=(0, 1), out_axes=1)
+            spread = self.spread == "shard_map"
+            outputs.append((partial(partition.each_label, of_labels) if spread else of_labels)(self.task, features))
         return tuple(outputs)
 
     def macs(self) -> int:

@@ -6,10 +6,12 @@ one device along `expert`, and where no mesh is set, nothing here does anything.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
@@ -39,6 +41,32 @@ def gathered(tokens: jax.Array) -> jax.Array:
 def by_label(values: jax.Array) -> jax.Array:
     """Lay f32[B,K,…] with its batch over `data` × `fsdp` and its labels over `expert`."""
     return _laid(values, ("data", "fsdp"), "expert")
+
+
+def each_label(function: Callable[[Any, jax.Array], jax.Array], values: Any, features: jax.Array) -> jax.Array:
+    """Apply a function of all labels on the devices of their share of the labels only, by `jax.shard_map`.
+
+    function: (values, features) -> result, for which labels are apart: leading axis K of every leaf of `values`, axis 1
+    of `features` f32[B,K,…] and of the result f32[B,K,…]. Where K does not divide over `expert`, zeros fill it up.
+    Nothing moves but what lies elsewhere when it comes in. Without labels over a mesh the function is just called.
+    """
+    mesh = label_mesh()
+    if mesh is None:
+        return function(values, features)
+    labels = features.shape[1]
+    missing = -labels % mesh.shape["expert"]
+
+    def filled(leaf: jax.Array, axis: int) -> jax.Array:
+        return jnp.pad(leaf, [(0, missing if at == axis else 0) for at in range(leaf.ndim)]) if missing else leaf
+
+    batch = None if features.shape[0] == 1 else ("data", "fsdp")
+    alone = jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(PartitionSpec("expert"), PartitionSpec(batch, "expert")),
+        out_specs=PartitionSpec(batch, "expert"),
+    )
+    return alone(jax.tree.map(lambda leaf: filled(leaf, 0), values), filled(features, 1))[:, :labels]
 
 
 def _laid(values: jax.Array, *axes: str | tuple[str, ...]) -> jax.Array:

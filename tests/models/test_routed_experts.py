@@ -227,7 +227,8 @@ def test_the_printed_sign_collapses_the_gates(features):
 def test_the_defaults_are_the_recommended_settings():
     parameters = inspect.signature(RoutedExpertsHead.__init__).parameters
     assert SETTINGS["recommended"] == {name: parameters[name].default for name in SETTINGS["recommended"]}
-    assert set(SETTINGS["recommended"]) == set(parameters) - {"self", "decoder", "width", "labels", "dtype", "rngs"}
+    others = {"self", "decoder", "width", "labels", "spread", "dtype", "rngs"}
+    assert set(SETTINGS["recommended"]) == set(parameters) - others
 
 
 def test_named_settings_differ_from_the_recommended_ones_as_documented():

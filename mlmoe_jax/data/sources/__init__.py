@@ -9,6 +9,7 @@ from mlmoe_jax.data.sources.coco import open_coco
 from mlmoe_jax.data.sources.coco_json import open_coco_json
 from mlmoe_jax.data.sources.folders import open_folders
 from mlmoe_jax.data.sources.nuswide import open_nuswide
+from mlmoe_jax.data.sources.synthetic import open_synthetic
 from mlmoe_jax.data.sources.tables import open_table
 from mlmoe_jax.data.sources.visual_genome import open_vg256, open_vg500
 from mlmoe_jax.data.sources.voc import open_voc
@@ -18,7 +19,7 @@ from mlmoe_jax.errors import UserError
 LABELS_OF = {"voc2007": 20, "voc2012": 20, "coco2014": 80, "nuswide": 81, "vg256": 256, "vg500": 500}
 PUBLISHED = tuple(LABELS_OF)
 OWN = ("csv", "jsonl", "folders", "coco_json", "packed")
-NAMES = ("digits", "digits_single", *PUBLISHED, *OWN, "tfds:NAME")
+NAMES = ("digits", "digits_single", "synthetic", *PUBLISHED, *OWN, "tfds:NAME")
 
 
 def open_split(data, split: str, *, classes: Sequence[str] | None = None, seed: int = 0) -> Split:
@@ -53,6 +54,8 @@ def count_labels(data) -> int:
     name = original_name(data)
     if name in ("digits", "digits_single"):
         return 10
+    if name == "synthetic":
+        return data.labels
     return LABELS_OF.get(name) or len(open_split(data, data.train_split).classes)
 
 
@@ -63,6 +66,8 @@ def _open(data, split: str, classes: Sequence[str] | None) -> Split:
             from mlmoe_jax.data.sources.digits import open_scenes, open_single
 
             return open_scenes(split) if data.name == "digits" else open_single(split)
+        case "synthetic":
+            return open_synthetic(data.labels, split)
         case "csv" | "jsonl":
             return open_table(data, split, classes=classes)
         case "coco_json":

@@ -80,7 +80,7 @@ class RoutedExpertsHead(nnx.Module):
     `attention(features)` -> f32[B,K,N]. From there on labels do not meet: everything a label owns is stacked along a
     leading axis K.
     expert, expert_hidden, shared_experts, task_experts: see LabelExperts. gate, gate_hidden, gate_share: see Gates.
-    classifier: `per_label` or `shared`, see FeatureClassifier.
+    spread: see LabelExperts. classifier: `per_label` or `shared`, see FeatureClassifier.
     entropy, entropy_weight: sign and λ of the penalty `entropy`, see entropy_penalty; `off` gives none.
     SETTINGS has these choices by name; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
 
@@ -104,6 +104,7 @@ class RoutedExpertsHead(nnx.Module):
         gate_hidden: int = 256,
         gate_share: str = "per_label",
         classifier: str = "per_label",
+        spread: str = "compiler",
         entropy: str = "maximize",
         entropy_weight: float = 0.01,
         dtype: jnp.dtype | None = None,
@@ -120,6 +121,7 @@ class RoutedExpertsHead(nnx.Module):
             hidden=expert_hidden,
             shared=shared_experts,
             task=task_experts,
+            spread=spread,
             dtype=dtype,
             rngs=rngs,
         )

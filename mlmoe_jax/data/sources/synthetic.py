@@ -1,0 +1,68 @@
+"""`synthetic`: pictures made when they are read, for any number of labels; nothing to download.
+
+For timing, and for label spaces of a size that no small data set has. A picture is a mosaic of 4 × 4 tiles, three of
+them coloured and the others grey. A label is one colour in one place, so that all of it can be learned.
+"""
+
+import numpy as np
+
+from mlmoe_jax.data.images import Images
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+
+SIZES = {"train": 2_000, "val": 500, "test": 500}
+SIDE, TILES, SHOWN, NOISE = 64, 4, 3, 16  # pixels, tiles a side, labels a picture, grey levels to either side
+FEWEST = TILES**2  # labels, so that each place has a colour
+
+
+def open_synthetic(labels: int, split: str) -> Split:
+    """Open a split of K = `labels` labels: train with 2,000 pictures, val and test with 500 each.
+
+    Raises UserError for another split, and for fewer than 16 labels.
+    """
+    if split not in SIZES:
+        raise UserError(f"synthetic has no split {split}; take one of {', '.join(SIZES)}")
+    if labels < FEWEST:
+        raise UserError(f"data.labels is {labels} and should be at least {FEWEST}, a label for each tile")
+    images = _Mosaics(labels, SIZES[split], list(SIZES).index(split))
+    table = np.zeros((len(images), labels), np.int8)
+    for row in range(len(images)):
+        table[row, images.shown(row)] = 1
+    names = tuple(f"label {k}" for k in range(labels))
+    return Split(split, names, table, [f"{split}/{row:05d}" for row in range(len(images))], images)
+
+
+class _Mosaics(Images):
+    def __init__(self, labels: int, count: int, stream: int):
+        self.labels, self.count, self.stream = labels, count, stream
+
+    def __len__(self) -> int:
+        return self.count
+
+    def shown(self, row: int) -> np.ndarray:
+        """Return the labels of picture `row`, one a place."""
+        draw = self._draw(row, 0)
+        places = draw.choice(TILES**2, SHOWN, replace=False)
+        colours = draw.random(SHOWN) * ((self.labels - 1 - places) // TILES**2 + 1)
+        return places + TILES**2 * colours.astype(int)
+
+    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+        """Paint picture `row`."""
+        tiles = np.full((TILES**2, 3), 128)
+        shown = self.shown(row)
+        tiles[shown % TILES**2] = _colour(shown // TILES**2, -(-self.labels // TILES**2))
+        picture = tiles.reshape(TILES, TILES, 3).repeat(SIDE // TILES, axis=0).repeat(SIDE // TILES, axis=1)
+        noise = self._draw(row, 1).integers(-NOISE, NOISE + 1, picture.shape)
+        return np.clip(picture + noise, 0, 255).astype(np.uint8)
+
+    def _draw(self, row: int, what: int) -> np.random.Generator:
+        return np.random.default_rng((self.stream, row, what))
+
+
+def _colour(number: np.ndarray, count: int) -> np.ndarray:
+    """Return colours i64[n,3], `count` of them spread evenly over a cube of levels."""
+    levels = 1
+    while levels**3 < count:
+        levels += 1
+    place = np.stack([number, number // levels, number // levels**2], axis=-1) % levels
+    return 32 + place * (191 // max(1, levels - 1))

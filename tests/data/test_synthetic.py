@@ -1,0 +1,61 @@
+import pickle
+
+import numpy as np
+import pytest
+
+from mlmoe_jax.config import load_config
+from mlmoe_jax.data.sources import count_labels, open_split, synthetic
+from mlmoe_jax.data.sources.synthetic import open_synthetic
+
+
+def decoded(picture: np.ndarray, labels: int) -> set[int]:
+    """Return the labels that a picture shows, by the mean colour of each tile."""
+    tiles = picture.astype(float).reshape(4, 16, 4, 16, 3).mean(axis=(1, 3)).reshape(16, 3)
+    colours = synthetic._colour(np.arange(-(-labels // 16)), -(-labels // 16))
+    found = set()
+    for place, tile in enumerate(tiles):
+        if np.abs(tile - 128).max() > 4:  # not grey
+            colour = int(np.abs(colours - tile).max(axis=1).argmin())
+            found.add(place + 16 * colour)
+    return found
+
+
+@pytest.mark.parametrize("labels", [16, 100, 20_000])
+def test_every_picture_shows_its_labels(labels):
+    split = open_synthetic(labels, "val")
+    assert split.labels.shape == (500, labels)
+    assert split.labels.sum(axis=1).tolist() == [3] * 500
+    grey = 0
+    for row in range(0, 500, 25):
+        shown = set(np.flatnonzero(split.labels[row]).tolist())
+        found = decoded(split.images.read(row), labels)
+        assert found <= shown, "a colour near grey may be missed, never another seen"
+        grey += len(shown - found)
+    assert grey <= 3
+
+
+def test_labels_are_drawn_evenly():
+    positives = open_synthetic(40, "train").labels.sum(axis=0)
+    place = np.arange(40) % 16
+    for of in range(16):
+        among = positives[place == of]
+        assert among.sum() == pytest.approx(2_000 * 3 / 16, rel=0.2)
+        assert among.max() < 1.6 * among.min()
+
+
+def test_splits_are_disjoint_streams_that_never_change():
+    train, val = open_synthetic(100, "train"), open_synthetic(100, "val")
+    assert not np.array_equal(train.labels[:500], val.labels)
+    again = pickle.loads(pickle.dumps(train.images))
+    for row in (0, 7, 1_999):
+        np.testing.assert_array_equal(again.read(row), train.images.read(row))
+    assert not np.array_equal(train.images.read(0), train.images.read(1))
+    assert (len(train), len(val), len(open_synthetic(100, "test"))) == (2_000, 500, 500)
+
+
+def test_opened_by_name(refusal):
+    config = load_config("drmoe_20k", [("data.labels", "64")])
+    assert count_labels(config.data) == 64
+    assert len(open_split(config.data, "test").classes) == 64
+    assert refusal(open_split, config.data, "extra") == "synthetic has no split extra; take one of train, val, test"
+    assert "data.labels is 15 and should be at least 16" in refusal(open_synthetic, 15, "train")
