@@ -244,6 +244,30 @@ def bank_forms(labels: int, sizes: list) -> dict:
     return found
 
 
+def label_traffic(reference: str, labels: int) -> dict:
+    """Return the bytes a device that a training step moves where all devices lie along `expert`, and what it may."""
+    import jax
+
+    from mlmoe_jax import hlo
+    from mlmoe_jax.compile_check import Steps
+    from mlmoe_jax.sharding import make_mesh
+
+    config = _config(reference)
+    steps = Steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 8}, jax.devices()), labels)
+    found = hlo.totals(hlo.collectives(steps.training(BATCH).lower().compile().as_text(), 8))
+    sizes = {path: x.size for path, x in steps.state.trainable.items()}
+    owned = {path for path, x in steps.state.trainable.items() if "expert" in str(x.sharding.spec)}
+    return {
+        "summed": found.pop("all-reduce")["bytes"],
+        "moved": sum(row["bytes"] for row in found.values()),
+        "shared": 4 * sum(size for path, size in sizes.items() if path not in owned),
+        "owned": 4 * sum(sizes[path] for path in owned),
+        "tokens": 4 * BATCH * 4 * config.model.head.decoder.width,  # four patches, as the decoder reads them
+        "label": 4 * BATCH * labels,
+        "activations": 4 * BATCH * labels * config.model.head.decoder.width,
+    }
+
+
 # ---------------------------------------------------------------------------------------------------------- tests
 REFERENCES = ["mlvpt_digits", "drmoe_resnet101:dataset=digits", "mlmoe_dinov2:dataset=digits"]
 SLOW = pytest.mark.slow
@@ -287,3 +311,13 @@ def test_task_experts_spread_by_hand_are_those_of_one_device(labels):
     for spread, seen in found.items():
         assert seen["gap"] < 1e-6, spread
         assert not seen["moves"], spread
+
+
+def test_labels_over_experts_move_tokens_logits_and_shared_gradients_only():
+    """Neither gradients of what a label owns nor f32[B,K,D]: tokens, labels and masks come in, logits go out.
+
+    Summed are gradients of shared parameters, and in each of two layers those of keys and values, of the tokens' size.
+    """
+    seen = on_eight_devices("label_traffic", "drmoe_20k:dataset=digits", 960)
+    assert seen["tokens"] <= seen["moved"] <= seen["tokens"] + 4 * seen["label"] < seen["activations"] / 10
+    assert seen["shared"] / 2 < seen["summed"] <= seen["shared"] + 4 * seen["tokens"] < seen["owned"]

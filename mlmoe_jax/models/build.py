@@ -1,5 +1,6 @@
 """From a config to a model."""
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -53,15 +54,13 @@ class Classifier(nnx.Module):
         """
         prompts = None if self.prompts is None else self.prompts(len(image), rngs=rngs)
         features = self.backbone(image, prompts, read=self.head.read, norm=self.final_norm, explain=explain)
-        if self.head.by_label:
-            features = jax.tree.map(partition.gathered, features)
-        prediction = self.head(features, labels=labels, rngs=rngs)
-        if self.head.by_label:
+        with contextlib.nullcontext() if self.head.by_label else partition.over(None):
+            prediction = self.head(features, labels=labels, rngs=rngs)
             spread = jax.tree.map(partition.by_label, (prediction.logits, prediction.terms, prediction.gates))
             prediction = replace(prediction, **dict(zip(("logits", "terms", "gates"), spread, strict=True)))
-        if not explain:
-            return prediction
-        of_labels = self.head.attention(features) if hasattr(self.head, "attention") else {}
+            if not explain:
+                return prediction
+            of_labels = self.head.attention(features) if hasattr(self.head, "attention") else {}
         return replace(prediction, attention={**features.attention, **of_labels}, grid=features.grid)
 
 

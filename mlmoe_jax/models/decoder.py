@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models import partition
 from mlmoe_jax.models.constants import Constant
 from mlmoe_jax.models.contracts import PATCHES, Features
 from mlmoe_jax.models.experts import ACTIVATIONS
@@ -146,7 +147,7 @@ class QueryDecoder(nnx.Module):
         """Return memory f32[B,T,D], positions and mask as `decode` takes them, of the arguments of a call."""
         memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
         if extra is None:
-            return memory, positions, None
+            return partition.gathered(memory), positions, None
         patches, extra = memory.shape[1], self._projected(extra)
         extra = jnp.broadcast_to(extra, (memory.shape[0], *extra.shape[1:]))
         memory = jnp.concatenate([memory, extra], axis=1)
@@ -155,7 +156,7 @@ class QueryDecoder(nnx.Module):
         mask = _array(extra_mask)
         if mask is not None:
             mask = np.concatenate([np.ones((mask.shape[0], patches), bool), mask], axis=1)
-        return memory, positions, mask
+        return partition.gathered(memory), positions, mask
 
     def encode(
         self, tokens: jax.Array, grid: tuple[int, int], *, rngs: nnx.Rngs | None = None

@@ -1,8 +1,9 @@
-"""Where activations lie on the device mesh: the seam between a backbone and a head that is sharded by label.
+"""Where activations lie on the device mesh: the seam between what is of images and what is of labels.
 
-In the backbone the batch lies over every axis. At the entrance of a head whose labels lie over `expert`, what it reads
-is gathered over that axis, and from there labels lie over `expert` and the batch over `data` × `fsdp`. On a mesh with
-one device along `expert`, and where no mesh is set, nothing here does anything.
+In the backbone, and in the encoder of a head, the batch lies over every axis. Where a head whose labels lie over
+`expert` goes from images to labels, what the labels read is gathered over that axis; from there labels lie over
+`expert` and the batch over `data` × `fsdp`. On a mesh with one device along `expert`, and where no mesh is set, nothing
+here does anything.
 """
 
 import contextlib
@@ -18,8 +19,8 @@ _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
 @contextlib.contextmanager
-def over(mesh: Mesh) -> Iterator[None]:
-    """Lay what is traced inside over `mesh`."""
+def over(mesh: Mesh | None) -> Iterator[None]:
+    """Lay what is traced inside over `mesh`; None leaves it where it is."""
     token = _MESH.set(mesh)
     try:
         yield
@@ -33,9 +34,9 @@ def label_mesh() -> Mesh | None:
     return mesh if mesh is not None and mesh.shape["expert"] > 1 else None
 
 
-def gathered(tokens: jax.Array) -> jax.Array:
-    """Lay f32[B,…] with its batch over `data` × `fsdp`: every device along `expert` has the same images."""
-    return _laid(tokens, ("data", "fsdp"))
+def gathered(features: Any) -> Any:
+    """Lay a tree of f32[B,…] with the batch over `data` × `fsdp`: every device along `expert` has the same images."""
+    return jax.tree.map(lambda values: _laid(values, ("data", "fsdp")), features)
 
 
 def by_label(values: jax.Array) -> jax.Array:

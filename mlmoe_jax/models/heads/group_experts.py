@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import PROMPTS, Features, Prediction
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
 from mlmoe_jax.models.initializers import torch_linear
@@ -141,7 +142,7 @@ class GroupExpertsHead(nnx.Module):
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
         """Classify `features.prompts` f32[B,P,D] into K labels."""
-        tokens = features.prompts.astype(jnp.float32)
+        tokens = partition.gathered(features.prompts).astype(jnp.float32)
         gate_logits = self._gate_logits(tokens)
         gates = _weights(gate_logits)
         worked = self._by_side(self.experts(tokens).astype(jnp.float32))

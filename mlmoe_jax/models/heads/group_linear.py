@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import PROMPTS, Features, Prediction
 from mlmoe_jax.models.heads.group_experts import LabelClassifier, by_side, combine_sides, pick
 
@@ -43,7 +44,8 @@ class GroupLinearHead(nnx.Module):
     ) -> Prediction:
         """Classify `features.prompts` f32[B,P,D] into K labels; gives the sides' logits as terms `co`, `dc`."""
         sides = [name for name, _ in self.group_of]
-        tokens = by_side(features.prompts.astype(jnp.float32), sides, self.per_group, self.groups)
+        prompts = partition.gathered(features.prompts).astype(jnp.float32)
+        tokens = by_side(prompts, sides, self.per_group, self.groups)
         terms = {}
         for name, group_of in self.group_of:
             classifier, joined = getattr(self, name), tokens[name].mean(axis=1)

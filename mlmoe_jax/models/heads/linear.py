@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Prediction
 from mlmoe_jax.models.initializers import torch_linear
 
@@ -43,9 +44,9 @@ class LinearHead(nnx.Module):
         """
         terms = {}
         if CLS in self.read:
-            terms[CLS] = self.classifier(features.cls.astype(jnp.float32))
+            terms[CLS] = self.classifier(partition.gathered(features.cls).astype(jnp.float32))
         if PATCHES in self.read:
-            votes = self.patch_classifier(features.patches.astype(jnp.float32))
+            votes = self.patch_classifier(partition.gathered(features.patches).astype(jnp.float32))
             terms[PATCHES] = jax.nn.logsumexp(votes, axis=1) - math.log(votes.shape[1])
         return Prediction(sum(terms.values()) / len(terms), terms)
 

@@ -100,7 +100,7 @@ class QueryHead(nnx.Module):
     ) -> Prediction:
         """Classify `features.patches` f32[B,N,C] into K labels; `rngs` is for dropout in training, labels unread."""
         queried = self.decoder(features, rngs=rngs)
-        return Prediction(self.classifier(partition.by_label(queried) if self.by_label else queried))
+        return Prediction(self.classifier(partition.by_label(queried)))
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
         """Return where each label's query looks, `labels` f32[B,K,N]; labels that share a query have the same map."""
