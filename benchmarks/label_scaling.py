@@ -1,0 +1,57 @@
+"""What a training step of configs/drmoe_20k.py needs on a TPU slice whose chips all lie along `expert`.
+
+    python -m benchmarks.label_scaling --topologies v5e:2x4 v5e:4x4 --spreads compiler shard_map
+
+The batch is the same on every slice (strong scaling), so that a chip's memory should fall as its share of the labels
+does. Compiling needs libtpu (`pip install "jax[tpu]"`) and no TPU.
+"""
+
+import argparse
+
+import jax
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax import sharding
+from mlmoe_jax.compile_check import Steps, capacity_elsewhere, examine, topology_devices
+from mlmoe_jax.memory import GIB, device_bytes
+
+SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"), ("augment.where", "host")]
+
+
+def row(topology: str, spread: str, batch: int, labels: int) -> str:
+    """Compile one step and return its row of the table."""
+    devices = topology_devices(topology)
+    mesh = [("mesh.data", "1"), ("mesh.expert", "-1"), ("model.head.routing.spread", spread)]
+    config = configuration.load_config("drmoe_20k", [*SETTINGS, *mesh])
+    configuration.validate(config)
+    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
+    steps = Steps(config, sharding.make_mesh(config.mesh, devices), labels)
+    report = examine(steps.training(batch), len(devices), capacity_elsewhere(devices[0])[0])
+    if report["refused"]:
+        return f"| {topology} | {len(devices)} | {spread} | does not fit |"
+    kinds = ", ".join(f"{kind} {of['bytes'] / 1e6:.1f}" for kind, of in report["collectives"].items())
+    state, memory = steps.state, report["memory"]
+    trained = device_bytes((state.trainable, state.opt, state.ema)) / GIB
+    return (
+        f"| {topology} | {len(devices)} | {spread} | {trained:.3f} | {memory['temporaries'] / GIB:.3f} | "
+        f"{report['needed'] / GIB:.2f} | {report['flops'] / 1e9:,.0f} | {report['bytes_accessed'] / 1e9:.1f} | "
+        f"{kinds} |"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--topologies", nargs="+", default=["v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8"])
+    parser.add_argument("--spreads", nargs="+", default=["compiler"])
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--labels", type=int, default=20_000)
+    options = parser.parse_args()
+    print("| slice | chips along `expert` | spread by | trained state, GiB | temporaries, GiB | needs, GiB |", end="")
+    print(" GFLOPs | GB accessed | MB in collectives |\n|---|---:|---|---:|---:|---:|---:|---:|---|")
+    for topology in options.topologies:
+        for spread in options.spreads:
+            print(row(topology, spread, options.batch, options.labels), flush=True)
+
+
+if __name__ == "__main__":
+    main()
