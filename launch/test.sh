@@ -15,4 +15,5 @@ export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 in_tree_mode=(tests/models/test_{heads,linear_head,mlvpt_golden}.py)
 [[ " $* " != *" --all "* ]] || in_tree_mode=(tests/models)
 NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false "$python_in_environment" -m pytest -n 2 --dist loadfile "${in_tree_mode[@]}"
-"$python_in_environment" -m pytest -n 2 --dist loadfile "$@"
+# In the order of the files: the longest ones have few tests and would otherwise come last, one worker waiting.
+"$python_in_environment" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
