@@ -111,6 +111,21 @@ def starting_parts(config: ConfigDict, label_space: LabelSpace, folder: RunFolde
     return initial_parts(config, label_space)
 
 
+def require_source(config: ConfigDict) -> None:
+    """Raise UserError where `init_from` is nothing to start from, before anything is done that takes time."""
+    given = config.init_from
+    if _is_file(given):
+        if not Path(given).exists():
+            raise UserError(f"there is no weights file {given}")
+    elif given and not RunFolder(given).path.is_dir():
+        kinds = f"{', '.join(CHECKPOINT_SUFFIXES[:-1])} or {CHECKPOINT_SUFFIXES[-1]}"
+        raise UserError(f"config.init_from is '{given}', which is neither a file in {kinds} nor a run folder")
+
+
+def _is_file(given: str) -> bool:
+    return given.endswith(CHECKPOINT_SUFFIXES) and not Path(given).is_dir()
+
+
 def initial_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
     """Return the model of a config with its first values: (1) of `init_from`, (2) pretrained, (3) from the seed.
 
@@ -119,13 +134,11 @@ def initial_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
     given = config.init_from
     if not given:
         return assemble(config, label_space)
-    if given.endswith(CHECKPOINT_SUFFIXES) and not Path(given).is_dir():
+    require_source(config)
+    if _is_file(given):
         parts = _from_official(config, label_space, Path(given))
-    elif RunFolder(given).path.is_dir():
-        parts = _from_run(config, label_space, RunFolder(given))
     else:
-        kinds = f"{', '.join(CHECKPOINT_SUFFIXES[:-1])} or {CHECKPOINT_SUFFIXES[-1]}"
-        raise UserError(f"config.init_from is '{given}', which is neither a file in {kinds} nor a run folder")
+        parts = _from_run(config, label_space, RunFolder(given))
     if config.checkpoint.include_frozen == "never" and parts.unpublished:
         raise UserError(
             f"checkpoint.include_frozen=never would lose {len(parts.unpublished)} frozen parameters that only "

@@ -23,7 +23,7 @@ from mlmoe_jax.data.labels import label_space_of
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.sources import open_split, original_name
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.init_from import initial_parts
+from mlmoe_jax.init_from import initial_parts, require_source
 from mlmoe_jax.optim import make_optimizer
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.runfolder import RunFolder
@@ -47,6 +47,8 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
         )
     if has_checkpoint(folder):
         raise UserError(f"{folder} holds a run already; name another --workdir")
+    require_source(config)
+    folder.require_place()
     preprocess = preprocess_for(config)
     split = open_split(config.data, config.data.train_split, seed=config.seed)
     label_space = label_space_of(split, original_name(config.data), config.model, config.seed)

@@ -10,6 +10,11 @@ import jax
 from mlmoe_jax.errors import UserError
 
 GIB = 2**30
+# What a training can do about a lack of it.
+FOR_TRAINING = (
+    "lower train.batch_size, raise train.accumulate, set model.remat=true, or model.dtype and model.frozen_dtype to "
+    "bfloat16"
+)
 
 
 def device_bytes(tree: Any) -> int:

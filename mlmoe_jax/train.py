@@ -37,7 +37,7 @@ from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluate import Scored, list_skipped, measure, report, score_split
 from mlmoe_jax.explain import explain_run
-from mlmoe_jax.init_from import starting_parts
+from mlmoe_jax.init_from import require_source, starting_parts
 from mlmoe_jax.interrupt import asked_to_stop
 from mlmoe_jax.optim import make_optimizer, make_schedules
 from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
@@ -67,10 +67,6 @@ FREE_KEYS = (
     "report.",
 )
 
-LESS_MEMORY = (
-    "lower train.batch_size, raise train.accumulate, set model.remat=true, or model.dtype and model.frozen_dtype to "
-    "bfloat16"
-)
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
 
@@ -118,9 +114,11 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     configuration.validate(config)
     folder.require_place()
     require_same_config(config, folder)
+    if not has_checkpoint(folder):
+        require_source(config)
     job, state = set_up(config, folder)
     require_same_frozen(folder, state.frozen)
-    with memory.shortage_explained(LESS_MEMORY):
+    with memory.shortage_explained(memory.FOR_TRAINING):
         return _train(job, state)
 
 

@@ -303,7 +303,7 @@ def test_the_backbone_costs_a_device_the_same_on_every_mesh():
     assert max(flops) == pytest.approx(min(flops), rel=1e-3)
 
 
-@pytest.mark.parametrize("labels", [16, 10])
+@pytest.mark.parametrize("labels", [16, pytest.param(10, marks=SLOW)])
 def test_task_experts_spread_by_hand_are_those_of_one_device(labels):
     """16 labels divide over four devices along `expert`, and then nothing moves; 10 are filled up."""
     found = on_eight_devices("bank_forms", labels, (2, 1, 4))

@@ -51,10 +51,11 @@ class LabelSpace:
 
     def save(self, path) -> None:
         """Write everything as one npz to a path or an open file."""
+        pairs = self.together.tocoo()
         np.savez_compressed(
             path,
             names=np.asarray(self.names),
-            together=np.stack([*self.together.nonzero(), self.together.data]),
+            together=np.stack([pairs.row, pairs.col, pairs.data]),
             positives=self.positives,
             images=self.images,
             co_group=self.co_group,

@@ -62,14 +62,14 @@ def test_test_script_installs_its_tools_and_passes_its_flags_on(launch):
     assert any(call.startswith("-m pip install") and call.endswith("some-tool") for call in calls)
     assert [call for call in calls if "-m pytest" in call] == [
         "-m pytest -n 2 --dist loadfile tests/models",
-        "-m pytest -n 2 --dist loadfile --all",
+        "-m pytest -n 2 --dist loadfile --no-loadscope-reorder --all",
     ]
 
 
 def test_ci_is_the_test_script(launch):
     done, calls = launch(".ci/run")
     assert done.returncode == 0, done.stderr
-    assert calls[-1] == "-m pytest -n 2 --dist loadfile"
+    assert calls[-1] == "-m pytest -n 2 --dist loadfile --no-loadscope-reorder"
 
 
 def test_an_old_python_is_refused(launch, tmp_path):

@@ -200,6 +200,7 @@ def test_another_config_does_not_go_on_in_the_same_folder(program, trained):
     refused(done, "another config", "loss.gamma_neg was 2.0 and is 3.0")
 
 
+@pytest.mark.slow
 def test_random_backbone_travels_with_the_run(program, tmp_path):
     folder = tmp_path / "random"
     small = (*SMALL, "--config.train.epochs=1", "--config.data.test_splits=test")

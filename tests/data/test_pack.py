@@ -203,7 +203,10 @@ def lives(group: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("number", "processes"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 2)])
+@pytest.mark.parametrize(
+    ("number", "processes"),
+    [(signal.SIGKILL, 1), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGKILL, 2)],
+)
 def test_a_stopped_command_goes_on(voc, tmp_path, number, processes):
     config = config_of(voc, shard_images=2)
     process, output = start_slowly(voc, tmp_path, processes)

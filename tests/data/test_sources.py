@@ -10,8 +10,8 @@ from mlmoe_jax.data.pack import pack
 from mlmoe_jax.data.sources import NAMES, PUBLISHED, count_labels, open_split, original_name
 
 KNOWN = (
-    "digits, digits_single, voc2007, voc2012, coco2014, nuswide, vg256, vg500, csv, jsonl, folders, coco_json, packed, "
-    "tfds:NAME"
+    "digits, digits_single, synthetic, voc2007, voc2012, coco2014, nuswide, vg256, vg500, csv, jsonl, folders, "
+    "coco_json, packed, tfds:NAME"
 )
 
 

@@ -127,7 +127,7 @@ def in_training(module: ResNet, *, train: bool = True):
     return params, stats, jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_training_moves_the_statistics_as_torch_does(make, remat):
     params, stats, step = in_training(make("trainable", remat=remat))
     for index, batch in enumerate(ARRAYS["train/image"]):

@@ -1,0 +1,131 @@
+"""Every mode with its run folder in an object store, which can neither append nor rename: the real program, gcsfs and
+TensorStore against a store of our own on this machine.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_store import serve
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUN = "gs://bucket/runs/a"
+SMALL = (
+    "--config=linear_probe:dataset=digits",
+    "--config.model.backbone.weights=none",
+    "--config.train.epochs=2",
+    "--config.train.batch_size=50",
+    "--config.train.log_every=1",
+    "--config.eval.batch_size=50",
+    "--config.checkpoint.every_epochs=0.5",
+    "--config.eval.every_epochs=1",
+)
+# As in cli/test_main.py: few scenes, a tiny backbone, and all else as it is.
+RUNNER = """
+import dataclasses, sys
+import mlmoe_jax.data.sources.digits as digits
+from mlmoe_jax.pretrained import catalog
+digits.SCENES = {"train": 200, "val": 60, "test": 70, "test_shift": 70}
+entry = catalog.CATALOG["vit_digits"]
+shape = dataclasses.replace(entry.shape, width=16, depth=2, heads=2, patch=16)
+catalog.CATALOG["vit_digits"] = dataclasses.replace(entry, shape=shape)
+from mlmoe_jax.main import main
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+pytestmark = pytest.mark.slow  # a dozen programs, half a minute each
+
+
+@pytest.fixture(scope="module")
+def store():
+    server, held = serve(0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    held.address = f"http://localhost:{server.server_address[1]}"
+    yield held
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def program(store, tmp_path_factory):
+    """A function that starts the program, with Google's libraries turned to the store of this machine."""
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "runner.py").write_text(RUNNER)
+    environment = os.environ | {
+        "PYTHONPATH": str(REPOSITORY),
+        "JAX_PLATFORMS": "cpu",
+        "STORAGE_EMULATOR_HOST": store.address,  # gcsfs
+        "TENSORSTORE_GCS_HTTP_URL": store.address,
+        "FSSPEC_GCS_TOKEN": "anon",
+        "FSSPEC_GS_TOKEN": "anon",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "NO_GCE_CHECK": "true",
+    }
+
+    def start(*arguments, wait=True):
+        process = subprocess.Popen(
+            [sys.executable, "runner.py", *map(str, arguments)],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if not wait:
+            return process
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err[-3000:]
+        return out
+
+    return start
+
+
+def rows_of(store, run: str = RUN) -> list[dict]:
+    name = run.removeprefix("gs://bucket/") + "/metrics.jsonl"
+    entry = store.objects.get(("bucket", name))
+    return [json.loads(line) for line in entry[0].decode().splitlines()] if entry else []
+
+
+@pytest.fixture(scope="module")
+def trained(program, store):
+    return json.loads(program(*SMALL, f"--workdir={RUN}", "--json"))
+
+
+def test_a_training_leaves_a_complete_run(trained, store):
+    names = {name.removeprefix("runs/a/").partition("/")[0] for _, name in store.objects}
+    assert {"config.json", "checkpoints", "metrics.jsonl", "results.json", "scores.npz", "per_class.csv"} <= names
+    assert [row["step"] for row in rows_of(store)] == list(range(1, 9))
+    assert not store.refused
+
+
+def test_a_killed_training_goes_on_as_if_undisturbed(program, trained, store):
+    run = "gs://bucket/runs/killed"
+    process = program(*SMALL, f"--workdir={run}", "--json", wait=False)
+    while process.poll() is None and len(rows_of(store, run)) < 4:
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    again = json.loads(program(*SMALL, f"--workdir={run}", "--json"))
+    assert again == trained
+    assert [row["step"] for row in rows_of(store, run)] == list(range(1, 9))
+
+
+def test_every_other_mode(program, trained, store, tmp_path):
+    assert json.loads(program("--mode=eval", f"--workdir={RUN}", "--json"))["test"] == trained["test"]
+    program("--mode=thresholds", f"--workdir={RUN}")
+    for number in range(3):
+        Image.new("RGB", (40, 30), (80 * number, 10, 200)).save(tmp_path / f"{number}.png")
+    program("--mode=predict", f"--workdir={RUN}", f"--images={tmp_path}", f"--output={tmp_path / 'rows.csv'}")
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 4
+    program("--mode=report", f"--workdir={RUN}")
+    assert b"<html" in store.objects["bucket", "runs/a/report.html"][0]
+    program("--mode=export", f"--workdir={RUN}", f"--output={tmp_path / 'model.safetensors'}")
+    assert not store.refused
