@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
+import importlib.util
 import io
 import json
 import math
@@ -29,6 +30,7 @@ CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_sp
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores.npz", "checkpoints", "frozen.safetensors"
 SKIPPED, TABLE, COOCCURRENCE = "skipped_images.csv", "metrics.csv", "cooccurrence.csv"
+_LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # what etils needs for an object store
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -69,6 +71,7 @@ class RunFolder:
     # ------------------------------------------------------------------------------------------------ opening
     def require_place(self) -> None:
         """Raise UserError where the folder could not be made, before anything is done that takes time."""
+        self._require_library()
         if self.is_local:
             path = Path(self.path)
             there = next(place for place in (path, *path.absolute().parents) if place.exists())
@@ -95,11 +98,18 @@ class RunFolder:
 
     def require(self, *names: str) -> None:
         """Raise UserError unless this is a run folder with these files."""
+        self._require_library()
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {self}; give the --workdir of a finished or stopped training")
         missing = [name for name in names if not (self / name).exists()]
         if missing:
             raise UserError(f"{self} is not the run folder of a training: it has no {missing[0]}")
+
+    def _require_library(self) -> None:
+        store = str(self).partition("://")[0]
+        library = _LIBRARIES.get(store)
+        if not self.is_local and library and importlib.util.find_spec(library) is None:
+            raise UserError(f"run folders at {store}:// need the package {library}: pip install {library}")
 
     # ------------------------------------------------------------------------------------------------ whole files
     def write_bytes(self, name: str, content: bytes) -> None:

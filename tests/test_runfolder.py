@@ -76,13 +76,23 @@ def test_a_place_that_cannot_hold_a_folder_is_refused_at_once(tmp_path, refusal,
         place = tmp_path / below
         sentence = refusal(RunFolder(place).require_place)
         assert sentence == f"cannot make the run folder {place}: {tmp_path}/file is a file"
-    for path in (tmp_path, tmp_path / "new" / "run", "relative/run", "gs://bucket/run"):
+    for path in (tmp_path, tmp_path / "new" / "run", "relative/run"):
         RunFolder(path).require_place()
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made yet"
     monkeypatch.setattr("os.access", lambda path, how: False)
     place = tmp_path / "new" / "run"
     sentence = refusal(RunFolder(place).require_place)
     assert sentence == f"cannot make the run folder {place}: {tmp_path} is not writable"
+
+
+def test_an_object_store_needs_its_library(refusal, monkeypatch):
+    there = {"gcsfs": False}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: there[name] or None)
+    sentence = "run folders at gs:// need the package gcsfs: pip install gcsfs"
+    assert refusal(RunFolder("gs://bucket/run").require_place) == sentence
+    assert refusal(RunFolder("gs://bucket/run").require, "config.json") == sentence
+    there["gcsfs"] = True
+    RunFolder("gs://bucket/run").require_place()
 
 
 def test_require_names_what_is_missing(folder, tmp_path, refusal):
