@@ -1,9 +1,11 @@
-"""What a training step of configs/drmoe_20k.py needs on a TPU slice whose chips all lie along `expert`.
+"""What a training step of configs/drmoe_20k.py needs of a device where all devices lie along `expert`.
 
-    python -m benchmarks.label_scaling --topologies v5e:2x4 v5e:4x4 --spreads compiler shard_map
+    XLA_FLAGS=--xla_force_host_platform_device_count=64 python -m benchmarks.label_scaling --devices here:8 here:64
+    python -m benchmarks.label_scaling --devices v5e:2x4 v5e:4x4 --spreads compiler shard_map
 
-The batch is the same on every slice (strong scaling), so that a chip's memory should fall as its share of the labels
-does. Compiling needs libtpu (`pip install "jax[tpu]"`) and no TPU.
+`here:8` are eight devices of this host, simulated or not. The batch is the same however many they are (strong scaling),
+so that memory should fall as a device's share of the labels does. A TPU slice needs libtpu (`pip install "jax[tpu]"`)
+and no TPU.
 """
 
 import argparse
@@ -20,13 +22,15 @@ SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"), ("a
 
 def row(topology: str, spread: str, batch: int, labels: int) -> str:
     """Compile one step and return its row of the table."""
-    devices = topology_devices(topology)
+    here, _, count = topology.partition(":")
+    devices = jax.devices()[: int(count)] if here == "here" else topology_devices(topology)
+    capacity = None if here == "here" else capacity_elsewhere(devices[0])[0]
     mesh = [("mesh.data", "1"), ("mesh.expert", "-1"), ("model.head.routing.spread", spread)]
     config = configuration.load_config("drmoe_20k", [*SETTINGS, *mesh])
     configuration.validate(config)
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
     steps = Steps(config, sharding.make_mesh(config.mesh, devices), labels)
-    report = examine(steps.training(batch), len(devices), capacity_elsewhere(devices[0])[0])
+    report = examine(steps.training(batch), len(devices), capacity)
     if report["refused"]:
         return f"| {topology} | {len(devices)} | {spread} | does not fit |"
     kinds = ", ".join(f"{kind} {of['bytes'] / 1e6:.1f}" for kind, of in report["collectives"].items())
@@ -41,14 +45,14 @@ def row(topology: str, spread: str, batch: int, labels: int) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--topologies", nargs="+", default=["v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8"])
+    parser.add_argument("--devices", nargs="+", default=["v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8"])
     parser.add_argument("--spreads", nargs="+", default=["compiler"])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--labels", type=int, default=20_000)
     options = parser.parse_args()
-    print("| slice | chips along `expert` | spread by | trained state, GiB | temporaries, GiB | needs, GiB |", end="")
+    print("| devices | along `expert` | spread by | trained state, GiB | temporaries, GiB | needs, GiB |", end="")
     print(" GFLOPs | GB accessed | MB in collectives |\n|---|---:|---|---:|---:|---:|---:|---:|---|")
-    for topology in options.topologies:
+    for topology in options.devices:
         for spread in options.spreads:
             print(row(topology, spread, options.batch, options.labels), flush=True)
 

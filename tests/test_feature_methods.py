@@ -111,7 +111,7 @@ def test_multiply_adds_of_dr_moe():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("drmoe_resnet101", "mlmoe_dinov2") else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "drmoe_resnet101" else pytest.mark.slow)
         for name in [*METHODS, "mlmoe_dinov2:prompts=false", "drmoe_resnet101:preset=static"]
     ],
 )

@@ -87,6 +87,7 @@ def test_multiply_adds_are_those_of_table_4(reference, layers):
     assert cost.published_macs(*abstract(reference))[0] == layers
 
 
+@pytest.mark.slow
 def test_what_the_full_count_adds():
     tokens, width, labels = 287, 768, 80
     attention = 12 * 2 * tokens**2 * width

@@ -361,6 +361,8 @@ def _pack_shards(packer: Packer, shards: Sequence[Shard], processes: int, asked:
                 RunFolder(packer.folder).write_json(UNFINISHED, manifest)
                 saved = time.monotonic()
     except BrokenProcessPool as error:
+        for worker in multiprocessing.active_children():  # the pool waits for one that was started while it broke
+            worker.kill()
         raise UserError(
             "a packing process was killed, perhaps for lack of memory; lower --config.pack.processes and give the same "
             "command again to go on"
@@ -375,7 +377,7 @@ def _pack_shards(packer: Packer, shards: Sequence[Shard], processes: int, asked:
 def _submitted(executor: Executor, run: Callable, shard: Shard) -> Future:
     try:
         return executor.submit(run, shard)
-    except OSError as error:  # from its pipes, where a process is killed while the others are started
+    except (OSError, ValueError) as error:  # from the pipes of a pool that broke since the last shard
         raise BrokenProcessPool(str(error)) from error
 
 

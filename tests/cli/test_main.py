@@ -357,6 +357,7 @@ def test_mistakes_get_one_sentence(main, trained, tmp_path, arguments, parts):
     refused(main(*filled), *parts)
 
 
+@pytest.mark.slow
 def test_a_run_goes_out_under_the_authors_names_and_comes_back(program, trained, tmp_path):
     """Exported, imported without training, and evaluated: the same metrics as the run itself has."""
     file, folder = tmp_path / "official.safetensors", tmp_path / "imported"

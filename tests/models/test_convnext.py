@@ -87,6 +87,7 @@ def test_every_map_equals_torch(make, size):
     assert error(normalised.patches, layer_norm(module, cells)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same_with_remat():
     image = jax.random.normal(jax.random.key(0), (2, 16, 17, 3))
 

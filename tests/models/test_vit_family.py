@@ -208,6 +208,7 @@ def test_bfloat16_computes_matrices_only(image, prompts):
         assert 1e-4 < error(getattr(ours, name), np.asarray(getattr(theirs, name))) < 0.03
 
 
+@pytest.mark.slow
 def test_kernels_kept_in_bfloat16_give_what_casting_them_gives(image, prompts):
     definition, params, _ = ModelDef.split(random_vit(REGISTERS, dtype=jnp.bfloat16))
     stored = {path: x.astype(jnp.bfloat16) if path.endswith("/kernel") else x for path, x in params.items()}
