@@ -11,8 +11,8 @@ use_environment dev
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 "$python_in_environment" -m ruff check .
 "$python_in_environment" -m ruff format --check --quiet .
-# Flax may make tree mode its default: the models have to work in it. With --all every test of them, else one of a kind.
-in_tree_mode=(tests/models/test_{heads,linear_head}.py)
+# Flax may make tree mode its default: the models have to work in it. With --all every test of them, else one head.
+in_tree_mode=(tests/models/test_linear_head.py)
 [[ " $* " != *" --all "* ]] || in_tree_mode=(tests/models)
 NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false "$python_in_environment" -m pytest -n 2 --dist loadfile "${in_tree_mode[@]}"
 # In the order of the files: the longest ones have few tests and would otherwise come last, one worker waiting.

@@ -78,6 +78,7 @@ def pruned(config, tmp_path_factory):
     return folder, prune(config, folder)
 
 
+@pytest.mark.slow
 def test_all_stages_are_there_and_the_best_on_validation_is_taken(pruned):
     folder, results = pruned
     table = folder.read_text("prune.csv").splitlines()
@@ -94,6 +95,7 @@ def test_all_stages_are_there_and_the_best_on_validation_is_taken(pruned):
     assert "prompts/deep" in run.values
 
 
+@pytest.mark.slow
 def test_finished_stages_are_not_done_again(pruned, config, monkeypatch):
     folder, results = pruned
     for name in ("train", "measure_importance"):
@@ -102,6 +104,7 @@ def test_finished_stages_are_not_done_again(pruned, config, monkeypatch):
     assert again["val"]["mAP"] == results["val"]["mAP"]
 
 
+@pytest.mark.slow
 def test_a_level_starts_from_the_first_initial_values(pruned):
     folder, _ = pruned
     search, level = (
@@ -111,6 +114,7 @@ def test_a_level_starts_from_the_first_initial_values(pruned):
     assert set(search.values) - set(level.values) == {"prompts/token_mask", "prompts/segment_mask"}
 
 
+@pytest.mark.slow
 def test_importance_is_the_mean_gradient_of_the_masks(pruned):
     """Against finite differences of the loss, over the same batches."""
     folder, _ = pruned

@@ -178,6 +178,7 @@ def test_a_stopped_run_goes_on_as_if_undisturbed(program, trained, tmp_path, num
     same_training(rows_of(tmp_path / "b"), rows_of(folder))
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(program, trained, tmp_path):
     folder, done = trained
     copy = tmp_path / "c"
@@ -220,6 +221,7 @@ def test_random_backbone_travels_with_the_run(program, tmp_path):
     refused(program("--mode=eval", f"--workdir={folder}"), "frozen.safetensors is damaged")
 
 
+@pytest.mark.slow
 def test_changed_frozen_weights_are_noticed(program, trained, tmp_path):
     folder, _ = trained
     copy = tmp_path / "changed"
@@ -256,6 +258,7 @@ def test_predict_writes_a_row_a_picture(program, trained, photos, tmp_path):
     assert only["scores"]["4"] == pytest.approx(float(rows[2]["4"]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_predict_gives_the_scores_of_eval(program, trained, tmp_path):
     """A picture as a file, with the run folder alone, scores as it did as part of the data set."""
     folder, _ = trained

@@ -163,6 +163,7 @@ def test_swiglu_by_hand():
     np.testing.assert_allclose(mlp(x), hidden @ mlp.fc2.kernel[...] + mlp.fc2.bias[...], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_recomputing_blocks_changes_no_value(image, prompts):
     def run(remat):
         definition, params, _ = ModelDef.split(random_vit(REGISTERS, remat=remat))
