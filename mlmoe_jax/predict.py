@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from mlmoe_jax import distributed
 from mlmoe_jax.assemble import Run, open_run
@@ -202,18 +200,13 @@ def even_batch(pictures: int, most: int, devices: int) -> int:
 
 def _of_first_process(find: Callable[[], list[str]]) -> list[str]:
     """Return on every process what `find` returns, or raises, on the first: it alone may have a standard input."""
-    if jax.process_count() == 1:
-        return find()
     message = {}
     if distributed.is_first():
         try:
             message["paths"] = find()
         except UserError as error:
             message["error"] = str(error)
-    text = np.frombuffer(json.dumps(message).encode(), np.uint8)
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    text = multihost_utils.broadcast_one_to_all(np.resize(text, length))
-    message = json.loads(np.asarray(text, np.uint8).tobytes())
+    message = distributed.broadcast_from_first(message)
     if "error" in message:
         raise UserError(message["error"])
     return message["paths"]

@@ -34,9 +34,9 @@ def label_mesh() -> Mesh | None:
     return mesh if mesh is not None and mesh.shape["expert"] > 1 else None
 
 
-def gathered(features: Any) -> Any:
-    """Lay a tree of f32[B,…] with the batch over `data` × `fsdp`: every device along `expert` has the same images."""
-    return jax.tree.map(lambda values: _laid(values, ("data", "fsdp")), features)
+def gathered(tokens: jax.Array) -> jax.Array:
+    """Lay f32[B,…] with its batch over `data` × `fsdp`: every device along `expert` has the same images."""
+    return _laid(tokens, ("data", "fsdp"))
 
 
 def by_label(values: jax.Array) -> jax.Array:
