@@ -35,13 +35,12 @@ from mlmoe_jax.defaults import SIDES
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.losses import gate_entropy
 from mlmoe_jax.models import partition
-from mlmoe_jax.runfolder import RunFolder, to_json
+from mlmoe_jax.runfolder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder, to_json
 from mlmoe_jax.sharding import REPLICATED, LabelAxes, on_device, unpadded
 from mlmoe_jax.state import ModelDef, Params
 from mlmoe_jax.steps import Batch, Preprocess, prepare
 from mlmoe_jax.writer import say
 
-FOLDER, INDEX, ARRAYS = "samples", "samples/index.json", "samples/explained.npz"
 MOST_SAMPLES, MOST_SIDE = 64, 224  # images, and pixels of a thumbnail's side
 MOST_NUMBERS = 20_000_000  # of one array of explained.npz; a larger one is left out
 BATCH = 8  # images a device: attention maps of many labels are large
@@ -204,17 +203,19 @@ def write_samples(
     if not distributed.is_first():
         return
     for name in explained.left_out:
-        say(f"{name} of {len(chosen)} samples has more than {MOST_NUMBERS:,} numbers and is left out of {ARRAYS}")
+        say(
+            f"{name} of {len(chosen)} samples has more than {MOST_NUMBERS:,} numbers and is left out of {SAMPLE_ARRAYS}"
+        )
     _remove(folder)
     listed = []
     for number, (row, image, of_labels) in enumerate(
         zip(explained.rows, explained.images, explained.scores, strict=True)
     ):
-        file = f"{FOLDER}/{number:04}.jpg"
+        file = f"{SAMPLES}/{number:04}.jpg"
         folder.write_bytes(file, thumbnail(image, side))
         codes, of_labels = chosen.labels[row].tolist(), [round(score, 5) for score in of_labels.tolist()]
         listed.append({"id": str(chosen.ids[row]), "file": file, "codes": codes, "scores": of_labels})
-    folder.write_npz(ARRAYS, **explained.arrays)
+    folder.write_npz(SAMPLE_ARRAYS, **explained.arrays)
     index = {
         "split": split.name,
         "grid": explained.grid,
@@ -222,7 +223,7 @@ def write_samples(
         "entries": gate_entries(run.config),
         "samples": listed,
     }
-    folder.write_text(INDEX, to_json(index) + "\n")  # last: without it there are no samples
+    folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: without it there are no samples
 
 
 def sample_split(data: ConfigDict) -> str:
@@ -253,9 +254,9 @@ def thumbnail(image: np.ndarray, side: int) -> bytes:
 
 def _remove(folder: RunFolder) -> None:
     """Remove the samples of a folder, the index first."""
-    (folder / INDEX).unlink(missing_ok=True)
-    (folder / ARRAYS).unlink(missing_ok=True)
-    for path in (folder / FOLDER).glob("*.jpg") if (folder / FOLDER).exists() else ():
+    (folder / SAMPLE_INDEX).unlink(missing_ok=True)
+    (folder / SAMPLE_ARRAYS).unlink(missing_ok=True)
+    for path in (folder / SAMPLES).glob("*.jpg") if (folder / SAMPLES).exists() else ():
         path.unlink()
 
 

@@ -30,6 +30,7 @@ CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_sp
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores.npz", "checkpoints", "frozen.safetensors"
 SKIPPED, TABLE, COOCCURRENCE = "skipped_images.csv", "metrics.csv", "cooccurrence.csv"
+SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples/explained.npz"
 _LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # what etils needs for an object store
 
 

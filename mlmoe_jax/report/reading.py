@@ -29,6 +29,8 @@ from mlmoe_jax.runfolder import (
     METRICS,
     PER_CLASS,
     RESULTS,
+    SAMPLE_ARRAYS,
+    SAMPLE_INDEX,
     SCORES,
     THRESHOLDS,
     RunFolder,
@@ -37,7 +39,6 @@ from mlmoe_jax.scores import PREFIXES, SplitScores, read_labels, read_results, r
 from mlmoe_jax.thresholds import Thresholds, read_thresholds
 
 COST = "cost.json"
-SAMPLE_INDEX, SAMPLE_ARRAYS = "samples/index.json", "samples/explained.npz"
 
 
 @dataclass(frozen=True)
