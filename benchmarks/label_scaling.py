@@ -5,7 +5,7 @@
 
 `here:8` are eight devices of this host, simulated or not. The batch is the same however many they are (strong scaling),
 so that memory should fall as a device's share of the labels does. A TPU slice needs libtpu (`pip install "jax[tpu]"`)
-and no TPU.
+and no TPU. The results are in docs/scaling.md.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def row(topology: str, spread: str, batch: int, labels: int) -> str:
     configuration.validate(config)
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
     steps = Steps(config, sharding.make_mesh(config.mesh, devices), labels)
-    report = examine(steps.training(batch), len(devices), capacity)
+    report = examine(steps.training(batch), len(devices), capacity, quick=True)
     if report["refused"]:
         return f"| {topology} | {len(devices)} | {spread} | does not fit |"
     kinds = ", ".join(f"{kind} {of['bytes'] / 1e6:.1f}" for kind, of in report["collectives"].items())

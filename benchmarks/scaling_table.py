@@ -1,7 +1,8 @@
-"""What training steps need on TPU slices of growing size, compiled without any TPU, and how far that should scale.
+"""What training steps need on TPU slices, compiled without any TPU, and how far that should scale.
 
     python -m benchmarks.scaling_table                      # compile what is missing, write the table
     python -m benchmarks.scaling_table --only="B/14 at 224 v5e" --minutes=30
+    python -m benchmarks.scaling_table --also=v5e:16x16     # larger slices too, to see that a chip's program stays
     python -m benchmarks.scaling_table --again --only=DR-MoE  # the model has changed since
     python -m benchmarks.scaling_table --minutes=0          # only write the table again
 
@@ -15,6 +16,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,7 +25,7 @@ import jax
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax import sharding
-from mlmoe_jax.compile_check import GIB, Steps, capacity_elsewhere, examine, topology_devices
+from mlmoe_jax.compile_check import GIB, QUICK, Steps, capacity_elsewhere, examine, topology_devices
 from mlmoe_jax.writer import say
 
 HERE = Path(__file__).resolve().parent
@@ -95,7 +97,7 @@ def compiled(row: Row, topology: str) -> dict:
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
     capacity, _ = capacity_elsewhere(devices[0])
     steps = Steps(config, sharding.make_mesh(config.mesh, devices), row.labels)
-    report = examine(steps.training(row.images * len(devices)), len(devices), capacity)
+    report = examine(steps.training(row.images * len(devices)), len(devices), capacity, quick=True)
     packages = {name: _version(name) for name in ("jax", "flax", "libtpu")}
     return {
         "row": row.name,
@@ -124,71 +126,117 @@ def stored() -> dict[tuple[str, str], dict]:
     return {
         (result["row"], result["topology"]): result
         for result in results
-        if (now := asked.get(result["row"])) and now == {key: result[key] for key in now}
+        if (now := asked.get(result["row"])) and now == {key: result.get(key) for key in now}
     }
 
 
 def asked_for(row: Row) -> dict:
     """Return what a row asks for, as its raw results keep it."""
     settings = [list(pair) for pair in (*SETTINGS, *row.overrides)]
-    return {"config": row.config, "images": row.images, "asked_labels": row.labels, "settings": settings}
+    return {
+        "config": row.config,
+        "images": row.images,
+        "asked_labels": row.labels,
+        "settings": settings,
+        "compiler_options": QUICK,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------ prediction
-def predict(result: dict, efficiency: float) -> dict[str, float]:
-    """Predict a step from a raw result, in seconds: computing and communicating, one after the other.
+def predict(result: dict, topology: str, efficiency: float) -> dict[str, float]:
+    """Predict a step on a slice from what was compiled for one of its kind, in seconds.
 
     compute = max(FLOPs / (efficiency · peak), bytes accessed / memory bandwidth); communication = what the ring
     algorithms send / one link in one direction + a latency for each hop, there and back along every axis of the slice.
+    In pure data parallelism, which all rows have, a chip's program is the same on every slice, but for the chips that a
+    collective goes over: over n of them a ring sends (n − 1)/n of what it sends over many.
     """
-    kind, _, shape = result["topology"].partition(":")
-    chip = CHIPS[kind]
+    kind, sides = split(topology)
+    chip, devices = CHIPS[kind], math.prod(sides)
     compute = max(result["flops"] / (efficiency * chip.flops), result["bytes_accessed"] / chip.memory)
     sent = sum(of["wire_bytes"] for of in result["collectives"].values())
-    hops = 2 * sum(int(side) - 1 for side in shape.split("x"))
-    communication = sent / chip.link + hops * HOP if sent else 0.0
+    sent *= (1 - 1 / devices) / (1 - 1 / result["devices"])
+    communication = sent / chip.link + 2 * sum(side - 1 for side in sides) * HOP if sent else 0.0
     return {
         "compute": compute,
         "communication": communication,
-        "images_per_second": result["images"] * result["devices"] / (compute + communication),
+        "images_per_second": result["images"] * devices / (compute + communication),
         "efficiency": compute / (compute + communication),
         # computing shrinks with the images, communicating does not
         "least_images": max(1, math.ceil(result["images"] * 9 * communication / compute)) if compute else math.nan,
     }
 
 
+def split(topology: str) -> tuple[str, list[int]]:
+    """Return kind of chip and sides of a slice: "v5e:4x4" -> ("v5e", [4, 4])."""
+    kind, _, shape = topology.partition(":")
+    return kind, [int(side) for side in shape.split("x")]
+
+
 def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
-    """Return the table as Markdown, and what is missing from it."""
+    """Return the table as Markdown, what is missing from it, and what larger slices were compiled for."""
+    sizes = " / ".join(str(math.prod(split(topology)[1])) for topology in TOPOLOGIES[0])
     lines = [
         f"Assumed: {100 * efficiency:g} % of the peak. HBM, FLOPs and bytes are of one chip and one training step.",
         "",
-        "| training | slice | images a chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | compute, ms | "
-        "communication, ms | images/s | weak scaling | images a chip for 90 % |",
+        f"| training | chip | images a chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | compute, ms | "
+        f"communication, ms, on {sizes} chips | images/s on {sizes} chips | weak scaling to {sizes.split()[-1]} | "
+        "images a chip for 90 % |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    missing: dict[str, list[str]] = {}
+    missing, larger = [], []
     for row in ROWS:
-        for topology in (name for family in TOPOLOGIES for name in family):
-            result = results.get((row.name, topology))
+        for family in TOPOLOGIES:
+            result = results.get((row.name, family[0]))
             if result is None:
-                missing.setdefault(row.name, []).append(topology)
+                missing.append(f"- {row.name}, {family[0]}")
                 continue
-            hbm = f"{result['needed'] / GIB:.2f} of {result['capacity'] / GIB:.2f}"
-            start = f"| {row.name} | {topology} | {result['images']} |"
-            if not result["fits"]:
-                lines.append(f"{start} does not fit: {hbm} | | | | | | | | |")
-                continue
-            of = predict(result, efficiency)
-            moved = sum(kind["bytes"] for kind in result["collectives"].values())
-            lines.append(
-                f"{start} {hbm} | {result['flops'] / 1e9:,.0f} | {result['bytes_accessed'] / 1e9:.1f} | "
-                f"{moved / 1e6:.2f} | {1e3 * of['compute']:.2f} | {1e3 * of['communication']:.2f} | "
-                f"{of['images_per_second']:,.0f} | {100 * of['efficiency']:.2f} % | {of['least_images']} |"
-            )
+            lines.append(_line(result, family, efficiency))
+            larger += [_beside(results[key], result) for slice_ in family[1:] if (key := (row.name, slice_)) in results]
     if missing:
-        lines += ["", "Not compiled yet:", ""]
-        lines += [f"- {name}: {', '.join(topologies)}" for name, topologies in missing.items()]
+        lines += ["", "Not compiled yet:", "", *missing]
+    if larger:
+        lines += [
+            "",
+            "Larger slices that were compiled too, and what a chip needs there beside what it needs on the smallest:",
+            "",
+            "| training | slice | HBM | FLOPs | bytes accessed | bytes in collectives |",
+            "|---|---|---:|---:|---:|---:|",
+            *larger,
+        ]
     return "\n".join(lines)
+
+
+def _line(result: dict, family: Sequence[str], efficiency: float) -> str:
+    """Return the line of a row and a kind of chip from what was compiled for the smallest slice."""
+    hbm = f"{result['needed'] / GIB:.2f} of {result['capacity'] / GIB:.2f}"
+    start = f"| {result['row']} | {split(family[0])[0]} | {result['images']} |"
+    if not result["fits"]:
+        return f"{start} does not fit: {hbm} | | | | | | | | |"
+    slices = [predict(result, topology, efficiency) for topology in family]
+    communication = " / ".join(f"{1e3 * of['communication']:.2f}" for of in slices)
+    speeds = " / ".join(f"{of['images_per_second']:,.0f}" for of in slices)
+    largest = slices[-1]
+    return (
+        f"{start} {hbm} | {result['flops'] / 1e9:,.0f} | {result['bytes_accessed'] / 1e9:.1f} | "
+        f"{_moved(result) / 1e6:.2f} | {1e3 * largest['compute']:.2f} | {communication} | {speeds} | "
+        f"{100 * largest['efficiency']:.2f} % | {largest['least_images']} |"
+    )
+
+
+def _beside(larger: dict, smallest: dict) -> str:
+    """Return the line of a larger slice: its figures over those of the smallest, in percent."""
+    start = f"| {larger['row']} | {larger['topology']} |"
+    if not (larger["fits"] and smallest["fits"]):
+        return f"{start} does not fit | | | |"
+    ratios = [larger[key] / smallest[key] for key in ("needed", "flops", "bytes_accessed")]
+    ratios.append(_moved(larger) / _moved(smallest))
+    return start + "".join(f" {100 * ratio - 100:+.2f} % |" for ratio in ratios)
+
+
+def _moved(result: dict) -> int:
+    """Return the bytes in collectives of a chip and a step."""
+    return sum(kind["bytes"] for kind in result["collectives"].values())
 
 
 def write_page(text: str) -> None:
@@ -206,26 +254,26 @@ def main():
     parser.add_argument(
         "--only", default="", help="compile only rows and slices, as in 'NAME v5e:4x4', that match this"
     )
+    parser.add_argument("--also", nargs="*", default=[], help="slices to compile beside the smallest of each chip")
     parser.add_argument("--again", action="store_true", help="compile what is there too; the newest result counts")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no further compilation after these")
     parser.add_argument("--efficiency", type=float, default=0.5, help="share of the peak that computing reaches")
     options = parser.parse_args()
     results, started = stored(), time.monotonic()
-    for family in TOPOLOGIES:
+    for topology in [*(family[0] for family in TOPOLOGIES), *options.also]:
         for row in ROWS:
-            for topology in family:
-                wanted = re.search(options.only, f"{row.name} {topology}")
-                if not wanted or ((row.name, topology) in results and not options.again):
-                    continue
-                if time.monotonic() - started >= 60 * options.minutes:
-                    continue
-                say(f"compiling {row.name} for {topology}")
-                result = results[row.name, topology] = compiled(row, topology)
-                with RESULTS.open("a") as lines:
-                    lines.write(json.dumps(result) + "\n")
-                say(f"  {result.get('compile_seconds', math.nan):.0f} s, needs {result['needed'] / GIB:.2f} GiB")
+            wanted = re.search(options.only, f"{row.name} {topology}")
+            if not wanted or ((row.name, topology) in results and not options.again):
+                continue
+            if time.monotonic() - started >= 60 * options.minutes:
+                continue
+            say(f"compiling {row.name} for {topology}")
+            result = results[row.name, topology] = compiled(row, topology)
+            with RESULTS.open("a") as lines:
+                lines.write(json.dumps(result) + "\n")
+            say(f"  {result.get('compile_seconds', math.nan):.0f} s, needs {result['needed'] / GIB:.2f} GiB")
     write_page(table(results, options.efficiency))
-    print(f"{len(results)} of {len(ROWS) * sum(map(len, TOPOLOGIES))} rows; {PAGE} is written")
+    print(f"{len(results)} results; {PAGE} is written")
 
 
 if __name__ == "__main__":

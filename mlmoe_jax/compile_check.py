@@ -44,6 +44,9 @@ WITHOUT_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
+# The compiler's least effort: the program is a slower one, what it needs and sends nearly the same (docs/scaling.md).
+QUICK = {"exec_time_optimization_effort": -1.0}
+
 
 @dataclass(frozen=True)
 class Program:
@@ -178,10 +181,10 @@ def memory_shortage(message: str) -> tuple[int, int] | None:
 
 
 # --------------------------------------------------------------------------------------------------- compiling
-def examine(program: Program, devices: int, capacity: int | None) -> dict[str, Any]:
+def examine(program: Program, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
     """Compile a step; return what it needs on a device, `fits` (None where the capacity is unknown) and the rest.
 
-    Where the compiler itself runs out of memory there is only `needed`, as far as it came.
+    Where the compiler itself runs out of memory there is only `needed`, as far as it came. quick: see QUICK.
     """
     report = {
         "batch_size": program.batch_size,
@@ -194,7 +197,7 @@ def examine(program: Program, devices: int, capacity: int | None) -> dict[str, A
     report["lower_seconds"] = time.perf_counter() - started
     started = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=QUICK if quick else None)
     except jax.errors.JaxRuntimeError as error:
         if (shortage := memory_shortage(str(error))) is None:
             raise
@@ -253,11 +256,13 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------- the command
-def check(config: ConfigDict, topology: str = "", *, find_batch: bool = False, labels: int = 0) -> dict[str, Any]:
+def check(
+    config: ConfigDict, topology: str = "", *, find_batch: bool = False, labels: int = 0, quick: bool = False
+) -> dict[str, Any]:
     """Compile both steps of a config for a topology, or for the devices that are here; return the whole report.
 
     find_batch: look for the largest batch a device that trains, instead of taking `train.batch_size`.
-    labels: see Steps.
+    labels: see Steps. quick: see QUICK.
     Raises UserError where mesh or batch do not fit the devices, or the topology cannot be compiled for.
     """
     devices = topology_devices(topology) if topology else jax.devices()
@@ -269,12 +274,22 @@ def check(config: ConfigDict, topology: str = "", *, find_batch: bool = False, l
     if find_batch and capacity is None:
         raise UserError(f"--find-batch needs to know the memory of a device, but {source}; name a --topology")
     steps, batch_size, train = Steps(config, mesh, labels), config.train.batch_size, None
+
+    def examined(name: str, program: Program) -> dict[str, Any]:
+        images = program.batch_size // mesh.size
+        say(f"compiling the {name} step, {images} images a device on {mesh.size} device(s)")
+        return examine(program, mesh.size, capacity, quick=quick)
+
     if find_batch:
-        train = _largest_batch(steps, batch_size // mesh.size, mesh.size, capacity, config.train.accumulate)
+        parts = config.train.accumulate
+        train = _largest_batch(
+            lambda size: examined("train", steps.training(size * parts * mesh.size)),
+            max(1, batch_size // mesh.size // parts),
+            capacity,
+        )
         batch_size = train["batch_size"]
-    reports = {"train": train or _examined("train", steps.training(batch_size), mesh.size, capacity)}
-    evaluation = steps.evaluation(config.eval.batch_size * mesh.size, batch_size)
-    reports["eval"] = _examined("eval", evaluation, mesh.size, capacity)
+    reports = {"train": train or examined("train", steps.training(batch_size))}
+    reports["eval"] = examined("eval", steps.evaluation(config.eval.batch_size * mesh.size, batch_size))
     fits = [report["fits"] for report in reports.values()]
     return {
         "topology": topology or "local",
@@ -289,28 +304,21 @@ def check(config: ConfigDict, topology: str = "", *, find_batch: bool = False, l
     }
 
 
-def _examined(name: str, program: Program, devices: int, capacity: int | None) -> dict[str, Any]:
-    say(f"compiling the {name} step, {program.batch_size // devices} images a device on {devices} device(s)")
-    return examine(program, devices, capacity)
-
-
-def _largest_batch(steps: Steps, start: int, devices: int, capacity: int, parts: int) -> dict[str, Any]:
-    """Return the report of the largest batch a device that fits, or of 1 image in each part where that does not."""
+def _largest_batch(examined: Callable[[int], dict[str, Any]], start: int, capacity: int) -> dict[str, Any]:
+    """Return the report of the largest size that fits, or of 1 where that does not; start: where to begin."""
     seen: dict[int, dict[str, Any]] = {}
 
     def fits(size: int) -> bool:
-        seen[size] = _examined("train", steps.training(size * parts * devices), devices, capacity)
+        seen[size] = examined(size)
         say(f"  {_verdict(seen[size], capacity)}")
         return seen[size]["fits"]
 
-    return seen[largest_fitting(fits, max(1, start // parts)) or 1]
+    return seen[largest_fitting(fits, start) or 1]
 
 
-def print_check(
-    config: ConfigDict, topology: str = "", *, find_batch: bool = False, labels: int = 0, as_json: bool = False
-) -> int:
-    """Print the report of `check`; return 0 where everything fits, or nothing tells how much there is, 1 where not."""
-    report = check(config, topology, find_batch=find_batch, labels=labels)
+def print_check(config: ConfigDict, topology: str = "", *, as_json: bool = False, **what: Any) -> int:
+    """Print the report of `check`, which takes `what`; return 1 where something does not fit, else 0."""
+    report = check(config, topology, **what)
     print(to_json(report, indent=2) if as_json else format_report(report))
     return 1 if report["fits"] is False else 0
 

@@ -46,6 +46,7 @@ _ONLY_FOR = {
     "topology": (("compile",), ""),
     "find_batch": (("compile",), False),
     "labels": (("compile",), 0),
+    "quick": (("compile",), False),
     "output": (("predict", "compare", "report", "pack", "export"), None),
 }
 
@@ -88,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--find-batch", action="store_true", help="compile: the largest batch a device that trains")
     parser.add_argument("--labels", type=int, default=0, help="compile: so many labels (default: those of the data)")
+    parser.add_argument(
+        "--quick", action="store_true", help="compile: with the compiler's least effort, in a fraction of the time"
+    )
     parser.add_argument(
         "--output",
         help="predict: a .csv or .jsonl file, - for stdout (default: predictions.csv in the run folder); compare: a "
@@ -295,7 +299,8 @@ def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     config = _load_config(flags, overrides)
     from mlmoe_jax.compile_check import print_check
 
-    return print_check(config, flags.topology, find_batch=flags.find_batch, labels=flags.labels, as_json=flags.json)
+    what = {"find_batch": flags.find_batch, "labels": flags.labels, "quick": flags.quick}
+    return print_check(config, flags.topology, as_json=flags.json, **what)
 
 
 def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:

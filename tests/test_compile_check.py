@@ -188,17 +188,29 @@ def test_the_exit_code_says_whether_it_fits(monkeypatch, capsys, fits, needed, c
     assert json.loads(capsys.readouterr().out)["steps"]["train"]["needed"] == needed
 
 
-def test_what_the_compiler_refuses_does_not_fit():
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_the_compiler_refuses_does_not_fit(quick):
     """The compiler's message is the only thing that is made up here."""
     import jax
 
     class Lowered:
-        def compile(self):
+        def compile(self, compiler_options):
+            assert compiler_options == (compile_check.QUICK if quick else None)
             raise jax.errors.JaxRuntimeError("Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.")
 
     program = compile_check.Program(Lowered, {}, batch_size=32, held=GIB)
-    report = compile_check.examine(program, 8, 15 * GIB)
+    report = compile_check.examine(program, 8, 15 * GIB, quick=quick)
     assert (report["fits"], report["needed"], report["batch_a_device"]) == (False, 21.5 * GIB, 4)
+
+
+def test_the_compiler_takes_the_options_of_a_quick_look():
+    import jax
+
+    step = jax.jit(lambda x: 2.0 * x).lower(jax.ShapeDtypeStruct((3,), "float32"))
+    program = compile_check.Program(lambda: step, {}, batch_size=8, held=0)
+    assert compile_check.examine(program, 8, GIB, quick=True)["fits"]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        step.compile(compiler_options={"exec_time_optimisation_effort": -1.0})
 
 
 def test_a_batch_that_does_not_split_is_refused_with_one_that_does(refusal, monkeypatch, tiny_vit):

@@ -225,10 +225,19 @@ def _about(bucket: str, name: str, data: bytes, generation: int) -> dict[str, st
     }
 
 
-def serve(port: int) -> tuple[ThreadingHTTPServer, Store]:
+class Server(ThreadingHTTPServer):
+    """Answers each request in a thread of its own."""
+
+    def handle_error(self, request, client_address):
+        # A client that ended has no use for its answers.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def serve(port: int) -> tuple[Server, Store]:
     """Return a server at a port of this machine (0 = any free one), not yet running, and what it holds."""
     store = Store()
-    server = ThreadingHTTPServer(("localhost", port), type("OfStore", (Handler,), {"store": store}))
+    server = Server(("localhost", port), type("OfStore", (Handler,), {"store": store}))
     return server, store
 
 

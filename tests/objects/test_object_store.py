@@ -128,4 +128,21 @@ def test_every_other_mode(program, trained, store, tmp_path):
     program("--mode=report", f"--workdir={RUN}")
     assert b"<html" in store.objects["bucket", "runs/a/report.html"][0]
     program("--mode=export", f"--workdir={RUN}", f"--output={tmp_path / 'model.safetensors'}")
+    imported = "gs://bucket/runs/imported"
+    weights = f"--config.init_from={tmp_path / 'model.safetensors'}"
+    program("--mode=import", *SMALL, weights, f"--workdir={imported}")
+    assert json.loads(program("--mode=eval", f"--workdir={imported}", "--json"))["test"] == trained["test"]
+    compared = json.loads(program("--mode=compare", f"--workdir={RUN}", f"--workdir={imported}", "--json"))
+    assert compared["test"]["metrics"]["mAP"]["difference"] == 0
+    assert not store.refused
+
+
+def test_a_pruning_leaves_its_trainings_and_the_chosen_one(program, store):
+    run = "gs://bucket/runs/pruned"
+    of_e2vpt = ("--config=e2vpt:dataset=digits", *SMALL[1:], "--config.model.prompts.segments=4")
+    levels = ("--config.prune.token_levels=(0.5,)", "--config.prune.segment_levels=(0.5,)")
+    results = json.loads(program("--mode=prune", *of_e2vpt, *levels, f"--workdir={run}", "--json"))
+    table = store.objects["bucket", "runs/pruned/prune.csv"][0].decode().splitlines()
+    assert len(table) == 2  # the heading, and the only level
+    assert json.loads(program("--mode=eval", f"--workdir={run}", "--json"))["test"] == results["test"]
     assert not store.refused
