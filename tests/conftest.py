@@ -14,12 +14,15 @@ from mlmoe_jax.errors import UserError
 # Most of the time of a test goes into compiling tiny models; unoptimised they compile in half of it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-# A program that many tests start, or two workers, compile once. The first process makes the folder, all others find it.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+# What many tests and the programs they start compile or render is made once, outside the caches of who runs the tests.
+# The first process makes the folder, all others find it.
+if "MLMOE_TESTS_CACHE" not in os.environ:
+    os.environ["MLMOE_TESTS_CACHE"] = tempfile.mkdtemp(prefix="mlmoe-tests-")
+    atexit.register(shutil.rmtree, os.environ["MLMOE_TESTS_CACHE"], ignore_errors=True)
+    os.environ["MLMOE_CACHE"] = f"{os.environ['MLMOE_TESTS_CACHE']}/made"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ['MLMOE_TESTS_CACHE']}/compiled"
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fetches weights from the network
 

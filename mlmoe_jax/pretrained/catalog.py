@@ -1,9 +1,9 @@
 """The backbones that have a name: architecture, preprocessing, and the file that holds their published weights."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlmoe_jax.cache import cache_folder
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNetShape
@@ -120,13 +120,6 @@ def entry(name: str) -> Entry:
     if name not in CATALOG:
         raise UserError(f"there is no backbone '{name}'; model.backbone.name is one of {', '.join(CATALOG)}")
     return CATALOG[name]
-
-
-def cache_folder() -> Path:
-    """Return the folder of downloaded weights: $MLMOE_CACHE, or mlmoe_jax in the user's cache folder."""
-    if chosen := os.environ.get("MLMOE_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlmoe_jax"
 
 
 def find_weights(name: str) -> Path:

@@ -43,6 +43,33 @@ def together(labels: np.ndarray, a: int, b: int) -> float:
     return labels[labels[:, a], b].mean()
 
 
+# ------------------------------------------------------------------------------------------------------------ cache
+@pytest.fixture
+def few(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(digits.SCENES, "val", 5)
+    return lambda: digits._scenes.__wrapped__("val", 5)
+
+
+def test_scenes_are_rendered_once_for_all_programs(few, monkeypatch):
+    labels, images = few()
+    monkeypatch.setattr(digits, "_render_scenes", None)
+    again, kept = few()
+    np.testing.assert_array_equal(again, labels)
+    np.testing.assert_array_equal(kept, images)
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0] = 0
+    monkeypatch.setattr(digits.Path, "read_bytes", lambda _: b"another state of the file")
+    with pytest.raises(TypeError):
+        few()
+
+
+def test_where_scenes_cannot_be_kept_it_is_said(few, tmp_path, capsys):
+    (tmp_path / "cache").write_text("no folder")
+    assert few()[1].shape == (5, 64, 64, 3)
+    assert "are not kept in" in capsys.readouterr().err
+
+
 # ----------------------------------------------------------------------------------------------------------- labels
 def test_split_sizes_and_values(labels, val):
     assert {name: len(of_split) for name, of_split in labels.items()} == SCENES

@@ -341,17 +341,6 @@ def test_weights_are_looked_for_in_the_package_and_then_in_the_cache(refusal, pl
     assert catalog.find_weights("tiny") == in_package
 
 
-def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "own"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert catalog.cache_folder() == tmp_path / "own"
-    monkeypatch.setenv("MLMOE_CACHE", "")
-    assert catalog.cache_folder() == tmp_path / "xdg" / "mlmoe_jax"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    assert catalog.cache_folder() == tmp_path / "home" / ".cache" / "mlmoe_jax"
-
-
 def test_an_unknown_backbone_gets_the_list(refusal):
     known = ", ".join(catalog.CATALOG)
     assert refusal(catalog.entry, "resnet") == f"there is no backbone 'resnet'; model.backbone.name is one of {known}"

@@ -27,13 +27,16 @@ Every constant of this file is part of the name `digits-v1`: change one and the 
 import argparse
 import csv
 import functools
+import hashlib
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
+from mlmoe_jax.cache import cache_folder
 from mlmoe_jax.data.images import ArrayImages, Images
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -56,6 +59,8 @@ SIZE_PROBABILITY = (0.15, 0.30, 0.30, 0.25)
 @functools.cache
 def source_scans() -> dict[str, list[np.ndarray]]:
     """Return the scans of each part: part -> list over the 10 digits of f32[n,8,8] in [0,1], disjoint between parts."""
+    from sklearn.datasets import load_digits  # here, because it takes a second to import
+
     bunch = load_digits()
     order = np.random.RandomState(1797)
     parts = {"train": [], "val": [], "test": []}
@@ -286,11 +291,37 @@ def open_scenes(split: str) -> Split:
 @functools.cache  # a sweep opens the same scenes again and again; all of them together are 135 MB
 def _scenes(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels bool[N,10] and pictures u8[N,64,64,3] of a split of N = `count`, which nobody may write to."""
-    labels, scans = scene_labels(split), source_scans()[SCANS_OF[split]]
-    images = np.stack([render_scene(_stream(split, 1, row), present, scans) for row, present in enumerate(labels)])
+    labels = scene_labels(split)
+    images = _kept(f"{split}-{count}.npy", lambda: _render_scenes(split, labels))
     for array in (labels, images):
         array.setflags(write=False)
     return labels, images
+
+
+def _render_scenes(split: str, labels: np.ndarray) -> np.ndarray:
+    scans = source_scans()[SCANS_OF[split]]
+    return np.stack([render_scene(_stream(split, 1, row), present, scans) for row, present in enumerate(labels)])
+
+
+def _kept(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
+    """Return what the cache folder has under a name and this state of this file, or else render it and keep it there.
+
+    Rendering all scenes takes half a minute, which every program on them would take again.
+    """
+    folder = cache_folder() / NAME / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    if (folder / name).is_file():
+        return np.load(folder / name, mmap_mode="r")
+    images = render()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            np.save(Path(place) / name, images)
+            (Path(place) / name).replace(folder / name)  # whole or not at all, whoever else makes it too
+    except OSError as error:
+        from mlmoe_jax.writer import say  # here, because it brings JAX along, which reading pictures does not need
+
+        say(f"the scenes of {name} are not kept in {folder} ({error.strerror or error}) and will be rendered again")
+    return images
 
 
 class SinglePictures(Images):

@@ -27,6 +27,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 
+from mlmoe_jax.cache import cache_folder
 from mlmoe_jax.data.images import BadImage, EncodedImages
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -226,8 +227,6 @@ def _cached(folder: str, shard: PackedFile) -> str:
 
     Raises UserError where it cannot be fetched or differs from what was packed.
     """
-    from mlmoe_jax.pretrained.catalog import cache_folder  # brings JAX along, which packing workers do not need
-
     local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
     if local.is_file() and local.stat().st_size == shard.bytes:
         return str(local)
