@@ -8,7 +8,13 @@ other numbers, so a restored checkpoint whose digests differ is passed over in f
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +82,8 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
         plain = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
         items, damage = None, ""
         try:
-            items = manager.restore(step, args=ocp.args.Composite(**args, **plain))
+            with _reads_under_way_kept_quiet():
+                items = manager.restore(step, args=ocp.args.Composite(**args, **plain))
             changed = [
                 f"{name}: {leaf}"
                 for name in wanted
@@ -85,8 +92,9 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
             ]
             if changed:
                 raise ValueError(f"{len(changed)} arrays differ from what was saved, the first is {changed[0]}")
-        except (ValueError, OSError, KeyError, TypeError) as error:
-            damage = (str(error) or type(error).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
+        except Exception as error:  # Orbax raises a bare one where an array on several devices cannot be read
+            reason = error.__cause__ or error
+            damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
         # What one process cannot read, no process goes on from.
         if damages := [damage for damage in distributed.gather(damage) if damage]:
             say(f"checkpoint {step} is damaged and passed over: {damages[0]}")
@@ -97,6 +105,35 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
     if steps:
         raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, steps))})")
     return None
+
+
+@contextlib.contextmanager
+def _reads_under_way_kept_quiet() -> Iterator[None]:
+    """Keep reads that are under way when another fails inside from printing a traceback each, some of them later.
+
+    Orbax closes its event loop at the first array that it cannot read, which is then raised. TensorStore goes on
+    reading the others and tells the closed loop, and what waited for them is thrown away unfinished.
+    """
+    show, asyncio_log = sys.unraisablehook, logging.getLogger("asyncio")
+
+    def show_others(what: Any) -> None:
+        unfinished = "orbax" in getattr(getattr(what.object, "cr_code", None), "co_filename", "")
+        if not (unfinished or str(what.exc_value) == "Event loop is closed"):
+            show(what)
+
+    def log_others(record: logging.LogRecord) -> bool:
+        return not record.getMessage().partition("\n")[0].endswith("exception was never retrieved")
+
+    sys.unraisablehook = show_others
+    asyncio_log.addFilter(log_others)
+    try:
+        yield
+    except Exception:
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            gc.collect()  # throws away now what Python would throw away, and complain of, as the program ends
+        raise
+    sys.unraisablehook = show
+    asyncio_log.removeFilter(log_others)
 
 
 def _abstract(tree: Any) -> Any:

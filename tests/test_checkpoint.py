@@ -157,6 +157,22 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(folder, capsys):
     assert "tensorstore_spec" not in said[0]
 
 
+def test_whatever_orbax_raises_counts_as_damage(folder, capsys, monkeypatch):
+    """Of an array that lies on several devices it raises a bare Exception, with the reason behind it."""
+    save_steps(folder, 1, 2)
+    restore = ocp.CheckpointManager.restore
+
+    def fails(manager, step, **arguments):
+        if step == 2:
+            raise Exception("see <bound method of TensorStore") from ValueError("OUT_OF_RANGE: in d/a file")
+        return restore(manager, step, **arguments)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", fails)
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 1
+    assert capsys.readouterr().err == "checkpoint 2 is damaged and passed over: OUT_OF_RANGE: in d/a file\n"
+
+
 @pytest.mark.parametrize("item", ["selected", "state"])
 def test_flipped_bits_that_orbax_does_not_notice_are_noticed(folder, capsys, item):
     noise = np.random.default_rng(0).bytes(4 * 4096)  # does not compress, so that it lies in a file as it is

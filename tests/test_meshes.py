@@ -166,6 +166,34 @@ def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> 
     return all(jax.tree.leaves(same)) and bool(np.isclose(*map(float, after), rtol=1e-5))
 
 
+def survived(folder: str) -> dict:
+    """Cut the files of the newer of two checkpoints; return the step restored and what was written to stderr."""
+    import contextlib
+    import io
+
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from mlmoe_jax import checkpoint
+    from mlmoe_jax.runfolder import RunFolder
+    from mlmoe_jax.sharding import make_mesh
+
+    where = NamedSharding(make_mesh({"data": 1, "fsdp": 1, "expert": 8}), PartitionSpec("expert"))
+    noise = np.random.default_rng(0).normal(size=(40, 8, 512)).astype(np.float32)
+    values = {str(number): jax.device_put(array, where) for number, array in enumerate(noise)}
+    with checkpoint.open_manager(RunFolder(folder)) as manager:
+        for step in (1, 2):
+            checkpoint.save(manager, step, values, values, {})
+            manager.wait_until_finished()
+    for file in (Path(folder) / "checkpoints" / "2").rglob("ocdbt.process_0/d/*"):
+        os.truncate(file, 100)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), checkpoint.open_manager(RunFolder(folder)) as manager:
+        restored = checkpoint.restore_newest(manager, selected=values, state=values)
+    return {"step": restored.step, "said": said.getvalue().splitlines()}
+
+
 def backbone_flops(reference: str, meshes: list) -> list[float]:
     """Return the FLOPs a device of the backbone's forward pass on each mesh."""
     import jax
@@ -287,6 +315,14 @@ def test_loss_gradients_and_scores_are_those_of_one_device(reference, meshes, ac
     for sizes, gaps in found.items():
         assert max(gaps["logits"], gaps["metrics"], gaps["values"]) < 1e-5, (sizes, gaps)
         assert bool(gaps["spread"]) == (not sizes.endswith(" 1)")), "labels lie over the experts' axis"
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_of_sharded_arrays_is_passed_over_in_a_line(tmp_path):
+    found = on_eight_devices("survived", str(tmp_path))
+    assert found["step"] == 1
+    (line,) = found["said"]
+    assert line.startswith("checkpoint 2 is damaged and passed over: ")
 
 
 @pytest.mark.slow
