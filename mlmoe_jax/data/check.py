@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from mlmoe_jax.data.duplicates import Pictures, Twice, duplicates, inspect, repeats
 from mlmoe_jax.data.images import BadImage
@@ -164,11 +165,12 @@ def _is_missing(error: BadImage) -> bool:
 
 def _together(train: Split) -> dict[str, Any]:
     """Return the strongest p(b|a), and the pairs that never meet, first those that chance would bring together most."""
-    together, positives = cooccurrence(train.labels)
-    counts = together.toarray()
+    counts, positives = cooccurrence(train.labels)
+    met = counts.tocoo()
     # Two images of `a`, both with `b`, are little evidence of p = 1: rank as if five more had come without.
-    rank = counts / (positives[:, None] + 5)
-    by_chance = np.triu(np.outer(positives, positives) * (counts == 0), 1) / len(train)
+    rank = met.data / (positives[met.row] + 5)
+    strongest = [(int(met.row[at]), int(met.col[at])) for at in np.argsort(-rank, kind="stable")[:TOP]]
+    never, examples = _never_met(counts, positives)
     present, name = int(np.count_nonzero(positives)), train.classes
     return {
         "split": train.name,
@@ -180,21 +182,32 @@ def _together(train: Split) -> dict[str, Any]:
                 "images": int(counts[a, b]),
                 "of": int(positives[a]),
             }
-            for a, b in _largest(rank)
+            for a, b in strongest
         ],
         "pairs": present * (present - 1) // 2,
-        "never": int(np.count_nonzero(by_chance)),
+        "never": never,
         "never_examples": [
-            {"a": name[a], "b": name[b], "by_chance": float(by_chance[a, b])} for a, b in _largest(by_chance)
+            {"a": name[a], "b": name[b], "by_chance": float(product / len(train))} for product, a, b in examples
         ],
     }
 
 
-def _largest(values: np.ndarray) -> list[tuple[int, int]]:
-    """Return the places of the TOP largest values of f64[K,K] that are above 0."""
-    order = np.argsort(-values, axis=None, kind="stable")[:TOP]
-    places = zip(*np.unravel_index(order, values.shape), strict=True)
-    return [(int(a), int(b)) for a, b in places if values[a, b] > 0]
+def _never_met(counts: csr_array, positives: np.ndarray) -> tuple[int, list[tuple[int, int, int]]]:
+    """Return how many pairs of labels that are there never meet, and of the TOP most frequent ones (product, a, b).
+
+    product: of their positives. Of 20,000 labels all pairs would be gigabytes, so one label is looked at at a time.
+    """
+    never, best = 0, []
+    for a in np.flatnonzero(positives):
+        products = positives[a] * positives[a + 1 :]
+        later = counts.indices[counts.indptr[a] : counts.indptr[a + 1]] - (a + 1)
+        products[later[later >= 0]] = 0
+        never += int(np.count_nonzero(products))
+        candidates = np.flatnonzero(products > (best[-1][0] if len(best) == TOP else 0))
+        of_row = candidates[np.argsort(-products[candidates], kind="stable")[:TOP]]
+        best += [(int(products[b]), int(a), int(a + 1 + b)) for b in of_row]
+        best = sorted(best, key=lambda pair: -pair[0])[:TOP]
+    return never, best
 
 
 def _entry(item: Twice) -> dict[str, Any]:

@@ -177,6 +177,23 @@ def test_a_sound_data_set(data_set, capsys):
     assert text.rstrip().endswith("nothing is wrong")
 
 
+@pytest.mark.parametrize("labels", [2, 12, 40])
+def test_pairs_that_never_meet_are_those_of_the_whole_table(labels):
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        table = (draw.random((50, labels)) < 0.4 * draw.random(labels)).astype(np.int64)
+        met, positives = table.T @ table, table.sum(0)
+        chance = np.triu(np.outer(positives, positives) * (met == 0), 1) / 50
+        order = np.argsort(-chance, axis=None, kind="stable")[: check.TOP]
+        expected = [divmod(at, labels) for at in order if chance.flat[at]]
+
+        rows = [str(row) for row in range(50)]
+        together = check._together(Split("train", [str(k) for k in range(labels)], table.astype(np.int8), rows, rows))
+        assert together["never"] == np.count_nonzero(chance)
+        assert [(int(pair["a"]), int(pair["b"])) for pair in together["never_examples"]] == expected
+        assert [pair["by_chance"] for pair in together["never_examples"]] == [chance[pair] for pair in expected]
+
+
 def test_missing_and_unreadable_images(data_set, capsys):
     splits = SOUND | {"val": [("5.jpg", photo(5), (1, 0, 0, 0)), ("8.jpg", None, (1, 0, 0, 0))]}
     splits["test"] = [("6.jpg", b"no picture", (1, 0, 0, 0)), ("7.jpg", jpeg(photo(7))[:-500], (1, 0, 0, 0))]
