@@ -32,8 +32,7 @@ from mlmoe_jax.models.build import build_model
 from mlmoe_jax.optim import make_optimizer
 from mlmoe_jax.runfolder import to_json
 from mlmoe_jax.state import ModelDef, TrainState, initial_state, split_trainable
-from mlmoe_jax.steps import make_eval_step, make_train_step
-from mlmoe_jax.train import training_objective
+from mlmoe_jax.steps import make_eval_step, make_train_step, training_objective
 from mlmoe_jax.writer import say
 
 # libtpu asks the cloud's metadata service where it runs, unless it is told.

@@ -32,8 +32,8 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runfolder import RunFolder
 from mlmoe_jax.sharding import REPLICATED, on_device
 from mlmoe_jax.state import Params
-from mlmoe_jax.steps import prepare
-from mlmoe_jax.train import Results, read_results, require_same_config, train, training_objective
+from mlmoe_jax.steps import prepare, training_objective
+from mlmoe_jax.train import Results, read_results, require_same_config, train
 from mlmoe_jax.writer import Progress, say
 
 SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance_{}.npz", "prune.csv"

@@ -2,9 +2,9 @@
 
 A run folder holds all that evaluation, prediction and reports need: `config.json`, `labels.txt`, `label_space.npz`,
 `preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
-`per_class.csv`, `cooccurrence.csv`, `scores.npz`, `checkpoints/`, and `skipped_images.csv` where images could not be
-read. Paths go through etils.epath, so that a folder may lie on local disk or in an object store. Files are replaced
-whole, by renaming on local disk; an object store replaces objects atomically by itself.
+`per_class.csv`, `cooccurrence.csv`, `scores.npz`, `starts.json`, `checkpoints/`, and `skipped_images.csv` where images
+could not be read. Paths go through etils.epath, so that a folder may lie on local disk or in an object store. Files are
+replaced whole, by renaming on local disk; an object store replaces objects atomically by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mlmoe_jax.errors import UserError
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores.npz", "checkpoints", "frozen.safetensors"
-SKIPPED, TABLE, COOCCURRENCE = "skipped_images.csv", "metrics.csv", "cooccurrence.csv"
+SKIPPED, TABLE, COOCCURRENCE, STARTS = "skipped_images.csv", "metrics.csv", "cooccurrence.csv", "starts.json"
 SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples/explained.npz"
 _LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # what etils needs for an object store
 

@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
+from ml_collections import ConfigDict
 
 from mlmoe_jax import losses, sharding
 from mlmoe_jax.data.augment import augment
+from mlmoe_jax.data.batch import targets
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.optim import ema_update
@@ -99,6 +102,23 @@ def make_objective(settings, positive_weight: jax.Array | None = None) -> Object
         return total, {f"loss/{name}": part for name, part in parts.items()}
 
     return objective
+
+
+def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
+    """Return the loss of a config; `labels` i8[N,K] of the training split balance it where it asks for that."""
+    balanced = config.loss.kind == "bce" and not config.loss.positive_weight
+    return make_objective(config.loss, _negatives_over_positives(labels, config.data.difficult) if balanced else None)
+
+
+def _negatives_over_positives(labels: np.ndarray, difficult: str) -> jax.Array:
+    """The weight that balances each label's positives with its known negatives, f32[K]; 1 where it has no positive."""
+    positives, known = (np.zeros(labels.shape[1]) for _ in range(2))
+    for rows in np.array_split(labels, max(1, len(labels) // 10_000)):
+        label, mask = targets(rows, difficult)
+        positives += (label * mask).sum(axis=0)
+        known += mask.sum(axis=0)
+    weight = np.where(positives > 0, (known - positives) / np.maximum(positives, 1), 1.0)
+    return jnp.asarray(np.maximum(weight, 1e-3), jnp.float32)
 
 
 class TrainStep:

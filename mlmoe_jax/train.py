@@ -28,7 +28,6 @@ from mlmoe_jax.assemble import (
     require_same_frozen,
     start_jax,
 )
-from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.check import require_sound
 from mlmoe_jax.data.labels import LabelSpace, label_space_of
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
@@ -43,8 +42,9 @@ from mlmoe_jax.optim import make_optimizer, make_schedules
 from mlmoe_jax.runfolder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
 from mlmoe_jax.selection import Selection
 from mlmoe_jax.sharding import LabelAxes, on_device, place, without_padding
+from mlmoe_jax.starts import record_start
 from mlmoe_jax.state import Params, TrainState, initial_state, parameter_table
-from mlmoe_jax.steps import Objective, Preprocess, TrainStep, make_eval_step, make_objective, make_train_step
+from mlmoe_jax.steps import Preprocess, TrainStep, make_eval_step, make_train_step, training_objective
 from mlmoe_jax.tracking import open_trackers
 from mlmoe_jax.writer import MetricLog, Progress, require_finite, say
 
@@ -219,6 +219,8 @@ def start(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[
         say(f"going on from step {restored.step} of {job.total_steps}")
     if distributed.is_first():
         job.folder.drop_rows_after(int(state.step))
+        if int(state.step) < job.total_steps and not selection.finished:
+            record_start(job.folder, int(state.step), job.mesh)
     return state, selection
 
 
@@ -338,23 +340,6 @@ def _label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> L
     if label_space.names != tuple(train_split.classes):
         raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
     return label_space
-
-
-def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
-    """Return the loss of a config; `labels` i8[N,K] of the training split balance it where it asks for that."""
-    balanced = config.loss.kind == "bce" and not config.loss.positive_weight
-    return make_objective(config.loss, _negatives_over_positives(labels, config.data.difficult) if balanced else None)
-
-
-def _negatives_over_positives(labels: np.ndarray, difficult: str) -> jax.Array:
-    """The weight that balances each label's positives with its known negatives, f32[K]; 1 where it has no positive."""
-    positives, known = (np.zeros(labels.shape[1]) for _ in range(2))
-    for rows in np.array_split(labels, max(1, len(labels) // 10_000)):
-        label, mask = targets(rows, difficult)
-        positives += (label * mask).sum(axis=0)
-        known += mask.sum(axis=0)
-    weight = np.where(positives > 0, (known - positives) / np.maximum(positives, 1), 1.0)
-    return jnp.asarray(np.maximum(weight, 1e-3), jnp.float32)
 
 
 def _backbone_file(values: Params) -> bytes:

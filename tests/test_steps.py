@@ -17,7 +17,14 @@ from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.optim import make_optimizer
 from mlmoe_jax.sharding import make_mesh, place, shard_batch
 from mlmoe_jax.state import ModelDef, initial_state, split_trainable
-from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step, prepare
+from mlmoe_jax.steps import (
+    Preprocess,
+    _negatives_over_positives,
+    make_eval_step,
+    make_objective,
+    make_train_step,
+    prepare,
+)
 
 B, K, SIDE = 8, 3, 4
 PREPROCESS = Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1))
@@ -468,3 +475,13 @@ def test_meshes_of_devices_agree_with_one_device(tmp_path):
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "equal"
+
+
+# ------------------------------------------------------------------------------------------------- balanced losses
+@pytest.mark.parametrize(
+    ("difficult", "weights"),
+    [("negative", [2.0, 3.0, 1.0]), ("ignore", [2.0, 2.0, 1.0]), ("positive", [2.0, 1.0, 1.0])],
+)
+def test_positives_weigh_as_much_as_the_known_negatives(difficult, weights):
+    labels = np.array([[1, 1, 0], [0, 0, 0], [0, 0, -1], [-1, 2, 0]], np.int8)
+    np.testing.assert_allclose(_negatives_over_positives(labels, difficult), weights)

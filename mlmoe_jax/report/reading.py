@@ -36,6 +36,7 @@ from mlmoe_jax.runfolder import (
     RunFolder,
 )
 from mlmoe_jax.scores import PREFIXES, SplitScores, read_labels, read_results, read_scores
+from mlmoe_jax.starts import read_starts
 from mlmoe_jax.thresholds import Thresholds, read_thresholds
 
 COST = "cost.json"
@@ -105,6 +106,11 @@ class RunFiles:
     def backbone(self) -> dict[str, Any] | None:
         """What backbone.json says."""
         return self._json(BACKBONE)
+
+    @cached_property
+    def starts(self) -> list[dict[str, Any]]:
+        """The starts of the training, oldest first."""
+        return read_starts(self.folder)
 
     @cached_property
     def cost(self) -> dict[str, Any] | None:

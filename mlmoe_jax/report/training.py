@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-import mlmoe_jax
 from mlmoe_jax import config as configuration
 from mlmoe_jax.defaults import default_config
 from mlmoe_jax.report import charts
 from mlmoe_jax.report.parts import Chart, Charts, Details, Facts, Note, Numbers, Section, Table, percent
 from mlmoe_jax.report.reading import RunFiles
 from mlmoe_jax.selection import Selection
+from mlmoe_jax.starts import versions
 
 MOST_POINTS = 500  # of a curve
-_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "altair")
 _KEY_METRICS = (
     ("mAP", "mAP"),
     ("mAP_envelope", "mAP, envelope"),
@@ -171,8 +168,6 @@ def settings(files: RunFiles) -> Section:
     now, default = configuration.flatten(files.config), configuration.flatten(default_config())
     changed = [(key, repr(value), repr(default.get(key))) for key, value in now.items() if value != default.get(key)]
     same = [(key, repr(value)) for key, value in now.items() if value == default.get(key)]
-    versions = [("python", platform.python_version()), ("mlmoe_jax", mlmoe_jax.__version__)]
-    versions += [(name, importlib.metadata.version(name)) for name in _LIBRARIES]
     return Section(
         "config",
         "Config and versions",
@@ -180,6 +175,25 @@ def settings(files: RunFiles) -> Section:
             Note(f"{len(changed)} keys differ from the defaults."),
             Table(("key", "value", "default"), changed, text=(0, 1, 2)),
             Details(f"The other {len(same)} keys, at their defaults", [Table(("key", "value"), same, text=(0, 1))]),
-            Details("Versions that wrote this page", [Table(("library", "version"), versions, text=(0, 1))]),
+            _versions(files),
         ],
     )
+
+
+def _versions(files: RunFiles) -> Details:
+    """Each start of the training, and the versions of those that differ from the one before and of what writes this."""
+    used: dict[str, dict[str, str]] = {}
+    for start in files.starts:
+        if not used or start["versions"] != [*used.values()][-1]:
+            used[f"from step {start['step']:,}"] = start["versions"]
+    used["this page"] = versions()
+    names = dict.fromkeys(name for of in used.values() for name in of)
+    rows = [(name, *(of.get(name, "") for of in used.values())) for name in names]
+    where = [
+        Note(
+            f"{start['time']}: from step {start['step']:,} on {start['devices']} × {start['device']} in "
+            f"{start['processes']} process(es)."
+        )
+        for start in files.starts
+    ]
+    return Details("Starts and versions", [*where, Table(("library", *used), rows, text=range(len(used) + 1))])

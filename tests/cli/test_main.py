@@ -156,6 +156,7 @@ def test_the_same_command_again_only_evaluates(program, trained):
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == json.loads(done.stdout)
     assert rows_of(folder) == before
+    assert len(json.loads((folder / "starts.json").read_text())) == 1, "nothing was left to train"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -176,6 +177,8 @@ def test_a_stopped_run_goes_on_as_if_undisturbed(program, trained, tmp_path, num
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == json.loads(done.stdout)
     same_training(rows_of(tmp_path / "b"), rows_of(folder))
+    if process.returncode:
+        assert len(json.loads((tmp_path / "b" / "starts.json").read_text())) == 2
 
 
 @pytest.mark.slow

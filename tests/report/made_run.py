@@ -61,6 +61,14 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
             "modules": {"backbone/blocks": [85_000_000, 0]},
         },
     )
+    start = {"time": "2026-01-02T03:04:05+00:00", "device": "TPU v5e", "devices": 16, "processes": 4, "mesh": {}}
+    folder.write_json(
+        "starts.json",
+        [
+            start | {"step": step, "versions": {"python": "3.11.7", "jax": jax}}
+            for step, jax in ((0, "0.8.0"), (20, "0.8.0"), (40, "0.9.1"))
+        ],
+    )
     folder.write_csv(
         "cooccurrence.csv", ["split", "a", "b", "gap"], [["test", "cat", "dog", 0.25], ["test", "dog", "cat", "nan"]]
     )

@@ -9,6 +9,7 @@ import sys
 import types
 
 import browser
+import jax
 import numpy as np
 import pytest
 from made_run import GRID, IMAGES, NAMES, data_block, image_ids, make_run, table, write_samples
@@ -320,6 +321,13 @@ def test_config_shows_what_differs_first(text):
     found = section(text, "config")
     assert "0 keys differ" in found
     assert "data.test_splits ('test',)" in found
+
+
+def test_starts_and_the_versions_that_changed_between_them(text):
+    found = section(text, "config")
+    assert "2026-01-02T03:04:05+00:00: from step 20 on 16 × TPU v5e in 4 process(es)" in found
+    assert "library from step 0 from step 40 this page" in found
+    assert f"jax 0.8.0 0.9.1 {jax.__version__}" in found
 
 
 def test_generic_table_of_cooccurrence(text):
