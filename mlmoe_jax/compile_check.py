@@ -298,6 +298,7 @@ def check(
         "mesh": dict(mesh.shape),
         "capacity": capacity,
         "capacity_source": source,
+        "quick": quick,
         "fits": None if None in fits else all(fits),
         "steps": reports,
     }
@@ -332,6 +333,8 @@ def format_report(report: dict[str, Any]) -> str:
         f"mesh: {mesh}",
         f"memory of a device: {known} ({report['capacity_source']})",
     ]
+    if report["quick"]:
+        lines.append("compiled with the compiler's least effort: sizes may be a few percent off")
     for name, step in report["steps"].items():
         lines += ["", f"{name} step, batch {step['batch_size']:,}: {step['batch_a_device']:,} images a device"]
         lines += _step_lines(step)

@@ -21,7 +21,7 @@ if "MLMOE_TESTS_CACHE" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["MLMOE_TESTS_CACHE"], ignore_errors=True)
     os.environ["MLMOE_CACHE"] = f"{os.environ['MLMOE_TESTS_CACHE']}/made"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ['MLMOE_TESTS_CACHE']}/compiled"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fetches weights from the network

@@ -149,7 +149,7 @@ def test_gates_of_dr_moe_depend_on_the_image_and_static_ones_do_not(drawn_parts)
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("backbone", ["dinov2_vits14", "convnext_tiny"])
+@pytest.mark.parametrize("backbone", ["dinov2_vits14", pytest.param("convnext_tiny", marks=pytest.mark.slow)])
 def test_every_method_takes_other_backbones(name, backbone):
     if name == "mlmoe_dinov2" and backbone == "convnext_tiny":
         pytest.skip("group prompts need a ViT")

@@ -117,7 +117,14 @@ METHODS = [
     "mlvpt_dinov2:preset=paper",
 ]
 # of others, with --all
-VARIANTS = ("vpt:variant=shallow", "e2vpt:key_values=2,shared=false", "gvpt:sides=dc", "mlvpt_dinov2:preset=paper")
+VARIANTS = (
+    "vpt:dropout=0.5,project=8",
+    "vpt:variant=shallow",
+    "e2vpt:key_values=2,shared=false",
+    "gvpt",
+    "gvpt:sides=dc",
+    "mlvpt_dinov2:preset=paper",
+)
 
 
 @pytest.mark.usefixtures("tiny_vit")

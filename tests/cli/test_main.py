@@ -281,6 +281,7 @@ def test_predict_gives_the_scores_of_eval(program, trained, tmp_path):
     np.testing.assert_allclose(ours, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_same_from_python(program, trained, photos):
     code = (
         "import runner, sys, numpy as np\nfrom PIL import Image\nfrom mlmoe_jax.predict import Predictor\n"
@@ -296,6 +297,7 @@ def test_the_same_from_python(program, trained, photos):
     subprocess.run([sys.executable, "-c", code, trained[0], photos], **program.place, check=True)
 
 
+@pytest.mark.slow
 def test_a_bad_picture_is_reported_and_the_rest_is_labelled(program, trained, photos, tmp_path):
     for photo in photos.iterdir():
         shutil.copy(photo, tmp_path)

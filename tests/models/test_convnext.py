@@ -115,8 +115,12 @@ T, S = (3, 3, 9, 3), (3, 3, 27, 3)
 
 @pytest.mark.parametrize(
     ("blocks", "first", "count"),
-    [(T, 96, 27_820_128), (S, 96, 49_454_688), (S, 128, 87_566_464), (S, 192, 196_230_336)],
-    ids=["tiny", "small", "base", "large"],
+    [
+        pytest.param(T, 96, 27_820_128, id="tiny"),
+        pytest.param(S, 96, 49_454_688, id="small", marks=pytest.mark.slow),
+        pytest.param(S, 128, 87_566_464, id="base", marks=pytest.mark.slow),
+        pytest.param(S, 192, 196_230_336, id="large"),
+    ],
 )
 def test_parameter_counts(blocks, first, count):
     shape = ConvNeXtShape(blocks, tuple(first * 2**i for i in range(4)))
