@@ -43,8 +43,9 @@ WITHOUT_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
-# The compiler's least effort: the program is a slower one, what it needs and sends nearly the same (docs/scaling.md).
-QUICK = {"exec_time_optimization_effort": -1.0}
+# The compiler's least effort, XLA's O0: a slower program, but what it needs and sends is nearly the same
+# (docs/scaling.md).
+QUICK = {"optimization_level": 9}
 
 
 @dataclass(frozen=True)

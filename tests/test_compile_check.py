@@ -213,7 +213,7 @@ def test_the_compiler_takes_the_options_of_a_quick_look():
     program = compile_check.Program(lambda: step, {}, batch_size=8, held=0)
     assert compile_check.examine(program, 8, GIB, quick=True)["fits"]
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
-        step.compile(compiler_options={"exec_time_optimisation_effort": -1.0})
+        step.compile(compiler_options={"optimisation_level": 9})
 
 
 def test_a_batch_that_does_not_split_is_refused_with_one_that_does(refusal, monkeypatch, tiny_vit):
