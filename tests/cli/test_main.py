@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,41 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_program
 from PIL import Image
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-SMALL = (
-    "--config.train.epochs=2",
-    "--config.train.batch_size=50",
-    "--config.train.log_every=1",
-    "--config.eval.batch_size=50",
-    "--config.checkpoint.every_epochs=0.5",
-    "--config.eval.every_epochs=1",
-    "--config.seed=3",
-)
-
-# The embedded data set with few scenes and a one-block backbone: everything else is the real program.
-RUNNER = """
-import sys
-import mlmoe_jax.data.sources.digits as digits
-from mlmoe_jax.pretrained import catalog
-from mlmoe_jax.models.backbones.vit import ViTShape
-import dataclasses
-digits.SCENES = {"train": 200, "val": 60, "test": 70, "test_shift": 70}
-entry = catalog.CATALOG["vit_digits"]
-tiny = ViTShape(width=16, depth=2, heads=2, patch=16, native=64)
-catalog.CATALOG["vit_digits"] = dataclasses.replace(entry, shape=tiny, file="tiny.safetensors")
-from mlmoe_jax.main import main
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-"""
+SMALL = (*small_program.SMALL, "--config.seed=3")
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     """Return a function that starts the program in a folder of its own, with its backbone in the weights cache."""
     folder = tmp_path_factory.mktemp("program")
-    (folder / "runner.py").write_text(RUNNER)
     make_weights = (
         "import runner, jax, numpy as np\n"
         "from flax import nnx\nfrom safetensors.numpy import save_file\n"
@@ -54,22 +28,8 @@ def program(tmp_path_factory):
         "params = ModelDef.split(ViT(runner.tiny, rngs=nnx.Rngs(9)))[1]\n"
         "save_file({path: np.asarray(value) for path, value in params.items()}, 'tiny.safetensors')\n"
     )
-    environment = dict(
-        os.environ, PYTHONPATH=f"{REPOSITORY}:{folder}", JAX_PLATFORMS="cpu", MLMOE_CACHE=str(folder), COLUMNS="200"
-    )
-    subprocess.run([sys.executable, "-c", make_weights], cwd=folder, env=environment, check=True)
-
-    def start(*arguments, wait=True):
-        command = [sys.executable, "runner.py", *map(str, arguments)]
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        if not wait:
-            return process
-        out, err = process.communicate(timeout=300)
-        return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-    start.place = {"cwd": folder, "env": environment}
+    start = small_program.program_in(folder, MLMOE_CACHE=str(folder), COLUMNS="200")
+    subprocess.run([sys.executable, "-c", make_weights], **start.place, check=True)
     return start
 
 

@@ -3,44 +3,20 @@ TensorStore against a store of our own on this machine.
 """
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+import small_program
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_store import serve
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 RUN = "gs://bucket/runs/a"
-SMALL = (
-    "--config=linear_probe:dataset=digits",
-    "--config.model.backbone.weights=none",
-    "--config.train.epochs=2",
-    "--config.train.batch_size=50",
-    "--config.train.log_every=1",
-    "--config.eval.batch_size=50",
-    "--config.checkpoint.every_epochs=0.5",
-    "--config.eval.every_epochs=1",
-)
-# As in cli/test_main.py: few scenes, a tiny backbone, and all else as it is.
-RUNNER = """
-import dataclasses, sys
-import mlmoe_jax.data.sources.digits as digits
-from mlmoe_jax.pretrained import catalog
-digits.SCENES = {"train": 200, "val": 60, "test": 70, "test_shift": 70}
-entry = catalog.CATALOG["vit_digits"]
-shape = dataclasses.replace(entry.shape, width=16, depth=2, heads=2, patch=16)
-catalog.CATALOG["vit_digits"] = dataclasses.replace(entry, shape=shape)
-from mlmoe_jax.main import main
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-"""
+SMALL = ("--config=linear_probe:dataset=digits", "--config.model.backbone.weights=none", *small_program.SMALL)
 
 pytestmark = pytest.mark.slow  # a dozen programs, half a minute each
 
@@ -57,33 +33,22 @@ def store():
 @pytest.fixture(scope="module")
 def program(store, tmp_path_factory):
     """A function that starts the program, with Google's libraries turned to the store of this machine."""
-    folder = tmp_path_factory.mktemp("program")
-    (folder / "runner.py").write_text(RUNNER)
-    environment = os.environ | {
-        "PYTHONPATH": str(REPOSITORY),
-        "JAX_PLATFORMS": "cpu",
-        "STORAGE_EMULATOR_HOST": store.address,  # gcsfs
-        "TENSORSTORE_GCS_HTTP_URL": store.address,
-        "FSSPEC_GCS_TOKEN": "anon",
-        "FSSPEC_GS_TOKEN": "anon",
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        "NO_GCE_CHECK": "true",
-    }
+    run = small_program.program_in(
+        tmp_path_factory.mktemp("program"),
+        STORAGE_EMULATOR_HOST=store.address,  # gcsfs
+        TENSORSTORE_GCS_HTTP_URL=store.address,
+        FSSPEC_GCS_TOKEN="anon",
+        FSSPEC_GS_TOKEN="anon",
+        GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT="false",
+        NO_GCE_CHECK="true",
+    )
 
     def start(*arguments, wait=True):
-        process = subprocess.Popen(
-            [sys.executable, "runner.py", *map(str, arguments)],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        done = run(*arguments, wait=wait)
         if not wait:
-            return process
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err[-3000:]
-        return out
+            return done
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
 
     return start
 
