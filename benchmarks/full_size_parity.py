@@ -16,9 +16,9 @@ import jax
 import numpy as np
 from flax import nnx
 
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.contracts import CLS, PATCHES
-from mlmoe_jax.pretrained import catalog
 from mlmoe_jax.pretrained.load import load_weights
 
 

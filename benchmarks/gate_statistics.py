@@ -9,10 +9,10 @@ standard deviation of a weight over images, averaged over labels and experts (0 
 import argparse
 import math
 
-from mlmoe_jax.assemble import open_run
 from mlmoe_jax.data.sources import open_split
-from mlmoe_jax.explain import gate_statistics
-from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.inference.explain import gate_statistics
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import open_run
 
 
 def main():

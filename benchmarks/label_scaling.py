@@ -13,9 +13,9 @@ import argparse
 import jax
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax import sharding
-from mlmoe_jax.compile_check import Steps, capacity_elsewhere, examine, topology_devices
-from mlmoe_jax.memory import GIB, device_bytes
+from mlmoe_jax.runtime import sharding
+from mlmoe_jax.runtime.memory import GIB, device_bytes
+from mlmoe_jax.training.preflight.compile_check import Steps, capacity_elsewhere, examine, topology_devices
 
 SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"), ("augment.where", "host")]
 

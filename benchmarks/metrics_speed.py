@@ -14,7 +14,7 @@ import tracemalloc
 
 import numpy as np
 
-from mlmoe_jax import calibration, metrics
+from mlmoe_jax.evaluation.metrics import calibration, multilabel
 
 
 def made_up(images: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -30,12 +30,12 @@ def calls(scores: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> dict:
     """Return what is measured: name -> a function of no arguments."""
     cuts = {"0.5": 0.5, "per class": np.full(scores.shape[1], 0.7)}
     return {
-        "per_class (3 AP, AUC)": lambda: metrics.per_class(scores, labels, mask=mask),
-        "micro_average_precision": lambda: metrics.micro_average_precision(scores, labels, mask=mask),
-        "map_at_k, k = 3": lambda: metrics.map_at_k(scores, labels, 3, mask=mask),
-        "precision_recall_f1": lambda: metrics.precision_recall_f1(scores >= 0.5, labels, mask=mask),
+        "per_class (3 AP, AUC)": lambda: multilabel.per_class(scores, labels, mask=mask),
+        "micro_average_precision": lambda: multilabel.micro_average_precision(scores, labels, mask=mask),
+        "map_at_k, k = 3": lambda: multilabel.map_at_k(scores, labels, 3, mask=mask),
+        "precision_recall_f1": lambda: multilabel.precision_recall_f1(scores >= 0.5, labels, mask=mask),
         "reliability": lambda: calibration.reliability(scores, labels, mask=mask),
-        "evaluate_scores, 2 cuts": lambda: metrics.evaluate_scores(scores, labels, mask, cuts),
+        "evaluate_scores, 2 cuts": lambda: multilabel.evaluate_scores(scores, labels, mask, cuts),
     }
 
 

@@ -24,9 +24,9 @@ from pathlib import Path
 import jax
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax import sharding
-from mlmoe_jax.compile_check import GIB, Steps, capacity_elsewhere, examine, topology_devices
-from mlmoe_jax.writer import say
+from mlmoe_jax.runtime import sharding
+from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.training.preflight.compile_check import GIB, Steps, capacity_elsewhere, examine, topology_devices
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "scaling_table.jsonl"

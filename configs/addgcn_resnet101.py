@@ -4,7 +4,7 @@
     python -m mlmoe_jax.main --config=configs/addgcn_resnet101.py:dataset=digits --workdir=runs/addgcn_digits
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default resnet101, for digits vit_digits. tune:
+resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
 yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
 
 SGD with momentum 0.9 and decay 1e-4, 0.05 and a tenth of it for the backbone, gradients clipped at 10, batches of 16,
@@ -12,7 +12,7 @@ SGD with momentum 0.9 and decay 1e-4, 0.05 and a tenth of it for the backbone, g
 40, their loop is one behind.
 """
 
-from mlmoe_jax.feature_presets import feature_map, gcn_recipe, small
+from mlmoe_jax.config.recipes.feature_map import feature_map, gcn_recipe, small
 
 
 def get_config(arg=""):

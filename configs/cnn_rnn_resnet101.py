@@ -7,11 +7,11 @@ The paper has VGG-16 and no code that its authors published; rate and number of 
 largest probability that it has at any step of any path in the beam. Its loss is that of the sequence, so that the other
 keys of config.loss do nothing; an unknown label counts as absent. The backbone does not learn unless tune=yes.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default resnet101, for digits vit_digits. tune:
+resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
 yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
 """
 
-from mlmoe_jax.feature_presets import feature_map, small
+from mlmoe_jax.config.recipes.feature_map import feature_map, small
 
 
 def get_config(arg=""):

@@ -5,7 +5,7 @@
 
 dataset: synthetic (`--config.data.labels=20000` of them; the default), digits, or a benchmark with root=FOLDER; for
 your own images set config.data.* instead. resolution: pixels, by default 224. backbone: any of
-mlmoe_jax.pretrained.catalog, by default dinov2_vitb14. tune: yes | no | auto, whether the backbone learns; auto = a CNN
+models.backbones.catalog, by default dinov2_vitb14. tune: yes | no | auto, whether the backbone learns; auto = a CNN
 does, a ViT does not.
 
 No decoder layer lets labels see one another, one gate serves all labels, and label features are 256 wide: a label owns
@@ -13,7 +13,7 @@ a query (256), one expert (256 → 64) and a classifier (64), 16,769 numbers. Th
 what lets a few positives count beside 20,000 negatives.
 """
 
-from mlmoe_jax.feature_presets import feature_map, use_routed_experts
+from mlmoe_jax.config.recipes.feature_map import feature_map, use_routed_experts
 
 
 def get_config(arg=""):

@@ -6,14 +6,14 @@
 preset: recommended (a classifier a label; gates are kept from collapsing, as the text means it; the default) | literal
 (as printed; warns) | static (recommended, with gates that do not look at the image).
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default resnet101, for digits vit_digits. tune:
+resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
 yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
 
 Adam with decay 1e-5 added to the gradient, 1e-4, a tenth of it after 30 and after 40 of 50 epochs, batches of 32 (16 on
 VOC), random resized crops, flips and colour jitter; how strong, the paper does not say, and of hue there is none here.
 """
 
-from mlmoe_jax.feature_presets import feature_map, small, use_routed_experts
+from mlmoe_jax.config.recipes.feature_map import feature_map, small, use_routed_experts
 
 
 def get_config(arg=""):

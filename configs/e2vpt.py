@@ -10,11 +10,11 @@ pruning in `config.prune`, the choice among them on validation; a stopped one go
 prompts: how many a block (0 = 30; 18 on digits). key_values: further keys and values a block. shared: they are the same
 tensor. dropout: of prompts.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: a ViT of mlmoe_jax.pretrained.catalog; by default dinov2_vitb14, for digits vit_digits.
+resolution: 224 | 448. backbone: a ViT of models.backbones.catalog; by default dinov2_vitb14, for digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
 """
 
-from mlmoe_jax.presets import prompt_tuning
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
 
 
 def get_config(arg=""):

@@ -3,11 +3,11 @@
     python -m mlmoe_jax.main --config=configs/finetune.py:dataset=digits --workdir=runs/finetune_digits
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: any of mlmoe_jax.pretrained.catalog; by default dinov2_vitb14, for digits vit_digits.
+resolution: 224 | 448. backbone: any of models.backbones.catalog; by default dinov2_vitb14, for digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
 """
 
-from mlmoe_jax.presets import prompt_tuning
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
 
 
 def get_config(arg=""):

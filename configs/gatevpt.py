@@ -7,11 +7,11 @@ gates: false leaves the gates out, which is VPT-shallow. gate_init: a gate start
 the authors' code has 10, its example 5. temperature: also learn a temperature of the attention a block, within 0.01 and
 10, as the authors' runs do. prompts: how many (0 = 30; 18 on digits). dropout: of prompts; the authors' runs have 0.1.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: a ViT of mlmoe_jax.pretrained.catalog; by default dinov2_vitb14, for digits vit_digits.
+resolution: 224 | 448. backbone: a ViT of models.backbones.catalog; by default dinov2_vitb14, for digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
 """
 
-from mlmoe_jax.presets import prompt_tuning
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
 
 
 def get_config(arg=""):

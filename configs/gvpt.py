@@ -6,11 +6,11 @@
 sides: both | co (labels grouped by co-occurrence) | dc (by exclusion). per_group: prompts a group; 0 = 3, or 2 for one
 side, which makes the 10 prompts of the paper's ablation with 5 groups.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: a ViT of mlmoe_jax.pretrained.catalog; by default dinov2_vitb14, for digits vit_digits.
+resolution: 224 | 448. backbone: a ViT of models.backbones.catalog; by default dinov2_vitb14, for digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
 """
 
-from mlmoe_jax.presets import prompt_tuning, use_group_prompts
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_group_prompts
 
 
 def get_config(arg=""):

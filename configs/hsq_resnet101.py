@@ -8,11 +8,11 @@ over both that depends on the label's feature; numbers, widths and recipe are ou
 
 task, shared: experts of a label, and of all labels.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default resnet101, for digits vit_digits. tune:
+resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
 yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
 """
 
-from mlmoe_jax.feature_presets import feature_map, q2l_recipe, small, use_q2l, use_routed_experts
+from mlmoe_jax.config.recipes.feature_map import feature_map, q2l_recipe, small, use_q2l, use_routed_experts
 
 
 def get_config(arg=""):

@@ -5,14 +5,14 @@
 
 groups: at most so many queries; with as many as labels each has its own (full decoding).
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default resnet101, for digits vit_digits. tune:
+resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
 yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
 
 Adam with decay 1e-4 on matrices, added to the gradient, one-cycle to 1e-4, 40 epochs of batches of 56, EMA, the
 asymmetric loss with 4, 0 and 0.05 summed over images and labels. The authors train a TResNet.
 """
 
-from mlmoe_jax.feature_presets import feature_map, small, use_ml_decoder
+from mlmoe_jax.config.recipes.feature_map import feature_map, small, use_ml_decoder
 
 
 def get_config(arg=""):

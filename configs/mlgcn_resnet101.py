@@ -5,7 +5,7 @@
 
 vectors: a text file of word vectors, as the authors have it; without one, vectors come from the training labels.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of mlmoe_jax.pretrained.catalog; by default resnet101, for digits vit_digits. tune:
+resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
 yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
 
 SGD with momentum 0.9 and decay 1e-4, 0.1 and a tenth of it for the backbone, gradients clipped at 10, batches of 16,
@@ -14,8 +14,8 @@ crops at several scales and flips. The authors' flags end after 20 epochs at a c
 they are negative, as data.difficult says.
 """
 
+from mlmoe_jax.config.recipes.feature_map import feature_map, gcn_recipe, small
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.feature_presets import feature_map, gcn_recipe, small
 
 
 def get_config(arg=""):

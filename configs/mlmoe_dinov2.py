@@ -11,8 +11,8 @@ preset: code | paper, whose learning rate and EMA (see configs/linear_probe.py).
 dataset, root, resolution, backbone: as in configs/mlvpt_dinov2.py, whose recipe it has.
 """
 
-from mlmoe_jax.feature_presets import small, use_routed_experts
-from mlmoe_jax.presets import prompt_tuning
+from mlmoe_jax.config.recipes.feature_map import small, use_routed_experts
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
 
 
 def get_config(arg=""):

@@ -11,7 +11,7 @@ AdamW, one-cycle, 40 epochs of batches of 64, weight decay 0.01 on everything tr
 weights each epoch, selection on test. Pictures are resized to squares, then cutout and RandAugment, as published.
 """
 
-from mlmoe_jax.presets import prompt_tuning, use_ml_vpt
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
 
 
 def get_config(arg=""):

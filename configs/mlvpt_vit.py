@@ -9,8 +9,8 @@ preset: code (what the authors ran; the default) | paper (what they wrote; the s
 normalised with 0.5, as they were trained, and not with ImageNet's mean and deviation).
 """
 
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.presets import prompt_tuning, use_ml_vpt
 
 BACKBONES = ("in1k", "in21k", "mae", "mocov3")
 

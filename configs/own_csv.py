@@ -17,11 +17,11 @@ With a column a class instead, 1, 0 or empty for unknown, say label_column= (emp
     002.jpg,0,
 
 root: the folder. table: the CSV (or .jsonl) in it. label_column: see above. backbone: a name of
-mlmoe_jax.pretrained.catalog. resolution: pixels. epochs: over the training pictures.
+models.backbones.catalog. resolution: pixels. epochs: over the training pictures.
 """
 
 from mlmoe_jax.config import default_config, parse_arg
-from mlmoe_jax.presets import use_ml_vpt
+from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 
 
 def get_config(arg=""):

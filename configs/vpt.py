@@ -7,12 +7,12 @@ variant: deep (a set of prompts for every block) | shallow (one set that travels
 (0 = as compared in the ML-VPT paper: 30; 18 on digits). dropout: of prompts; the VPT authors' own runs have 0.1.
 project: width in which prompts are learned before a linear layer; 0 = the backbone's.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: a ViT of mlmoe_jax.pretrained.catalog; by default dinov2_vitb14, for digits vit_digits.
+resolution: 224 | 448. backbone: a ViT of models.backbones.catalog; by default dinov2_vitb14, for digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
 """
 
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.presets import prompt_tuning
 
 
 def get_config(arg=""):

@@ -11,8 +11,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from mlmoe_jax import distributed
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import distributed
 
 MODES = (
     "train",
@@ -61,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m mlmoe_jax.main",
         description="Multi-label image classification: train, evaluate, predict; compare and report; count costs; "
         "check and pack data.",
-        epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE; mlmoe_jax/defaults.py explains each.",
+        epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE; "
+        "mlmoe_jax/config/defaults.py explains each.",
         allow_abbrev=False,
     )
     parser.add_argument("--mode", choices=MODES, default="train")
@@ -144,7 +145,7 @@ def _load_config(flags: argparse.Namespace, overrides: list[tuple[str, str]], *,
 
 
 def _workdir(flags: argparse.Namespace):
-    from mlmoe_jax.runfolder import RunFolder
+    from mlmoe_jax.runs.folder import RunFolder
 
     if flags.workdir is None:
         raise UserError(f"--mode={flags.mode} needs --workdir=FOLDER")
@@ -165,21 +166,21 @@ def _train(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     if flags.sweep:
         return _sweep(flags, overrides)
     config, folder = _load_config(flags, overrides), _workdir(flags)
-    from mlmoe_jax.train import train
+    from mlmoe_jax.training.loop import train
 
     return _finish_training(lambda: train(config, folder), config, folder, flags)
 
 
 def _prune(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config, folder = _load_config(flags, overrides), _workdir(flags)
-    from mlmoe_jax.prune import prune
+    from mlmoe_jax.training.prune import prune
 
     return _finish_training(lambda: prune(config, folder), config, folder, flags)
 
 
 def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Namespace) -> int:
     """Run a training and print what came of it, or that it was stopped."""
-    from mlmoe_jax.train import Stopped
+    from mlmoe_jax.training.loop import Stopped
 
     try:
         results = run()
@@ -196,8 +197,8 @@ def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Na
 def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     # The config alone need not be valid: a swept key may be what makes it so.
     config, folder = _load_config(flags, overrides, validate=False), _workdir(flags)
-    from mlmoe_jax.sweep import sweep
-    from mlmoe_jax.sweep_grid import parse as parse_sweep
+    from mlmoe_jax.training.sweep.grid import parse as parse_sweep
+    from mlmoe_jax.training.sweep.run import sweep
 
     swept = parse_sweep(flags.sweep, config)
     if both := {one.key for one in swept} & {key for key, _ in overrides}:
@@ -208,7 +209,7 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     folder = _workdir(flags)
-    from mlmoe_jax.evaluate import evaluate_run
+    from mlmoe_jax.evaluation.evaluate import evaluate_run
 
     _print_results(evaluate_run(folder, overrides), flags.json)
     return 0
@@ -217,7 +218,7 @@ def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 def _thresholds(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     folder = _workdir(flags)
-    from mlmoe_jax.fitting import fit_run
+    from mlmoe_jax.evaluation.fit_thresholds import fit_run
 
     return fit_run(folder, overrides, as_json=flags.json)
 
@@ -227,7 +228,7 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     folder = _workdir(flags)
     if not flags.images:
         raise UserError("--mode=predict needs --images=FOLDER or image files")
-    from mlmoe_jax.predict import predict_files
+    from mlmoe_jax.inference.predict import predict_files
 
     return predict_files(
         folder,
@@ -246,8 +247,8 @@ def _compare(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     _no_overrides(flags, overrides)
     if len(flags.workdir) != 2:
         raise UserError("--mode=compare needs --workdir=FOLDER twice, once for each run")
-    from mlmoe_jax.compare_output import compare_folders
-    from mlmoe_jax.runfolder import RunFolder
+    from mlmoe_jax.evaluation.compare_output import compare_folders
+    from mlmoe_jax.runs.folder import RunFolder
 
     first, second = map(RunFolder, flags.workdir)
     return compare_folders(first, second, split=flags.split, output=flags.output, as_json=flags.json)
@@ -258,7 +259,7 @@ def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_overrides(flags, overrides)
     folder = _workdir(flags)
     from mlmoe_jax.report.page import write_report
-    from mlmoe_jax.runfolder import RunFolder
+    from mlmoe_jax.runs.folder import RunFolder
 
     against = RunFolder(flags.against) if flags.against else None
     print(f"report: {write_report(folder, against=against, output=flags.output, cost=flags.cost)}")
@@ -269,8 +270,8 @@ def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     if bool(flags.config) == bool(flags.configs):
         raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
     from mlmoe_jax import config
-    from mlmoe_jax.cost import format_summary, summarize
-    from mlmoe_jax.runfolder import to_json
+    from mlmoe_jax.runs.folder import to_json
+    from mlmoe_jax.training.preflight.cost import format_summary, summarize
 
     rows = {}
     for reference in [flags.config] if flags.config else split_references(flags.configs):
@@ -297,7 +298,7 @@ def split_references(text: str) -> list[str]:
 
 def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config = _load_config(flags, overrides)
-    from mlmoe_jax.compile_check import print_check
+    from mlmoe_jax.training.preflight.compile_check import print_check
 
     what = {"find_batch": flags.find_batch, "labels": flags.labels, "quick": flags.quick}
     return print_check(config, flags.topology, as_json=flags.json, **what)
@@ -321,7 +322,7 @@ def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 def _import(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config, folder = _load_config(flags, overrides), _workdir(flags)
-    from mlmoe_jax.interchange import import_run
+    from mlmoe_jax.training.convert import import_run
 
     import_run(config, folder)
     print(f"run folder: {folder}")
@@ -333,15 +334,15 @@ def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     folder = _workdir(flags)
     if not flags.output:
         raise UserError("--mode=export needs --output=FILE, a .safetensors or .npz file")
-    from mlmoe_jax.interchange import export_run
+    from mlmoe_jax.training.convert import export_run
 
     print(export_run(folder, flags.output, overrides))
     return 0
 
 
 def _print_results(results: dict, as_json: bool) -> None:
-    from mlmoe_jax.evaluate import format_results
-    from mlmoe_jax.runfolder import to_json
+    from mlmoe_jax.evaluation.evaluate import format_results
+    from mlmoe_jax.runs.folder import to_json
 
     print(to_json(results, indent=2) if as_json else format_results(results))
 

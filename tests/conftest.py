@@ -69,7 +69,7 @@ def refusal():
 @pytest.fixture
 def tiny_vit(monkeypatch):
     """Makes `vit_digits` a ViT of two narrow blocks and four patches, without published weights."""
-    from mlmoe_jax.pretrained import catalog
+    from mlmoe_jax.models.backbones import catalog
 
     entry = catalog.CATALOG["vit_digits"]
     shape = dataclasses.replace(entry.shape, width=16, depth=2, heads=2, patch=32)
@@ -84,8 +84,8 @@ def drawn_parts():
     import numpy as np
     from flax import nnx
 
-    from mlmoe_jax.assemble import split_model
     from mlmoe_jax.models.build import build_model
+    from mlmoe_jax.runs.restore import split_model
 
     def build(config, label_space):
         model = nnx.eval_shape(lambda: build_model(config, label_space, rngs=nnx.Rngs(0)))
@@ -106,11 +106,11 @@ def two_steps(drawn_parts):
     import jax
     import numpy as np
 
-    from mlmoe_jax.data.labels import synthetic_label_space
-    from mlmoe_jax.optim import make_optimizer
-    from mlmoe_jax.sharding import make_mesh, place
-    from mlmoe_jax.state import initial_state
-    from mlmoe_jax.steps import Preprocess, make_objective, make_train_step
+    from mlmoe_jax.data.labels.space import synthetic_label_space
+    from mlmoe_jax.models.params import initial_state
+    from mlmoe_jax.runtime.sharding import make_mesh, place
+    from mlmoe_jax.training.optim import make_optimizer
+    from mlmoe_jax.training.step import Preprocess, make_objective, make_train_step
 
     def run(config):
         prompts = config.model.prompts

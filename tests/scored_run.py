@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax.runfolder import CONFIG, LABELS, SCORES, RunFolder
-from mlmoe_jax.scores import SplitScores
+from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.runs.folder import CONFIG, LABELS, SCORES, RunFolder
 
 
 def drawn_split(name: str = "val", rows: int = 40, labels: int = 3, seed: int = 0, codes: int = 2) -> SplitScores:

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from mlmoe_jax import bootstrap, metrics
-from mlmoe_jax.bootstrap import WeightedMetrics, draw, percentile_interval
+from mlmoe_jax.evaluation.metrics import bootstrap, multilabel
+from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 
 
 def hard_case(images=30, classes=6):
@@ -34,14 +34,14 @@ def test_weighted_metrics_are_those_of_the_images_drawn():
         rows = generator.integers(len(scores), size=len(scores))
         s, y, m = scores[rows], labels[rows], mask[rows]
         expected = {
-            "mAP": metrics.mean_average_precision(metrics.average_precision(s, y, mask=m)),
-            "mAP_envelope": metrics.mean_average_precision(
-                metrics.average_precision(s, y, mask=m, interpolation="envelope")
+            "mAP": multilabel.mean_average_precision(multilabel.average_precision(s, y, mask=m)),
+            "mAP_envelope": multilabel.mean_average_precision(
+                multilabel.average_precision(s, y, mask=m, interpolation="envelope")
             ),
-            "precision@1": (metrics.top_k(np.where(m, s, -1), 1) & y & m).any(axis=1).sum() / m.any(axis=1).sum(),
+            "precision@1": (multilabel.top_k(np.where(m, s, -1), 1) & y & m).any(axis=1).sum() / m.any(axis=1).sum(),
         }
-        expected |= {f"{k}@0.5": v for k, v in metrics.precision_recall_f1(s >= 0.5, y, mask=m).items()}
-        np.testing.assert_allclose(ap[at], metrics.average_precision(s, y, mask=m), rtol=1e-12)
+        expected |= {f"{k}@0.5": v for k, v in multilabel.precision_recall_f1(s >= 0.5, y, mask=m).items()}
+        np.testing.assert_allclose(ap[at], multilabel.average_precision(s, y, mask=m), rtol=1e-12)
         assert {name: value[at] for name, value in values.items()} == pytest.approx(expected, rel=1e-6, nan_ok=True)
     assert np.isnan(ap[:, 1]).all()
     assert np.isnan(ap[:, 2]).any(), "some resample has no positive of the rare class, or the case is too easy"
@@ -50,8 +50,8 @@ def test_weighted_metrics_are_those_of_the_images_drawn():
 def test_images_that_count_once_give_the_plain_metrics():
     scores, labels, mask = hard_case()
     values, ap = WeightedMetrics(scores, labels, mask, 0.5)(np.ones((len(scores), 1), np.float32))
-    np.testing.assert_allclose(ap[0], metrics.average_precision(scores, labels, mask=mask), rtol=1e-12)
-    expected = metrics.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
+    np.testing.assert_allclose(ap[0], multilabel.average_precision(scores, labels, mask=mask), rtol=1e-12)
+    expected = multilabel.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
     assert {name: value[0] for name, value in values.items()} == pytest.approx(
         {name: expected[name] for name in values}
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss
 
-from mlmoe_jax import calibration, ranking
+from mlmoe_jax.evaluation.metrics import calibration, ranking
 
 
 def case(seed=0, images=80, classes=5):

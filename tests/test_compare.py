@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scored_run import drawn_split, write_run
 
-from mlmoe_jax import metrics
-from mlmoe_jax.bootstrap import draw
-from mlmoe_jax.compare import Change, Move, changed_images, compare_runs
-from mlmoe_jax.compare_output import as_dict, compare_folders, format_comparison
-from mlmoe_jax.scores import SplitScores
+from mlmoe_jax.evaluation.compare import Change, Move, changed_images, compare_runs
+from mlmoe_jax.evaluation.compare_output import as_dict, compare_folders, format_comparison
+from mlmoe_jax.evaluation.metrics import multilabel
+from mlmoe_jax.evaluation.metrics.bootstrap import draw
+from mlmoe_jax.evaluation.results import SplitScores
 
 
 def noisier(table: SplitScores, by: float = 0.3, seed: int = 9) -> SplitScores:
@@ -39,11 +39,13 @@ def test_two_runs_are_matched_by_image_and_label(two):
     order = np.random.default_rng(5).permutation(40)
     noise = noisier(one.take(order)).scores[np.argsort(order)]
     label, mask = one.targets("ignore")
-    plain = [metrics.average_precision(scores, label, mask=mask) for scores in (one.scores, noise)]
+    plain = [multilabel.average_precision(scores, label, mask=mask) for scores in (one.scores, noise)]
     assert list(found.ap) == ["a", "b", "c"]
     np.testing.assert_allclose([[c.a, c.b] for c in found.ap.values()], np.transpose(plain))
     assert list(found.positives.values()) == (label * mask).sum(axis=0).tolist()
-    expected = [metrics.precision_recall_f1(scores >= 0.5, label, mask=mask)["CF1"] for scores in (one.scores, noise)]
+    expected = [
+        multilabel.precision_recall_f1(scores >= 0.5, label, mask=mask)["CF1"] for scores in (one.scores, noise)
+    ]
     change = found.metrics["CF1@0.5"]
     assert [change.a, change.b] == pytest.approx(expected)
     # the interval of mAP, with each resample drawn out
@@ -52,7 +54,7 @@ def test_two_runs_are_matched_by_image_and_label(two):
         for column in weights.T.astype(int):
             rows = np.repeat(np.arange(40), column)
             was, now = (
-                metrics.mean_average_precision(metrics.average_precision(s[rows], label[rows], mask=mask[rows]))
+                multilabel.mean_average_precision(multilabel.average_precision(s[rows], label[rows], mask=mask[rows]))
                 for s in (one.scores, noise)
             )
             differences.append(now - was)
@@ -80,7 +82,7 @@ def test_only_images_with_scores_in_both_count(tmp_path):
     assert (found.images, found.only_a, found.only_b, found.unread) == (11, 4, 3, 2)
     both = [row for row in range(4, 17) if row not in (5, 14)]
     assert found.metrics["mAP"].a == pytest.approx(
-        np.nanmean(metrics.average_precision(first.scores[both], first.codes[both] == 1))
+        np.nanmean(multilabel.average_precision(first.scores[both], first.codes[both] == 1))
     )
     assert "11 images in both runs (4 only in a, 3 only in b, 2 without scores)" in format_comparison(found)
 

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from mlmoe_jax import compile_check
-from mlmoe_jax.compile_check import format_report, largest_fitting, memory_shortage, print_check, topology_devices
-from mlmoe_jax.memory import GIB, required
+from mlmoe_jax.runtime.memory import GIB, required
+from mlmoe_jax.training.preflight import compile_check
+from mlmoe_jax.training.preflight.compile_check import (
+    format_report,
+    largest_fitting,
+    memory_shortage,
+    print_check,
+    topology_devices,
+)
 
 LABELS, BATCH, DEVICES = 10, 16, 8
 
@@ -54,7 +60,7 @@ def _tiny_config():
     from dataclasses import replace
 
     from mlmoe_jax.config import load_config
-    from mlmoe_jax.pretrained import catalog
+    from mlmoe_jax.models.backbones import catalog
 
     entry = catalog.CATALOG["vit_digits"]
     shape = replace(entry.shape, width=16, depth=1, heads=2, patch=32, mlp_ratio=64.0)  # nearly all of it is frozen
@@ -70,7 +76,7 @@ def _tiny_config():
 def report_of_both_steps() -> dict:
     import jax
 
-    from mlmoe_jax.sharding import abstract, make_mesh
+    from mlmoe_jax.runtime.sharding import abstract, make_mesh
 
     made = []
 
@@ -217,8 +223,8 @@ def test_the_compiler_takes_the_options_of_a_quick_look():
 
 
 def test_a_batch_that_does_not_split_is_refused_with_one_that_does(refusal, monkeypatch, tiny_vit):
-    from mlmoe_jax import sharding
     from mlmoe_jax.config import load_config
+    from mlmoe_jax.runtime import sharding
 
     class Mesh:
         size = 256
@@ -256,7 +262,7 @@ def test_topologies_that_the_compiler_does_not_know_are_refused(refusal):
 @needs_libtpu
 @pytest.mark.slow
 def test_a_step_for_a_tpu_slice(monkeypatch):
-    from mlmoe_jax.pretrained import catalog
+    from mlmoe_jax.models.backbones import catalog
 
     monkeypatch.setitem(catalog.CATALOG, "vit_digits", catalog.CATALOG["vit_digits"])  # put back afterwards
     config = _tiny_config()

@@ -18,7 +18,7 @@ from mlmoe_jax.config import (
 from mlmoe_jax.models.build import HEADS
 from mlmoe_jax.models.experts import ACTIVATIONS
 from mlmoe_jax.models.heads.group_experts import COMBINE
-from mlmoe_jax.models.normalization import BATCH_NORMS
+from mlmoe_jax.models.layers.batch_norm import BATCH_NORMS
 from mlmoe_jax.models.prompts import MASKS
 
 CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.py"))

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from mlmoe_jax.cooccurrence_bias import Pair, pair_biases, summarize, training_pairs
+from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources.digits import break_correlations, draw_label_sets
-from mlmoe_jax.grouping import cooccurrence
+from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, pair_biases, summarize, training_pairs
 
 PAIR = Pair(a=0, b=1, p_b_given_a=0.9, p_b=0.4, support=50)
 

@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mlmoe_jax import cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.main import main, split_references
+from mlmoe_jax.training.preflight import cost
 
 
 def summary(reference, **overrides):

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mlmoe_jax.curves import Line, draw
+from mlmoe_jax.training.sweep.plot import Line, draw
 
 
 @pytest.fixture

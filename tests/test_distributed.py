@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlmoe_jax import cluster, distributed, watchdog
-from mlmoe_jax.cluster import VARIABLES, Cluster, find_cluster, local_devices
 from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.interrupt import asked_to_stop
-from mlmoe_jax.watchdog import HUNG, Watchdog
-from mlmoe_jax.writer import Meter, Progress
+from mlmoe_jax.runtime import cluster, distributed, watchdog
+from mlmoe_jax.runtime.cluster import VARIABLES, Cluster, find_cluster, local_devices
+from mlmoe_jax.runtime.preemption import asked_to_stop
+from mlmoe_jax.runtime.progress import Meter, Progress
+from mlmoe_jax.runtime.watchdog import HUNG, Watchdog
 
 
 def variables(coordinator="10.0.0.1:5000", processes="3", process="1") -> dict[str, str]:

@@ -10,15 +10,13 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from mlmoe_jax import assemble as assembly
-from mlmoe_jax import checkpoint, evaluate, rules
-from mlmoe_jax.assemble import assemble, describe_run, open_run, preprocess_for, require_same_frozen, start_jax
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.data import sources
 from mlmoe_jax.data.images import ArrayImages, BadImage
-from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
-from mlmoe_jax.evaluate import (
+from mlmoe_jax.evaluation import evaluate
+from mlmoe_jax.evaluation.evaluate import (
     Scored,
     evaluate_run,
     format_results,
@@ -28,14 +26,18 @@ from mlmoe_jax.evaluate import (
     score_with,
     write_results,
 )
+from mlmoe_jax.evaluation.thresholds import Thresholds
+from mlmoe_jax.models import rules
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model
-from mlmoe_jax.pretrained import catalog
-from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.sharding import make_mesh
-from mlmoe_jax.state import fingerprint
-from mlmoe_jax.steps import make_eval_step
-from mlmoe_jax.thresholds import Thresholds
+from mlmoe_jax.models.params import fingerprint
+from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs import restore as assembly
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import assemble, describe_run, open_run, preprocess_for, require_same_frozen, start_jax
+from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.training.step import make_eval_step
 
 CLASSES = ("a", "b", "c")
 

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlmoe_jax import explain
-from mlmoe_jax.assemble import Run
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import ArrayImages, BadImage
-from mlmoe_jax.data.labels import synthetic_label_space
+from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.split import POSITIVE, Split
-from mlmoe_jax.explain import (
+from mlmoe_jax.inference import explain
+from mlmoe_jax.inference.explain import (
     choose_samples,
     explain_images,
     explain_run,
@@ -26,10 +25,11 @@ from mlmoe_jax.explain import (
     write_samples,
 )
 from mlmoe_jax.models.prompts import prompt_groups
-from mlmoe_jax.report.reading import RunFiles
-from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.sharding import make_mesh, on_device
-from mlmoe_jax.steps import Preprocess
+from mlmoe_jax.report.run_files import RunFiles
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import Run
+from mlmoe_jax.runtime.sharding import make_mesh, on_device
+from mlmoe_jax.training.step import Preprocess
 
 K, IMAGES = 4, 11
 CLASSES = ("a", "b", "c", "d")

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax import init_from
 from mlmoe_jax.config import load_config
-from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
-from mlmoe_jax.init_from import LABEL_ROWS, initial_parts
+from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.build import build_model
-from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _named
 from mlmoe_jax.pretrained.rules import query
-from mlmoe_jax.state import ModelDef
+from mlmoe_jax.training import initialization
+from mlmoe_jax.training.initialization import LABEL_ROWS, initial_parts
 
 SPACE = synthetic_label_space(4, 2)
 
@@ -102,7 +102,7 @@ def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
     theirs = jax.jit(lambda params: definition.merge(params, stats)(image).logits)
     before = theirs(params)
     model = definition.merge(params, stats)
-    init_from._reorder(model, names, LABEL_ROWS["add_gcn"])
+    initialization._reorder(model, names, LABEL_ROWS["add_gcn"])
     _, moved, _ = ModelDef.split(model)
     places = [sorted(names).index(name) for name in names]
     np.testing.assert_allclose(theirs(moved), before[:, np.array(places)], rtol=2e-4, atol=2e-4)

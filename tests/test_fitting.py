@@ -6,9 +6,9 @@ import pytest
 from scored_run import drawn_split, write_run
 from sklearn.metrics import f1_score, precision_score
 
-from mlmoe_jax.fitting import fit_run, fit_split, format_fitted
-from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.thresholds import Thresholds, fit, read_thresholds
+from mlmoe_jax.evaluation.fit_thresholds import fit_run, fit_split, format_fitted
+from mlmoe_jax.evaluation.thresholds import Thresholds, fit, read_thresholds
+from mlmoe_jax.runs.folder import RunFolder
 
 F1 = dict(per="class", goal="f1", precision=0.9, difficult="negative", fixed=0.5)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmoe_jax import graphs
+from mlmoe_jax.data.labels import graph as graphs
 
 PARITY = Path(__file__).parent / "parity"
 # Counts over COCO train2014, classes in category-id order, and over the trainval images of VOC 2007.

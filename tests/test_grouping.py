@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmoe_jax import grouping
+from mlmoe_jax.data.labels import grouping
 from mlmoe_jax.errors import UserError
 
 # Labels that never come together are what several of these tests are about.

@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mlmoe_jax import hlo
-from mlmoe_jax.hlo import Collective, collectives, shape_bytes, totals
+from mlmoe_jax.training.preflight import hlo
+from mlmoe_jax.training.preflight.hlo import Collective, collectives, shape_bytes, totals
 
 ADD = """%add (x: f32[], y: f32[]) -> f32[] {
   %x = f32[] parameter(0)

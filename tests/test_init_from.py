@@ -14,16 +14,14 @@ from flax import nnx
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from mlmoe_jax import assemble, checkpoint, init_from
-from mlmoe_jax.assemble import describe_run, open_run, preprocess_for
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
-from mlmoe_jax.evaluate import evaluate_run
-from mlmoe_jax.init_from import LABEL_ROWS, Counterparts, carry_over, initial_parts, starting_parts
-from mlmoe_jax.interchange import export_run, import_run
+from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
+from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.evaluation.evaluate import evaluate_run
+from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import HEADS, build_model
-from mlmoe_jax.models.constants import Constant
 from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.heads.group_linear import GroupLinearHead
@@ -31,13 +29,16 @@ from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.heads.query import ml_decoder_head, q2l_head
 from mlmoe_jax.models.heads.routed_experts import RoutedExpertsHead
 from mlmoe_jax.models.heads.sequence import CNNRNNHead
-from mlmoe_jax.predict import Predictor
-from mlmoe_jax.presets import use_ml_vpt
-from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.models.layers.constants import Constant
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import export_official
-from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.state import ModelDef
-from mlmoe_jax.train import set_up, start
+from mlmoe_jax.runs import checkpoint, restore
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import describe_run, open_run, preprocess_for
+from mlmoe_jax.training import initialization
+from mlmoe_jax.training.convert import export_run, import_run
+from mlmoe_jax.training.initialization import LABEL_ROWS, Counterparts, carry_over, initial_parts, starting_parts
+from mlmoe_jax.training.loop import set_up, start
 
 PARITY = Path(__file__).parent / "parity"
 TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
@@ -61,7 +62,7 @@ def _values_drawn_in_numpy(monkeypatch):
             model.prompts.token_mask[...] = jnp.array([float(digit) for digit in kept])
         return model
 
-    for module in (assemble, init_from):
+    for module in (restore, initialization):
         monkeypatch.setattr(module, "build_model", build)
 
 

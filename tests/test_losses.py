@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlmoe_jax import losses
+from mlmoe_jax.models import losses
 
 PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "losses.npz")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mlmoe_jax import memory
+from mlmoe_jax.runtime import memory
 
 MIB = 2**20
 

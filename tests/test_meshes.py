@@ -31,7 +31,7 @@ def _config(reference: str):
     from dataclasses import replace
 
     from mlmoe_jax.config import load_config
-    from mlmoe_jax.pretrained import catalog
+    from mlmoe_jax.models.backbones import catalog
 
     entry = catalog.CATALOG["vit_digits"]
     shape = replace(entry.shape, width=16, depth=2, heads=2, patch=32)
@@ -54,13 +54,13 @@ class Bench:
         import numpy as np
         from flax import nnx
 
-        from mlmoe_jax.assemble import label_axes, split_model
-        from mlmoe_jax.data.labels import synthetic_label_space
+        from mlmoe_jax.data.labels.space import synthetic_label_space
         from mlmoe_jax.models.build import build_model
-        from mlmoe_jax.optim import make_optimizer
-        from mlmoe_jax.sharding import make_mesh, place
-        from mlmoe_jax.state import initial_state
-        from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step
+        from mlmoe_jax.models.params import initial_state
+        from mlmoe_jax.runs.restore import label_axes, split_model
+        from mlmoe_jax.runtime.sharding import make_mesh, place
+        from mlmoe_jax.training.optim import make_optimizer
+        from mlmoe_jax.training.step import Preprocess, make_eval_step, make_objective, make_train_step
 
         self.mesh = make_mesh(dict(zip(("data", "fsdp", "expert"), sizes, strict=True)), devices)
         self.labels = label_axes(config, LABELS, self.mesh)
@@ -84,7 +84,7 @@ class Bench:
     def batch(self):
         import numpy as np
 
-        from mlmoe_jax.sharding import shard_batch
+        from mlmoe_jax.runtime.sharding import shard_batch
 
         draw = np.random.default_rng(1)
         batch = {
@@ -100,7 +100,7 @@ class Bench:
         """The trainable values and their averages as a checkpoint holds them, in numpy."""
         import jax
 
-        from mlmoe_jax.sharding import without_padding
+        from mlmoe_jax.runtime.sharding import without_padding
 
         kept = {"trainable": self.state.trainable, "ema": self.state.ema}
         return jax.device_get(without_padding(kept, self.mesh, self.labels))
@@ -144,9 +144,9 @@ def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> 
     import jax
     import numpy as np
 
-    from mlmoe_jax import checkpoint
-    from mlmoe_jax.runfolder import RunFolder
-    from mlmoe_jax.sharding import place, without_padding
+    from mlmoe_jax.runs import checkpoint
+    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.runtime.sharding import place, without_padding
 
     config = _config(reference)
     first = Bench(config, saved_on, jax.devices())
@@ -175,9 +175,9 @@ def survived(folder: str) -> dict:
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from mlmoe_jax import checkpoint
-    from mlmoe_jax.runfolder import RunFolder
-    from mlmoe_jax.sharding import make_mesh
+    from mlmoe_jax.runs import checkpoint
+    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.runtime.sharding import make_mesh
 
     where = NamedSharding(make_mesh({"data": 1, "fsdp": 1, "expert": 8}), PartitionSpec("expert"))
     noise = np.random.default_rng(0).normal(size=(40, 8, 512)).astype(np.float32)
@@ -199,7 +199,7 @@ def backbone_flops(reference: str, meshes: list) -> list[float]:
     import jax
 
     from mlmoe_jax.models import partition
-    from mlmoe_jax.sharding import unpadded
+    from mlmoe_jax.runtime.sharding import unpadded
 
     config, flops = _config(reference), []
     for sizes in meshes:
@@ -229,10 +229,10 @@ def bank_forms(labels: int, sizes: list) -> dict:
     from flax import nnx
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from mlmoe_jax import hlo
     from mlmoe_jax.models import partition
     from mlmoe_jax.models.experts import SPREADS, LabelExperts
-    from mlmoe_jax.sharding import make_mesh
+    from mlmoe_jax.runtime.sharding import make_mesh
+    from mlmoe_jax.training.preflight import hlo
 
     mesh = make_mesh(dict(zip(("data", "fsdp", "expert"), sizes, strict=True)), jax.devices())
     draw, found = np.random.default_rng(0), {}
@@ -276,9 +276,9 @@ def label_traffic(reference: str, labels: int) -> dict:
     """Return the bytes a device that a training step moves where all devices lie along `expert`, and what it may."""
     import jax
 
-    from mlmoe_jax import hlo
-    from mlmoe_jax.compile_check import Steps
-    from mlmoe_jax.sharding import make_mesh
+    from mlmoe_jax.runtime.sharding import make_mesh
+    from mlmoe_jax.training.preflight import hlo
+    from mlmoe_jax.training.preflight.compile_check import Steps
 
     config = _config(reference)
     steps = Steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 8}, jax.devices()), labels)

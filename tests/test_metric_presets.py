@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_fscore_support
 
-from mlmoe_jax import metrics
-from mlmoe_jax.evaluate import probabilities
-from mlmoe_jax.metric_presets import PRESETS, preset
+from mlmoe_jax.evaluation.evaluate import probabilities
+from mlmoe_jax.evaluation.metrics import multilabel
+from mlmoe_jax.evaluation.metrics.published import PRESETS, preset
 
 PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "metrics.npz")
@@ -148,7 +148,7 @@ def test_classes_without_positives_or_predictions():
     labels[:, 5], scores[:, 2] = 0, 0.1
     rows = {name: preset(name, scores, labels, frequency=frequencies(name)) for name in PRESETS}
     others = [k for k in range(12) if k != 5]
-    ap = metrics.average_precision(scores, labels)
+    ap = multilabel.average_precision(scores, labels)
     assert rows["asl"]["mAP"] == pytest.approx(np.nansum(ap) / 12)
     assert rows["drmoe"]["mAP"] == pytest.approx(np.nanmean(ap))
     assert all(math.isnan(rows[name]["mAP"]) for name in ("mlvpt", "q2l", "mlgcn"))
@@ -157,9 +157,9 @@ def test_classes_without_positives_or_predictions():
         *at("", ["CR", "CF1"]),
         *at("@top3_min0.5", ["CR", "CF1"]),
     }
-    expected = metrics.precision_recall_f1(scores >= 0.5, labels, empty="one")
-    assert rows["mlgcn"]["CP"] == expected["CP"] < metrics.precision_recall_f1(scores >= 0.5, labels)["CP"]
-    cr = metrics.precision_recall_f1(metrics.top_k(scores, 3)[:, others], labels[:, others])["CR"]
+    expected = multilabel.precision_recall_f1(scores >= 0.5, labels, empty="one")
+    assert rows["mlgcn"]["CP"] == expected["CP"] < multilabel.precision_recall_f1(scores >= 0.5, labels)["CP"]
+    cr = multilabel.precision_recall_f1(multilabel.top_k(scores, 3)[:, others], labels[:, others])["CR"]
     assert rows["mlvpt"]["CR@top3"] == pytest.approx(cr)
 
 

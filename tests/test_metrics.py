@@ -13,7 +13,8 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from mlmoe_jax import calibration, metrics, ranking, thresholds
+from mlmoe_jax.evaluation import thresholds
+from mlmoe_jax.evaluation.metrics import calibration, multilabel, ranking
 
 PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "metrics.npz")
@@ -45,13 +46,13 @@ def percents(figures, names):
 
 @pytest.mark.parametrize(("case", "kind"), [("mlgcn", "none"), ("asl_mAP", "none"), ("q2l", "envelope")])
 def test_average_precision_of_the_authors_code(case, kind):
-    ap = metrics.average_precision(S, Y, interpolation=kind)
+    ap = multilabel.average_precision(S, Y, interpolation=kind)
     np.testing.assert_allclose(100 * ap, RESULTS[case]["AP_percent"], rtol=0, atol=1e-4)
-    assert 100 * metrics.mean_average_precision(ap) == pytest.approx(RESULTS[case]["mAP_percent"], abs=1e-4)
+    assert 100 * multilabel.mean_average_precision(ap) == pytest.approx(RESULTS[case]["mAP_percent"], abs=1e-4)
 
 
 def test_average_precision_of_mlvpt():
-    ap = metrics.average_precision(P, Y, interpolation="envelope")
+    ap = multilabel.average_precision(P, Y, interpolation="envelope")
     np.testing.assert_allclose(ap, RESULTS["mlvpt_epoch_mAP"]["AP_fraction"], rtol=0, atol=1e-12)
     np.testing.assert_allclose(100 * ap, RESULTS["mlvpt_final"]["AP_percent"], rtol=0, atol=1e-10)
 
@@ -60,27 +61,27 @@ def test_average_precision_of_mlvpt():
 def test_figures_of_mlgcn(case):
     """Difficult labels are left out of AP and negative in all else; top-k also asks for logit ≥ 0."""
     target = DIFFICULT if case == "mlgcn_voc_difficult" else Y
-    ap = metrics.average_precision(S, target, mask=target != 0 if target is DIFFICULT else None)
+    ap = multilabel.average_precision(S, target, mask=target != 0 if target is DIFFICULT else None)
     np.testing.assert_allclose(100 * ap, RESULTS[case]["AP_percent"], rtol=0, atol=1e-4)
     scores = S.copy()
     if case == "mlgcn_class4_no_predictions":
         scores[:, 4] -= 100
-    chosen = {"overall": scores >= 0} | {f"top{k}": metrics.top_k(scores, k, minimum=0) for k in (1, 3)}
+    chosen = {"overall": scores >= 0} | {f"top{k}": multilabel.top_k(scores, k, minimum=0) for k in (1, 3)}
     for name, predicted in chosen.items():
-        figures = metrics.precision_recall_f1(predicted, target, empty="one")
+        figures = multilabel.precision_recall_f1(predicted, target, empty="one")
         assert {key: figures[key] for key in RESULTS[case][name]} == pytest.approx(RESULTS[case][name], abs=1e-12)
 
 
 @pytest.mark.parametrize("threshold", RESULTS["mlvpt_fixed_thresholds"])
 def test_fixed_thresholds_of_mlvpt(threshold):
     expected = {key: math.nan if x is None else x for key, x in RESULTS["mlvpt_fixed_thresholds"][threshold].items()}
-    figures = metrics.precision_recall_f1(np.greater(P, float(threshold)), Y)
+    figures = multilabel.precision_recall_f1(np.greater(P, float(threshold)), Y)
     assert {key: figures[key] for key in expected} == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 def test_top_three_of_mlvpt():
     expected = RESULTS["mlvpt_final"]["top3"]
-    figures = metrics.precision_recall_f1(metrics.top_k(P, 3), Y)
+    figures = multilabel.precision_recall_f1(multilabel.top_k(P, 3), Y)
     assert percents(figures, expected) == pytest.approx(expected, abs=1e-10)
 
 
@@ -90,7 +91,7 @@ def test_top_three_of_mlvpt():
 @pytest.mark.parametrize("seed", range(5))
 def test_average_precision_is_that_of_sklearn(seed):
     scores, labels, mask = hard_case(seed)
-    ap = {kind: metrics.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS}
+    ap = {kind: multilabel.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS}
     for k in range(labels.shape[1]):
         y, s = labels[mask[:, k] > 0, k], scores[mask[:, k] > 0, k]
         if not y.any():
@@ -108,7 +109,7 @@ def test_average_precision_is_that_of_sklearn(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_roc_auc_is_that_of_sklearn(seed):
     scores, labels, mask = hard_case(seed)
-    auc = metrics.roc_auc(scores, labels, mask=mask)
+    auc = multilabel.roc_auc(scores, labels, mask=mask)
     for k in range(labels.shape[1]):
         y, s = labels[mask[:, k] > 0, k], scores[mask[:, k] > 0, k]
         if k in (2, 5):  # only negatives, only positives
@@ -121,21 +122,21 @@ def test_roc_auc_is_that_of_sklearn(seed):
 def test_means_of_average_precision_are_those_of_sklearn(seed):
     scores, labels, mask = hard_case(seed)
     kept = np.delete(np.arange(9), 2)  # scikit-learn counts a class without positives as 0
-    of_class = metrics.per_class(scores[:, kept], labels[:, kept])
+    of_class = multilabel.per_class(scores[:, kept], labels[:, kept])
     expected = {
         average: average_precision_score(labels[:, kept], scores[:, kept], average=average)
         for average in ("macro", "weighted")
     }
-    assert metrics.mean_average_precision(of_class["AP"]) == pytest.approx(expected["macro"], abs=1e-12)
-    weighted = metrics.mean_average_precision(of_class["AP"], weights=of_class["positives"])
+    assert multilabel.mean_average_precision(of_class["AP"]) == pytest.approx(expected["macro"], abs=1e-12)
+    weighted = multilabel.mean_average_precision(of_class["AP"], weights=of_class["positives"])
     assert weighted == pytest.approx(expected["weighted"], abs=1e-12)
-    of_class = metrics.per_class(scores, labels)
-    assert metrics.mean_average_precision(of_class["AP"], weights=of_class["positives"]) == pytest.approx(weighted)
+    of_class = multilabel.per_class(scores, labels)
+    assert multilabel.mean_average_precision(of_class["AP"], weights=of_class["positives"]) == pytest.approx(weighted)
     known = mask > 0
     micro = average_precision_score(labels[known], scores[known])
-    assert metrics.micro_average_precision(scores, labels, mask=mask) == pytest.approx(micro, abs=1e-12)
-    envelope = metrics.micro_average_precision(scores, labels, mask=mask, interpolation="envelope")
-    one_class = metrics.average_precision(scores[known][:, None], labels[known][:, None], interpolation="envelope")
+    assert multilabel.micro_average_precision(scores, labels, mask=mask) == pytest.approx(micro, abs=1e-12)
+    envelope = multilabel.micro_average_precision(scores, labels, mask=mask, interpolation="envelope")
+    one_class = multilabel.average_precision(scores[known][:, None], labels[known][:, None], interpolation="envelope")
     assert envelope == one_class[0] > micro
 
 
@@ -153,7 +154,7 @@ def test_figures_are_those_of_sklearn(empty, zero_division):
         "OR": recall_score(average="micro", **options),
         "OF1": f1_score(average="micro", **options),
     }
-    figures = metrics.precision_recall_f1(predicted, labels, empty=empty)
+    figures = multilabel.precision_recall_f1(predicted, labels, empty=empty)
     assert {key: figures[key] for key in expected} == pytest.approx(expected, abs=1e-12)
     cp, cr = figures["CP"], figures["CR"]
     assert figures["CF1"] == pytest.approx(2 * cp * cr / (cp + cr))
@@ -165,7 +166,7 @@ def test_figures_are_those_of_sklearn(empty, zero_division):
 
 def test_average_precision_by_hand():
     scores, labels = np.array([[0.9], [0.8], [0.7], [0.6], [0.5]]), np.array([[1], [0], [0], [1], [1]])
-    ap = {kind: metrics.average_precision(scores, labels, interpolation=kind)[0] for kind in KINDS}
+    ap = {kind: multilabel.average_precision(scores, labels, interpolation=kind)[0] for kind in KINDS}
     assert ap["none"] == pytest.approx((1 + 2 / 4 + 3 / 5) / 3)
     assert ap["envelope"] == pytest.approx((1 + 3 / 5 + 3 / 5) / 3)
     # Recall 1/3 is reached by 0 … 0.3 with precision 1, the other seven points by 3/5.
@@ -177,8 +178,8 @@ def test_ties_enter_together():
     scores, labels = np.array([[0.5], [0.5], [0.5], [0.1]]), np.array([[0], [1], [0], [1]])
     for order in ([0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 0, 1]):
         s, y = scores[order], labels[order]
-        assert metrics.average_precision(s, y)[0] == pytest.approx((1 / 3 + 1 / 2) / 2)
-        assert metrics.average_precision(s, y, interpolation="envelope")[0] == pytest.approx(1 / 2)
+        assert multilabel.average_precision(s, y)[0] == pytest.approx((1 / 3 + 1 / 2) / 2)
+        assert multilabel.average_precision(s, y, interpolation="envelope")[0] == pytest.approx(1 / 2)
 
 
 def test_eleven_point_recalls_are_exact():
@@ -186,35 +187,35 @@ def test_eleven_point_recalls_are_exact():
     labels = np.array([1, 1, 1] + [0] * 90 + [1] * 7)[:, None]
     scores = -np.arange(100.0)[:, None]
     tail = 10 / 100
-    ap = metrics.average_precision(scores, labels, interpolation="11point")[0]
+    ap = multilabel.average_precision(scores, labels, interpolation="11point")[0]
     assert ap == pytest.approx((4 * 1 + 7 * tail) / 11)
 
 
 def test_mean_average_precision_skips_empty_classes():
-    assert metrics.mean_average_precision([0.2, np.nan, 0.6]) == pytest.approx(0.4)
-    assert math.isnan(metrics.mean_average_precision([np.nan, np.nan]))
-    assert metrics.mean_average_precision([0.2, np.nan, 0.6], weights=[3, 9, 1]) == pytest.approx(0.3)
-    assert math.isnan(metrics.mean_average_precision([np.nan], weights=[0]))
+    assert multilabel.mean_average_precision([0.2, np.nan, 0.6]) == pytest.approx(0.4)
+    assert math.isnan(multilabel.mean_average_precision([np.nan, np.nan]))
+    assert multilabel.mean_average_precision([0.2, np.nan, 0.6], weights=[3, 9, 1]) == pytest.approx(0.3)
+    assert math.isnan(multilabel.mean_average_precision([np.nan], weights=[0]))
 
 
 def test_roc_auc_by_hand():
     scores, labels = np.array([[0.9], [0.5], [0.5], [0.1]]), np.array([[1], [1], [0], [0]])
-    assert metrics.roc_auc(scores, labels)[0] == pytest.approx((2 + 1.5) / 4)
-    assert metrics.roc_auc(-scores, labels)[0] == pytest.approx(1 - (2 + 1.5) / 4)
+    assert multilabel.roc_auc(scores, labels)[0] == pytest.approx((2 + 1.5) / 4)
+    assert multilabel.roc_auc(-scores, labels)[0] == pytest.approx(1 - (2 + 1.5) / 4)
 
 
 def test_per_class_is_each_figure():
     scores, labels, mask = hard_case()
-    of_class = metrics.per_class(scores, labels, mask=mask)
+    of_class = multilabel.per_class(scores, labels, mask=mask)
     assert list(of_class) == ["positives", "AP", "AP_envelope", "AP_11point", "AUC"]
     np.testing.assert_array_equal(of_class["positives"], ((labels == 1) & (mask > 0)).sum(axis=0))
     for name, kind in zip(("AP", "AP_envelope", "AP_11point"), KINDS, strict=True):
-        expected = metrics.average_precision(scores, labels, mask=mask, interpolation=kind)
+        expected = multilabel.average_precision(scores, labels, mask=mask, interpolation=kind)
         np.testing.assert_array_equal(of_class[name], expected)
-    np.testing.assert_array_equal(of_class["AUC"], metrics.roc_auc(scores, labels, mask=mask))
-    assert {name: x.shape for name, x in metrics.per_class(np.ones((4, 0)), np.ones((4, 0))).items()} == dict.fromkeys(
-        of_class, (0,)
-    )
+    np.testing.assert_array_equal(of_class["AUC"], multilabel.roc_auc(scores, labels, mask=mask))
+    assert {
+        name: x.shape for name, x in multilabel.per_class(np.ones((4, 0)), np.ones((4, 0))).items()
+    } == dict.fromkeys(of_class, (0,))
 
 
 def test_precision_and_recall_by_hand():
@@ -227,31 +228,31 @@ def test_precision_and_recall_by_hand():
         "one": dict(CP=2 / 9, CR=1 / 2, CF1=4 / 13, CF1_mean=0.8 / 3, OP=2 / 5, OR=2 / 4, OF1=4 / 9),
     }
     for empty, figures in expected.items():
-        assert metrics.precision_recall_f1(predicted, labels, empty=empty) == pytest.approx(figures)
+        assert multilabel.precision_recall_f1(predicted, labels, empty=empty) == pytest.approx(figures)
 
 
 def test_figures_where_nothing_is_predicted_or_right():
     labels, nothing = np.eye(2), np.zeros((2, 2))
-    skip, zero = (metrics.precision_recall_f1(nothing, labels, empty=empty) for empty in ("skip", "zero"))
+    skip, zero = (multilabel.precision_recall_f1(nothing, labels, empty=empty) for empty in ("skip", "zero"))
     assert [key for key, value in skip.items() if math.isnan(value)] == ["CP", "CF1", "OP", "OF1"]
     assert set(zero.values()) == {0.0}
-    assert set(metrics.precision_recall_f1(1 - labels, labels).values()) == {0.0}
+    assert set(multilabel.precision_recall_f1(1 - labels, labels).values()) == {0.0}
 
 
 def test_top_k():
     scores = np.array([[0.1, 0.7, 0.7, 0.2], [0.4, 0.4, 0.4, 0.4]])
-    assert metrics.top_k(scores, 1).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
-    assert metrics.top_k(scores, 3).tolist() == [[0, 1, 1, 1], [1, 1, 1, 0]]
-    assert metrics.top_k(scores, 3, minimum=0.4).tolist() == [[0, 1, 1, 0], [1, 1, 1, 0]]
-    assert metrics.top_k(scores, 9).all()
+    assert multilabel.top_k(scores, 1).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+    assert multilabel.top_k(scores, 3).tolist() == [[0, 1, 1, 1], [1, 1, 1, 0]]
+    assert multilabel.top_k(scores, 3, minimum=0.4).tolist() == [[0, 1, 1, 0], [1, 1, 1, 0]]
+    assert multilabel.top_k(scores, 9).all()
     mask = np.array([[1, 0, 1, 1], [0, 1, 0, 0]])
-    assert metrics.top_k(scores, 2, mask=mask).tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
+    assert multilabel.top_k(scores, 2, mask=mask).tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
     spoilt = np.where(mask > 0, scores, np.nan)
-    assert metrics.top_k(spoilt, 2, mask=mask).tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
+    assert multilabel.top_k(spoilt, 2, mask=mask).tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
     with pytest.raises(ValueError, match="at least 1"):
-        metrics.top_k(scores, 0)
+        multilabel.top_k(scores, 0)
     with pytest.raises(ValueError, match="NaN"):
-        metrics.top_k(spoilt, 2)
+        multilabel.top_k(spoilt, 2)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -262,72 +263,72 @@ def test_top_k_is_a_sort_of_every_image(k):
     for row, (s, m) in enumerate(zip(scores, mask, strict=True)):
         best = sorted(np.flatnonzero(m), key=lambda c: (-s[c], c))[:k]
         expected[row, best] = True
-    np.testing.assert_array_equal(metrics.top_k(scores, k, mask=mask), expected)
-    np.testing.assert_array_equal(metrics.top_k(scores, k, minimum=1, mask=mask), expected & (scores >= 1))
+    np.testing.assert_array_equal(multilabel.top_k(scores, k, mask=mask), expected)
+    np.testing.assert_array_equal(multilabel.top_k(scores, k, minimum=1, mask=mask), expected & (scores >= 1))
 
 
 def test_map_at_k():
     scores = np.array([[0.9, 0.8], [0.3, 0.4], [0.6, 0.5], [0.1, 0.2]])
     labels = np.array([[1, 1], [1, 0], [0, 1], [0, 0]])
     # Of class 0 images 0 and 2 return it (ranks 1, 2), of class 1 images 1 and 3.
-    assert metrics.map_at_k(scores, labels, 1) == pytest.approx(((1 + 0) / 2 + (0 + 0) / 2) / 2)
-    assert metrics.map_at_k(scores, labels, 2) == pytest.approx((5 / 6 + 1) / 2)
-    assert math.isnan(metrics.map_at_k(scores, np.zeros((4, 2)), 1))
+    assert multilabel.map_at_k(scores, labels, 1) == pytest.approx(((1 + 0) / 2 + (0 + 0) / 2) / 2)
+    assert multilabel.map_at_k(scores, labels, 2) == pytest.approx((5 / 6 + 1) / 2)
+    assert math.isnan(multilabel.map_at_k(scores, np.zeros((4, 2)), 1))
     hard = hard_case()
-    plain = metrics.mean_average_precision(metrics.average_precision(*hard[:2], mask=hard[2]))
-    assert metrics.map_at_k(*hard[:2], 9, mask=hard[2]) == pytest.approx(plain)
-    assert metrics.map_at_k(*hard[:2], 3, mask=hard[2]) < plain
+    plain = multilabel.mean_average_precision(multilabel.average_precision(*hard[:2], mask=hard[2]))
+    assert multilabel.map_at_k(*hard[:2], 9, mask=hard[2]) == pytest.approx(plain)
+    assert multilabel.map_at_k(*hard[:2], 3, mask=hard[2]) < plain
 
 
 def test_map_at_k_is_a_sum_over_returned_positives():
     scores, labels, mask = hard_case()
     for minimum in (None, 0.8):
-        returned, values = metrics.top_k(scores, 3, minimum=minimum, mask=mask), []
+        returned, values = multilabel.top_k(scores, 3, minimum=minimum, mask=mask), []
         for k in np.delete(np.arange(9), 2):
             at_least = [(s <= scores[:, k]) & returned[:, k] for s in scores[:, k]]
             hits = returned[:, k] & (labels[:, k] == 1)
             precision = [labels[:, k][at].mean() for at, hit in zip(at_least, hits, strict=True) if hit]
             values.append(sum(precision) / (labels[:, k] * mask[:, k]).sum())
-        assert metrics.map_at_k(scores, labels, 3, mask=mask, minimum=minimum) == pytest.approx(np.mean(values))
+        assert multilabel.map_at_k(scores, labels, 3, mask=mask, minimum=minimum) == pytest.approx(np.mean(values))
 
 
 def test_evaluate_scores_names_every_figure():
     scores, labels, mask = hard_case()
     scores = probable(scores)
     cuts = thresholds.reported(scores, labels.mean(axis=0))
-    report = metrics.evaluate_scores(scores, labels, mask, cuts)
+    report = multilabel.evaluate_scores(scores, labels, mask, cuts)
     parts = ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1")
     ranked = ("mAP", "mAP_envelope", "mAP_11point", "mAP_weighted", "mAP_micro", "AUC_macro", "precision@1", "mAP@3")
     at = ("0.5", "prior_matched_transductive", "top3", "top3_min0.5")
     calibrated = ("ECE_pooled", "ECE_macro", "Brier_pooled")
     assert list(report) == [*ranked, *(f"{part}@{name}" for name in at for part in parts), *calibrated]
     assert all(type(value) is float for value in report.values())
-    ap = {kind: metrics.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS}
+    ap = {kind: multilabel.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS}
     binned = calibration.reliability(scores, labels, mask=mask)
     expected = {
         "mAP": np.nanmean(ap["none"]),
         "mAP_envelope": np.nanmean(ap["envelope"]),
         "mAP_11point": np.nanmean(ap["11point"]),
-        "mAP_weighted": metrics.mean_average_precision(ap["none"], weights=(labels * mask).sum(axis=0)),
-        "mAP_micro": metrics.micro_average_precision(scores, labels, mask=mask),
-        "AUC_macro": np.nanmean(metrics.roc_auc(scores, labels, mask=mask)),
-        "mAP@3": metrics.map_at_k(scores, labels, 3, mask=mask),
+        "mAP_weighted": multilabel.mean_average_precision(ap["none"], weights=(labels * mask).sum(axis=0)),
+        "mAP_micro": multilabel.micro_average_precision(scores, labels, mask=mask),
+        "AUC_macro": np.nanmean(multilabel.roc_auc(scores, labels, mask=mask)),
+        "mAP@3": multilabel.map_at_k(scores, labels, 3, mask=mask),
         "ECE_pooled": binned.pooled().expected_calibration_error[0],
         "ECE_macro": binned.expected_calibration_error.mean(),
         "Brier_pooled": ((scores - labels) ** 2)[mask > 0].mean(),
     }
     assert {name: report[name] for name in expected} == pytest.approx(expected, abs=1e-12)
     predicted = {name: scores >= cut for name, cut in cuts.items()}
-    predicted |= {"top3": metrics.top_k(scores, 3, mask=mask)}
-    predicted |= {"top3_min0.5": metrics.top_k(scores, 3, mask=mask, minimum=0.5)}
+    predicted |= {"top3": multilabel.top_k(scores, 3, mask=mask)}
+    predicted |= {"top3_min0.5": multilabel.top_k(scores, 3, mask=mask, minimum=0.5)}
     for name, entries in predicted.items():
-        figures = metrics.precision_recall_f1(entries, labels, mask=mask)
+        figures = multilabel.precision_recall_f1(entries, labels, mask=mask)
         assert {part: report[f"{part}@{name}"] for part in parts} == figures
 
 
 def test_evaluate_scores_names_its_options():
     scores, labels, _ = hard_case()
-    report = metrics.evaluate_scores(probable(scores), labels, None, {}, k=2, minimum=0.7, bins=4)
+    report = multilabel.evaluate_scores(probable(scores), labels, None, {}, k=2, minimum=0.7, bins=4)
     assert {name.partition("@")[2] for name in report} == {"", "1", "2", "top2", "top2_min0.7"}
     binned = calibration.reliability(probable(scores), labels, bins=4)
     assert report["ECE_pooled"] == binned.pooled().expected_calibration_error[0]
@@ -338,7 +339,7 @@ def test_precision_at_one():
     scores = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.4, 0.3], [0.9, 0.1]])
     labels = np.array([[1, 0], [0, 1], [0, 1], [0, 0], [1, 0]])
     mask = np.array([[1, 1], [0, 1], [1, 1], [1, 1], [0, 0]])
-    assert metrics.evaluate_scores(scores, labels, mask, {})["precision@1"] == pytest.approx(2 / 4)
+    assert multilabel.evaluate_scores(scores, labels, mask, {})["precision@1"] == pytest.approx(2 / 4)
 
 
 # --- invariants
@@ -346,11 +347,11 @@ def test_precision_at_one():
 
 def everything(scores, labels, mask):
     """Every figure that only looks at the order of scores, at the classes an image returns, or at neither."""
-    of_class = metrics.per_class(scores, labels, mask=mask)
-    micro = [metrics.micro_average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS]
-    predicted = metrics.top_k(scores, 3, mask=mask)
-    figures = metrics.precision_recall_f1(predicted, labels, mask=mask)
-    at_k = metrics.map_at_k(scores, labels, 2, mask=mask)
+    of_class = multilabel.per_class(scores, labels, mask=mask)
+    micro = [multilabel.micro_average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS]
+    predicted = multilabel.top_k(scores, 3, mask=mask)
+    figures = multilabel.precision_recall_f1(predicted, labels, mask=mask)
+    at_k = multilabel.map_at_k(scores, labels, 2, mask=mask)
     return np.concatenate([*of_class.values(), micro, list(figures.values()), [at_k]])
 
 
@@ -373,14 +374,14 @@ def test_masked_entries_may_hold_anything(anything):
     scores, labels, mask = hard_case()
     spoilt = np.where(mask > 0, scores, anything), np.where(mask > 0, labels, 1 - labels)
     for kind in KINDS:
-        expected = metrics.average_precision(scores, labels, mask=mask, interpolation=kind)
+        expected = multilabel.average_precision(scores, labels, mask=mask, interpolation=kind)
         np.testing.assert_array_equal(
-            metrics.average_precision(*spoilt, mask=mask, interpolation=kind), expected, err_msg=kind
+            multilabel.average_precision(*spoilt, mask=mask, interpolation=kind), expected, err_msg=kind
         )
     np.testing.assert_array_equal(everything(*spoilt, mask), everything(scores, labels, mask))
     cuts, scores = {"0.5": 0.5}, probable(scores)
     spoilt = np.where(mask > 0, scores, anything), spoilt[1]
-    assert metrics.evaluate_scores(*spoilt, mask, cuts) == metrics.evaluate_scores(scores, labels, mask, cuts)
+    assert multilabel.evaluate_scores(*spoilt, mask, cuts) == multilabel.evaluate_scores(scores, labels, mask, cuts)
 
 
 @pytest.mark.parametrize("entries", [1, 20, 130])
@@ -388,10 +389,10 @@ def test_blocks_change_nothing(monkeypatch, entries):
     """A split is worked on in blocks of rows, far larger than any of these tests."""
     scores, labels, mask = hard_case()
     scores = probable(scores)
-    expected = everything(scores, labels, mask), metrics.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
+    expected = everything(scores, labels, mask), multilabel.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
     monkeypatch.setattr(ranking, "_ENTRIES", entries)
     np.testing.assert_array_equal(everything(scores, labels, mask), expected[0])
-    assert metrics.evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
+    assert multilabel.evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -409,8 +410,8 @@ def test_padding_by_masked_images_changes_nothing(kind):
     scores[3] = -np.inf  # ties with whatever the padding is ranked as
     padded = [np.concatenate([x, np.full((7, x.shape[1]), fill)]) for x, fill in ((scores, 9), (labels, 1), (mask, 0))]
     np.testing.assert_array_equal(
-        metrics.average_precision(*padded[:2], mask=padded[2], interpolation=kind),
-        metrics.average_precision(scores, labels, mask=mask, interpolation=kind),
+        multilabel.average_precision(*padded[:2], mask=padded[2], interpolation=kind),
+        multilabel.average_precision(scores, labels, mask=mask, interpolation=kind),
     )
 
 
@@ -418,7 +419,7 @@ def test_padding_by_masked_images_changes_nothing(kind):
 def test_envelope_is_never_below_plain(seed):
     scores, labels, mask = hard_case(seed)
     plain, envelope = (
-        metrics.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in ("none", "envelope")
+        multilabel.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in ("none", "envelope")
     )
     assert np.all(envelope >= plain, where=~np.isnan(plain))
     assert np.any(envelope > plain + 1e-3)
@@ -426,22 +427,22 @@ def test_envelope_is_never_below_plain(seed):
 
 def test_only_ones_are_positive():
     labels = np.where(Y == 1, 1, np.array([-1, 0, 2, 0])[np.arange(12) % 4])
-    np.testing.assert_array_equal(metrics.average_precision(S, labels), metrics.average_precision(S, Y))
-    np.testing.assert_array_equal(metrics.average_precision(S, Y == 1), metrics.average_precision(S, Y))
+    np.testing.assert_array_equal(multilabel.average_precision(S, labels), multilabel.average_precision(S, Y))
+    np.testing.assert_array_equal(multilabel.average_precision(S, Y == 1), multilabel.average_precision(S, Y))
 
 
 def test_mistakes_of_the_caller():
     with pytest.raises(ValueError, match="NaN"):
-        metrics.average_precision(np.full((2, 2), np.nan), np.eye(2))
+        multilabel.average_precision(np.full((2, 2), np.nan), np.eye(2))
     with pytest.raises(ValueError, match=r"\[B,K\]"):
-        metrics.average_precision(np.eye(2), np.eye(2), mask=np.ones(2))
+        multilabel.average_precision(np.eye(2), np.eye(2), mask=np.ones(2))
     with pytest.raises(ValueError, match="interpolation"):
-        metrics.average_precision(np.eye(2), np.eye(2), interpolation="voc")
+        multilabel.average_precision(np.eye(2), np.eye(2), interpolation="voc")
     with pytest.raises(ValueError, match="interpolation"):
-        metrics.micro_average_precision(np.eye(2), np.eye(2), interpolation="voc")
+        multilabel.micro_average_precision(np.eye(2), np.eye(2), interpolation="voc")
     with pytest.raises(ValueError, match=r"\[B,K\]"):
-        metrics.precision_recall_f1(np.eye(2), np.eye(3))
+        multilabel.precision_recall_f1(np.eye(2), np.eye(3))
     with pytest.raises(ValueError, match="probabilities"):
-        metrics.evaluate_scores(2 * np.eye(2), np.eye(2), None, {})
+        multilabel.evaluate_scores(2 * np.eye(2), np.eye(2), None, {})
     with pytest.raises(ValueError, match="empty"):
-        metrics.precision_recall_f1(np.eye(2), np.eye(2), empty="nan")
+        multilabel.precision_recall_f1(np.eye(2), np.eye(2), empty="nan")

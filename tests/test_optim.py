@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from mlmoe_jax import optim
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.training import optim
 
 TORCH = np.load(Path(__file__).parent / "parity" / "optim.npz")  # made by parity/make_optim.py
 SHAPES = {"head/kernel": (4, 3), "head/bias": (3,), "prompts/deep": (5,)}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlmoe_jax import pictures
 from mlmoe_jax.data.images import BadImage, read_image
-from mlmoe_jax.pictures import GivenImages, find_pictures
+from mlmoe_jax.inference import inputs
+from mlmoe_jax.inference.inputs import GivenImages, find_pictures
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ IN_DEPTH = ["a.PNG", "b.jpg", "c/d.webp", "c/e/f.tiff", "folder.jpg", "gone.jpg"
 
 
 def stdin(monkeypatch, content: bytes) -> None:
-    monkeypatch.setattr(pictures.sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    monkeypatch.setattr(inputs.sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
 
 
 # -------------------------------------------------------------------------------------------------- what --images names
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_listed_is_refused(tree, monkeypatch, refusal):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(pictures.Path, "iterdir", refuse)
+    monkeypatch.setattr(inputs.Path, "iterdir", refuse)
     assert refusal(find_pictures, ["photos"]) == "cannot search folder photos: Permission denied"
 
 

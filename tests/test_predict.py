@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlmoe_jax import predict
 from mlmoe_jax.config import default_config
+from mlmoe_jax.inference import predict
+from mlmoe_jax.inference.predict import Predictor, even_batch, predict_files
 from mlmoe_jax.models.contracts import Prediction
-from mlmoe_jax.predict import Predictor, even_batch, predict_files
-from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.sharding import make_mesh
-from mlmoe_jax.steps import Preprocess
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.training.step import Preprocess
 
 NAMES = ("red", "green", "blue", "dark")
 

@@ -5,13 +5,13 @@ import jax
 import numpy as np
 import pytest
 
-from mlmoe_jax import prune as pruning
-from mlmoe_jax.assemble import open_run
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.sources import digits
-from mlmoe_jax.pretrained import catalog
-from mlmoe_jax.prune import Level, at_level, make_levels, measure_importance, prune
-from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import open_run
+from mlmoe_jax.training import prune as pruning
+from mlmoe_jax.training.prune import Level, at_level, make_levels, measure_importance, prune
 
 TOKENS = np.array([0.3, -0.5, 0.1, 0.9])
 SEGMENTS = np.array([[4, 3, 2, 1], [1, 2, 3, 4], [-1, -2, -3, -4], [0, 9, 0, 9]], float)

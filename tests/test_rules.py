@@ -1,7 +1,7 @@
 import pytest
 
-from mlmoe_jax import rules
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models import rules
 
 PATHS = ("backbone/blocks/3/attn/qkv/kernel", "head/co/gate/bias", "prompts/deep")
 

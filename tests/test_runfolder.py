@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmoe_jax.runfolder import METRICS, RunFolder
+from mlmoe_jax.runs.folder import METRICS, RunFolder
 
 
 @pytest.fixture

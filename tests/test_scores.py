@@ -5,9 +5,9 @@ import pytest
 from scored_run import drawn_split, write_run, write_scores
 
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.evaluate import Scored, write_results
-from mlmoe_jax.runfolder import LABELS, RESULTS, SCORES, RunFolder
-from mlmoe_jax.scores import SplitScores, read_labels, read_results, read_scores, require_split
+from mlmoe_jax.evaluation.evaluate import Scored, write_results
+from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_results, read_scores, require_split
+from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
 
 
 def test_what_an_evaluation_writes_is_read_back(tmp_path):

@@ -1,7 +1,7 @@
 import json
 import math
 
-from mlmoe_jax.selection import Selection
+from mlmoe_jax.training.selection import Selection
 
 START = {"w": "initial"}
 

@@ -5,9 +5,10 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from mlmoe_jax import sharding
 from mlmoe_jax.config import default_config
-from mlmoe_jax.sharding import (
+from mlmoe_jax.models.params import initial_state
+from mlmoe_jax.runtime import sharding
+from mlmoe_jax.runtime.sharding import (
     AXES,
     LabelAxes,
     abstract,
@@ -18,7 +19,6 @@ from mlmoe_jax.sharding import (
     unpadded,
     without_padding,
 )
-from mlmoe_jax.state import initial_state
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import platform
 import jax
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.sharding import make_mesh
-from mlmoe_jax.starts import read_starts, record_start, versions
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.history import read_starts, record_start, versions
+from mlmoe_jax.runtime.sharding import make_mesh
 
 
 def test_versions_are_those_that_run():

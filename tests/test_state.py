@@ -11,10 +11,10 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.params import ModelDef, TrainState, fingerprint, initial_state, parameter_table, split_trainable
 from mlmoe_jax.models.prompts import DeepPrompts
-from mlmoe_jax.sharding import make_mesh
-from mlmoe_jax.state import ModelDef, TrainState, fingerprint, initial_state, parameter_table, split_trainable
-from mlmoe_jax.steps import Preprocess, make_eval_step, make_objective, make_train_step
+from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.training.step import Preprocess, make_eval_step, make_objective, make_train_step
 
 CO, DC = [0, 1, 0], [1, 1, 0]
 

@@ -10,14 +10,14 @@ import optax
 import pytest
 from flax import nnx
 
-from mlmoe_jax import losses
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.augment import augment
+from mlmoe_jax.models import losses
 from mlmoe_jax.models.contracts import Prediction
-from mlmoe_jax.optim import make_optimizer
-from mlmoe_jax.sharding import make_mesh, place, shard_batch
-from mlmoe_jax.state import ModelDef, initial_state, split_trainable
-from mlmoe_jax.steps import (
+from mlmoe_jax.models.params import ModelDef, initial_state, split_trainable
+from mlmoe_jax.runtime.sharding import make_mesh, place, shard_batch
+from mlmoe_jax.training.optim import make_optimizer
+from mlmoe_jax.training.step import (
     Preprocess,
     _negatives_over_positives,
     make_eval_step,

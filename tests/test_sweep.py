@@ -5,13 +5,13 @@ import math
 import pytest
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax import sweep as sweeping
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runfolder import CONFIG, RESULTS, RunFolder
-from mlmoe_jax.sweep import format_table, over_seeds, picture, sweep
-from mlmoe_jax.sweep_grid import Swept, as_text, folder_name, parse, plan, selection_of, short_names
-from mlmoe_jax.train import Stopped, changed_keys
+from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
+from mlmoe_jax.training.loop import Stopped, changed_keys
+from mlmoe_jax.training.sweep import run as sweeping
+from mlmoe_jax.training.sweep.grid import Swept, as_text, folder_name, parse, plan, selection_of, short_names
+from mlmoe_jax.training.sweep.run import format_table, over_seeds, picture, sweep
 
 GROUPS = "model.prompts.num_groups"
 
@@ -277,7 +277,7 @@ def test_two_sweeps_do_not_share_a_folder(trainings, tmp_path, refusal):
 
 
 def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):
-    monkeypatch.setattr("mlmoe_jax.distributed.process", lambda: (1, 2))
+    monkeypatch.setattr("mlmoe_jax.runtime.distributed.process", lambda: (1, 2))
     assert sweep(default_config(), RunFolder(tmp_path), [Swept("seed", (0,))]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["seed=0"]
 

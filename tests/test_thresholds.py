@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmoe_jax import thresholds
-from mlmoe_jax.metrics import precision_recall_f1
-from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.thresholds import Thresholds
+from mlmoe_jax.evaluation import thresholds
+from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
+from mlmoe_jax.evaluation.thresholds import Thresholds
+from mlmoe_jax.runs.folder import RunFolder
 
 PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "metrics.npz")

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from mlmoe_jax import train as training
 from mlmoe_jax.config import load_config
-from mlmoe_jax.data.labels import synthetic_label_space
+from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training import loop as training
 
 LABELS = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], np.int8)
 

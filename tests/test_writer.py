@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from mlmoe_jax.interrupt import asked_to_stop
-from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.writer import LINE_EVERY, MetricLog, Progress, say
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.preemption import asked_to_stop
+from mlmoe_jax.runtime.progress import LINE_EVERY, MetricLog, Progress, say
 
 
 class Clock:
@@ -177,7 +177,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(folder, refusal, loss):
 
 
 def test_only_the_first_process_writes_rows(folder, monkeypatch):
-    monkeypatch.setattr("mlmoe_jax.distributed.process", lambda: (1, 2))
+    monkeypatch.setattr("mlmoe_jax.runtime.distributed.process", lambda: (1, 2))
     log = MetricLog(folder, lambda step: 0.1, steps_per_epoch=4)
     log.note(1, {"loss": jnp.float32(1)}, PROGRESS)
     log.write()

@@ -14,12 +14,12 @@ from scipy.sparse import csr_array
 
 from mlmoe_jax.data.duplicates import Pictures, Twice, duplicates, inspect, repeats
 from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.grouping import cooccurrence
-from mlmoe_jax.runfolder import to_json
-from mlmoe_jax.writer import Progress
+from mlmoe_jax.runs.folder import to_json
+from mlmoe_jax.runtime.progress import Progress
 
 TOP = 10  # co-occurrences, and pairs that never meet
 EXAMPLES = 5  # of anything that is wrong

@@ -35,8 +35,8 @@ from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.interrupt import asked_to_stop
-from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.preemption import asked_to_stop
 
 SAVE_EVERY = 5.0  # seconds; an object store limits how often one object may be replaced
 LOOK_EVERY = 0.2  # seconds between looks at how far the workers are
@@ -70,7 +70,7 @@ def pack(config, output: str | os.PathLike) -> int:
     config draws the same images from the packed one. 130: stopped on request; the same command goes on.
     Raises UserError for an unreadable image (unless `data.bad_images` is skip) and for a folder with something else.
     """
-    from mlmoe_jax.writer import say  # brings JAX along, which worker processes do not need
+    from mlmoe_jax.runtime.progress import say  # brings JAX along, which worker processes do not need
 
     settings = Settings.of(config)
     splits = _open_splits(config)
@@ -339,7 +339,7 @@ def stored_bytes(images: Images, row: int, name: str, settings: Settings) -> byt
 # ------------------------------------------------------------------------------------------------------------ workers
 def _pack_shards(packer: Packer, shards: Sequence[Shard], processes: int, asked: threading.Event, manifest) -> None:
     """Write `shards` and enter each into the manifest; return early when asked to stop."""
-    from mlmoe_jax.writer import Progress
+    from mlmoe_jax.runtime.progress import Progress
 
     total = sum(len(images) for images, _ in packer.sources.values())
     progress = Progress("pack", total, 1, first=total - sum(len(shard.rows) for shard in shards))

@@ -14,11 +14,11 @@ import grain
 import numpy as np
 from absl import flags
 
-from mlmoe_jax import distributed
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
+from mlmoe_jax.runtime import distributed
 
 Batch = dict[str, np.ndarray]
 

@@ -9,17 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.data.labels import LabelSpace, synthetic_label_space
-from mlmoe_jax.defaults import SIDES
+from mlmoe_jax.config.defaults import SIDES
+from mlmoe_jax.data.labels.graph import frequency_order, label_graph
+from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.graphs import frequency_order, label_graph
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.constants import Constant
 from mlmoe_jax.models.contracts import PROMPTS, Prediction
-from mlmoe_jax.models.decoder import QueryDecoder
 from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.heads.group_linear import GroupLinearHead
@@ -28,8 +27,9 @@ from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder
 from mlmoe_jax.models.heads.query import QueryHead
 from mlmoe_jax.models.heads.routed_experts import RoutedExpertsHead
 from mlmoe_jax.models.heads.sequence import CNNRNNHead
+from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, prompt_groups, prompt_mask
-from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.models.query_decoder import QueryDecoder
 
 BackboneShape = ViTShape | ResNetShape | ConvNeXtShape
 

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.initializers import torch_linear
+from mlmoe_jax.models.layers.initializers import torch_linear
 
 
 def _gelu(x: jax.Array) -> jax.Array:

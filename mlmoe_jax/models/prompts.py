@@ -8,9 +8,9 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.constants import Constant
 from mlmoe_jax.models.contracts import Prompts
-from mlmoe_jax.models.initializers import torch_linear, uniform
+from mlmoe_jax.models.layers.constants import Constant
+from mlmoe_jax.models.layers.initializers import torch_linear, uniform
 
 MASKS = ("none", "all_prompts", "cross_group")
 PRUNING_MASKS = (r"^prompts/(token|segment)_mask$", False)  # a rule that freezes them

@@ -32,7 +32,7 @@ from mlmoe_jax.pretrained.web import (
     read_chunk,
     version_of,
 )
-from mlmoe_jax.writer import Meter, megabytes, say
+from mlmoe_jax.runtime.progress import Meter, megabytes, say
 
 PAUSES = (1.0, 3.0, 10.0, 30.0)  # seconds before each new try; counted anew whenever a chunk has arrived
 LONGEST_PAUSE = 120.0  # of those that a server may ask for

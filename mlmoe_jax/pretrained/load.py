@@ -16,11 +16,12 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import load_file
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.pretrained.catalog import CATALOG, find_weights
+from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.pretrained.rules import cnn, graph, mlvpt, query, vit
 from mlmoe_jax.pretrained.rules.base import BACKBONE, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
+from mlmoe_jax.pretrained.weights import find_weights
 
 SOURCES = (vit.OWN, *mlvpt.SOURCES, *query.SOURCES, *graph.SOURCES, *vit.SOURCES, *cnn.SOURCES)
 # What may stand before all names of a model: its place in a training state, DataParallel, and the name that MoCo v3 or

@@ -18,14 +18,14 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.backbones.catalog import IMAGENET_MEAN
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.build import reads_final_norm
-from mlmoe_jax.pretrained import catalog
-from mlmoe_jax.pretrained.catalog import IMAGENET_MEAN
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognise
 from mlmoe_jax.pretrained.rules.base import INVERSES, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
-from mlmoe_jax.state import ModelDef
 
 CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
 POSITION_TABLE = "backbone/pos_embed"

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mlmoe_jax.data.labels import LabelSpace
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.report import charts
-from mlmoe_jax.report.parts import Chart, Charts, Heading, LabelGraph, Note, Section, SortableTable
-from mlmoe_jax.report.reading import RunFiles
+from mlmoe_jax.report.components import Chart, Charts, Heading, LabelGraph, Note, Section, SortableTable
+from mlmoe_jax.report.run_files import RunFiles
 
 MOST_LABELS = 80  # in graphs and heat maps
 MOST_EDGES = 200

@@ -15,9 +15,9 @@ from etils import epath
 import mlmoe_jax
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.report import labels, results, samples, scores, training
-from mlmoe_jax.report.parts import Section
-from mlmoe_jax.report.reading import COST, RunFiles
-from mlmoe_jax.runfolder import RunFolder, to_json
+from mlmoe_jax.report.components import Section
+from mlmoe_jax.report.run_files import COST, RunFiles
+from mlmoe_jax.runs.folder import RunFolder, to_json
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ def write_report(
     files = RunFiles(folder)
     other = None if against is None else RunFiles(against)
     if cost:
-        from mlmoe_jax.cost import summarize
+        from mlmoe_jax.training.preflight.cost import summarize
 
         folder.write_json(COST, summarize(files.config))
     page = render(sections(files, other), files, vega_bundle())

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlmoe_jax.compare import Change, Comparison, compare_runs
+from mlmoe_jax.evaluation.compare import Change, Comparison, compare_runs
 from mlmoe_jax.report import charts
-from mlmoe_jax.report.parts import Chart, Charts, Details, Facts, Note, Section, SortableTable, Table, percent
-from mlmoe_jax.report.reading import Evaluated, RunFiles
+from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Section, SortableTable, Table, percent
+from mlmoe_jax.report.run_files import Evaluated, RunFiles
 
 MOST_BARS = 100
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mlmoe_jax.report import charts
-from mlmoe_jax.report.parts import Chart, Charts, Note, Section, Widget
-from mlmoe_jax.report.reading import RunFiles, Samples
+from mlmoe_jax.report.components import Chart, Charts, Note, Section, Widget
+from mlmoe_jax.report.run_files import RunFiles, Samples
 
 MOST_LABELS = 80  # with gates
 LISTED = 12  # labels of an image: those it shows, then those with the highest scores

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from mlmoe_jax.calibration import Reliability, reliability
-from mlmoe_jax.ranking import Ranking, checked, rank_all, rank_classes
+from mlmoe_jax.evaluation.metrics.calibration import Reliability, reliability
+from mlmoe_jax.evaluation.metrics.ranking import Ranking, checked, rank_all, rank_classes
+from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.report import charts
-from mlmoe_jax.report.parts import Chart, Charts, Note, Section, SortableTable, Widget, percent
-from mlmoe_jax.report.reading import RunFiles
-from mlmoe_jax.scores import SplitScores
+from mlmoe_jax.report.components import Chart, Charts, Note, Section, SortableTable, Widget, percent
+from mlmoe_jax.report.run_files import RunFiles
 
 MOST_LABELS = 80  # with curves of their own
 MOST_POINTS = 100  # of a precision-recall curve

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax.defaults import default_config
+from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.report import charts
-from mlmoe_jax.report.parts import Chart, Charts, Details, Facts, Note, Numbers, Section, Table, percent
-from mlmoe_jax.report.reading import RunFiles
-from mlmoe_jax.selection import Selection
-from mlmoe_jax.starts import versions
+from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Numbers, Section, Table, percent
+from mlmoe_jax.report.run_files import RunFiles
+from mlmoe_jax.runs.history import versions
+from mlmoe_jax.training.selection import Selection
 
 MOST_POINTS = 500  # of a curve
 _KEY_METRICS = (

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.data.sources import digits
-from mlmoe_jax.interrupt import StopRequest
 from mlmoe_jax.main import main
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.pretrained import catalog
-from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.preemption import StopRequest
 
 CONFIG = """
 from mlmoe_jax.config import default_config
@@ -56,7 +56,7 @@ def stopping_in(monkeypatch, folder, step: int):
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append_row", noticing)
-        patch.setattr("mlmoe_jax.train.asked_to_stop", lambda: contextlib.nullcontext(asked))
+        patch.setattr("mlmoe_jax.training.loop.asked_to_stop", lambda: contextlib.nullcontext(asked))
         yield
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources.coco import open_coco, read_instances
-from mlmoe_jax.grouping import cooccurrence
 
 # ids with gaps and out of order, as in the real file
 CATEGORIES = [{"id": 1, "name": "person"}, {"id": 44, "name": "bottle"}, {"id": 13, "name": "stop sign"}]

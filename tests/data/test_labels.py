@@ -6,10 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mlmoe_jax.data.labels import PUBLISHED_FOR, PUBLISHED_GROUPS, LabelSpace, label_space_of, synthetic_label_space
+from mlmoe_jax.data.labels.grouping import group_labels
+from mlmoe_jax.data.labels.space import (
+    PUBLISHED_FOR,
+    PUBLISHED_GROUPS,
+    LabelSpace,
+    label_space_of,
+    synthetic_label_space,
+)
+from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
-from mlmoe_jax.data.word_vectors import cooccurrence_vectors
-from mlmoe_jax.grouping import group_labels
 
 
 def model(kind="group", groups="computed", num_groups=2, tau_co=2.0, tau_dc=3.0):

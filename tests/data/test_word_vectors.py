@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmoe_jax.data.word_vectors import cooccurrence_vectors, read_glove
+from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors, read_glove
 
 COCO = np.load(Path(__file__).parents[1] / "parity" / "coco_groups.npz")
 # Their places among COCO's classes in category-id order.

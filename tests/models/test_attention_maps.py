@@ -9,18 +9,18 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.config import load_config
-from mlmoe_jax.data.labels import synthetic_label_space
+from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.contracts import Features, Prompts
-from mlmoe_jax.models.decoder import QueryDecoder
 from mlmoe_jax.models.heads.graph import ADDGCNHead
 from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
 from mlmoe_jax.models.heads.query import QueryHead
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.prompts import prompt_groups, prompt_mask
-from mlmoe_jax.state import ModelDef
+from mlmoe_jax.models.query_decoder import QueryDecoder
 
 B, D, H, P, R, M = 2, 8, 2, 4, 1, 3
 SHAPE = ViTShape(width=D, depth=1, heads=H, patch=4, native=8, registers=R)

@@ -11,9 +11,9 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.contracts import Prompts
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.cnn import TORCHVISION_CONVNEXT
-from mlmoe_jax.state import ModelDef
 
 ARRAYS = dict(np.load(Path(__file__).parents[1] / "parity" / "cnn_convnext.npz"))
 SHAPE = ConvNeXtShape((1, 2, 1, 1), (8, 12, 16, 24))

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, Gates, LabelExperts, combine
-from mlmoe_jax.state import ModelDef
+from mlmoe_jax.models.params import ModelDef
 
 B, K, D, HIDDEN = 4, 5, 12, 6
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax.cost import count_macs
-from mlmoe_jax.graphs import label_graph
-from mlmoe_jax.models.constants import Constant
+from mlmoe_jax.data.labels.graph import label_graph
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
+from mlmoe_jax.models.layers.constants import Constant
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.rules.graph import own_classifier, pointwise
-from mlmoe_jax.state import ModelDef
+from mlmoe_jax.training.preflight.cost import count_macs
 
 TWIN = np.load(Path(__file__).parents[1] / "parity" / "graph_heads.npz")
 LABELS, WIDTH, HIDDEN = 6, 32, 24

@@ -16,10 +16,10 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.state import ModelDef
-from mlmoe_jax.steps import make_objective
+from mlmoe_jax.training.step import make_objective
 
 PARITY = Path(__file__).parents[1] / "parity"
 FORWARD, LOSS, GRADIENT = 2e-5, 1e-5, {"A": 1e-3, "B": 1e-4}

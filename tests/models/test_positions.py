@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmoe_jax.models.positions import bicubic_weights, detr_positions, resample_positions, sine_positions
+from mlmoe_jax.models.layers.positions import bicubic_weights, detr_positions, resample_positions, sine_positions
 
 PARITY = Path(__file__).parents[1] / "parity"
 ARRAYS = np.load(PARITY / "positions.npz")

@@ -13,11 +13,11 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.contracts import PATCHES, Features
-from mlmoe_jax.models.decoder import QueryDecoder
 from mlmoe_jax.models.heads.query import FIXED_QUERIES, GroupedClassifier, QueryHead, ml_decoder_head, q2l_head
+from mlmoe_jax.models.params import ModelDef, split_trainable
+from mlmoe_jax.models.query_decoder import QueryDecoder
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.query import ML_DECODER, Q2L
-from mlmoe_jax.state import ModelDef, split_trainable
 
 D, HIDDEN, K, GRID = 16, 24, 6, (3, 5)
 ARRAYS = np.load(Path(__file__).parents[1] / "parity" / "query.npz")

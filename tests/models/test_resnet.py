@@ -13,15 +13,15 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from mlmoe_jax import rules
+from mlmoe_jax.models import rules
 from mlmoe_jax.models.backbones.resnet import FROZEN_BATCH_NORM, ResNet, ResNetShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.normalization import BatchNorm
+from mlmoe_jax.models.layers.batch_norm import BatchNorm
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.cnn import TORCHVISION_RESNET, conv_kernel
-from mlmoe_jax.state import ModelDef
 
 PARITY = Path(__file__).parents[1] / "parity"
 ARRAYS = dict(np.load(PARITY / "cnn_resnet.npz"))

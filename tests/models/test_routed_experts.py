@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax.cost import count_macs
-from mlmoe_jax.losses import gate_entropy
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import build_backbone
 from mlmoe_jax.models.contracts import Features
-from mlmoe_jax.models.decoder import QueryDecoder
 from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES
 from mlmoe_jax.models.heads.routed_experts import SETTINGS, FeatureClassifier, RoutedExpertsHead, entropy_penalty
-from mlmoe_jax.pretrained import catalog
-from mlmoe_jax.state import ModelDef
+from mlmoe_jax.models.losses import gate_entropy
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.models.query_decoder import QueryDecoder
+from mlmoe_jax.training.preflight.cost import count_macs
 
 B, K, D = 4, 5, 12
 SMALL = {"expert_hidden": 6, "gate_hidden": 7, "shared_experts": 3, "task_experts": 2}

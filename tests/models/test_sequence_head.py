@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax.cost import count_macs
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.heads.sequence import CNNRNNHead, beam_search, log_odds
-from mlmoe_jax.state import ModelDef
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.training.preflight.cost import count_macs
 
 TWIN = np.load(Path(__file__).parents[1] / "parity" / "graph_heads.npz")
 ORDER, MAX_LABELS, WIDTH = TWIN["cnn_rnn/order"].tolist(), 3, 32

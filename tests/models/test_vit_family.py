@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prompts
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.state import ModelDef
 
 PARITY = Path(__file__).parents[1] / "parity"
 TOLERANCE = 2e-5

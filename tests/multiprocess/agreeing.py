@@ -6,17 +6,17 @@ import sys
 
 import numpy as np
 
-from mlmoe_jax import distributed
+from mlmoe_jax.runtime import distributed
 
 
 def work(folder: str) -> int:
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from mlmoe_jax import checkpoint
     from mlmoe_jax.config import default_config
-    from mlmoe_jax.runfolder import RunFolder
-    from mlmoe_jax.sharding import make_mesh, place
+    from mlmoe_jax.runs import checkpoint
+    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.runtime.sharding import make_mesh, place
 
     index, count = distributed.process()
     vote = distributed.Vote()

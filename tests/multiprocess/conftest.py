@@ -56,7 +56,7 @@ def config_file(tmp_path_factory) -> Path:
 @pytest.fixture
 def backbone(monkeypatch):
     """Gives this process the backbone that the workers have."""
-    from mlmoe_jax.pretrained import catalog
+    from mlmoe_jax.models.backbones import catalog
 
     monkeypatch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(worker.ENTRY, shape=worker.SHAPE))
 

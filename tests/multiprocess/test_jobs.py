@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from jobs import BROKEN, checkpoints, digests, rows, until
 
-from mlmoe_jax.assemble import open_run
 from mlmoe_jax.config import load_config
-from mlmoe_jax.evaluate import evaluate_run
-from mlmoe_jax.runfolder import RunFolder, to_json
-from mlmoe_jax.train import train
-from mlmoe_jax.watchdog import HUNG
+from mlmoe_jax.evaluation.evaluate import evaluate_run
+from mlmoe_jax.runs.folder import RunFolder, to_json
+from mlmoe_jax.runs.restore import open_run
+from mlmoe_jax.runtime.watchdog import HUNG
+from mlmoe_jax.training.loop import train
 
 STEPS = 4  # of the config
 

@@ -6,7 +6,7 @@ import sys
 import time
 
 from mlmoe_jax.main import main
-from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.models.backbones import catalog
 
 ENTRY = catalog.CATALOG["vit_digits"]
 SHAPE = dataclasses.replace(ENTRY.shape, width=16, depth=2, heads=2)

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from mlmoe_jax import writer
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained import download, web
 from mlmoe_jax.pretrained.download import Unreachable, check_pinned, fetch
+from mlmoe_jax.runtime import progress
 
 CHUNK = 10_000
 CONTENT = bytes(range(256)) * 200
@@ -304,7 +304,7 @@ def test_a_proxy_is_used(site, target, monkeypatch):
 
 # ------------------------------------------------------------------------------------------------------- what is shown
 def test_lines_where_there_is_no_terminal(site, target, monkeypatch, capsys):
-    monkeypatch.setattr(writer, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     site.script = [Answer(cut=30_000)]
     fetch(site.address(), target)
     out, lines = capsys.readouterr()

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
-from mlmoe_jax.models.constants import Constant
 from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
+from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.cnn import torchvision_resnet_rules
 from mlmoe_jax.pretrained.rules.graph import (

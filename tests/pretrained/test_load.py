@@ -8,12 +8,13 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.pretrained import weights
 from mlmoe_jax.pretrained.load import load_weights, read_tensors
 from mlmoe_jax.pretrained.rules.base import Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
-from mlmoe_jax.state import ModelDef
 
 D, PATCH, DEPTH = 8, 2, 2
 SHAPE = ViTShape(width=D, depth=DEPTH, heads=2, patch=PATCH, native=4, layer_scale=0.5, mask_token=True)
@@ -327,18 +328,18 @@ def places(tmp_path, monkeypatch):
 
 def test_weights_are_looked_for_in_the_package_and_then_in_the_cache(refusal, places, vit, source):
     in_package, in_cache = places
-    assert refusal(catalog.find_weights, "tiny") == (
+    assert refusal(weights.find_weights, "tiny") == (
         f"the weights of tiny are not here: tiny.safetensors is not in {in_cache.parent} and could not be fetched from "
         f"https://example.org/tiny, because MLMOE_OFFLINE forbids the network; put a copy of the file at {in_cache}, "
         "name another copy with --config.model.backbone.weights=FILE, or start on random weights with "
         "--config.model.backbone.weights=none"
     )
     write(in_cache, source)
-    assert catalog.find_weights("tiny") == in_cache
+    assert weights.find_weights("tiny") == in_cache
     load_weights(vit, "tiny")
     np.testing.assert_array_equal(params_of(vit)["cls_token"], source["cls_token"])
     write(in_package, source)
-    assert catalog.find_weights("tiny") == in_package
+    assert weights.find_weights("tiny") == in_package
 
 
 def test_an_unknown_backbone_gets_the_list(refusal):

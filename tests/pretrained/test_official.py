@@ -15,16 +15,16 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.labels import synthetic_label_space
+from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.presets import use_ml_vpt
-from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import cut, departures, export_official, load_official, official_tensors
 from mlmoe_jax.pretrained.rules import mlvpt
 from mlmoe_jax.pretrained.rules.base import Rule
-from mlmoe_jax.state import ModelDef
 
 PARITY = Path(__file__).parents[1] / "parity"
 TOLERANCE = 2e-5

@@ -12,9 +12,9 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained import load
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.state import ModelDef
 
 TESTS = Path(__file__).parents[1]
 LISTED = json.loads((TESTS / "parity" / "checkpoint_keys.json").read_text())

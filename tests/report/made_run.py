@@ -9,10 +9,11 @@ import numpy as np
 from PIL import Image
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax import metrics, thresholds
-from mlmoe_jax.data.labels import LabelSpace
-from mlmoe_jax.grouping import cooccurrence
-from mlmoe_jax.runfolder import RunFolder
+from mlmoe_jax.data.labels.grouping import cooccurrence
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.evaluation import thresholds
+from mlmoe_jax.evaluation.metrics import multilabel
+from mlmoe_jax.runs.folder import RunFolder
 
 # Names that would do harm if a page took them for markup.
 NAMES = ("cat", "dog", "<script>window.hurt=1</script>", "<img src=x onerror=window.hurt=1>", "pears & </script> plums")
@@ -82,8 +83,8 @@ def write_evaluation(folder: RunFolder, codes: dict[str, np.ndarray], scores: di
     results, rows, names = {}, [], folder.read_text("labels.txt").splitlines()
     for split, of_split in codes.items():
         label, mask = of_split == 1, of_split >= 0
-        results[split] = metrics.evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
-        of_class = metrics.per_class(scores[split], label, mask=mask)
+        results[split] = multilabel.evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
+        of_class = multilabel.per_class(scores[split], label, mask=mask)
         rows += [[split, name, *(of_class[f][k] for f in ("positives", "AP", "AUC"))] for k, name in enumerate(names)]
     folder.write_json("results.json", results)
     folder.write_csv("per_class.csv", ["split", "label", "positives", "AP", "AUC"], rows)

@@ -15,14 +15,14 @@ import pytest
 from made_run import GRID, IMAGES, NAMES, data_block, image_ids, make_run, table, write_samples
 from sklearn.metrics import precision_recall_curve
 
-from mlmoe_jax.compare import compare_runs
-from mlmoe_jax.data.labels import LabelSpace
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.ranking import rank
+from mlmoe_jax.evaluation.compare import compare_runs
+from mlmoe_jax.evaluation.metrics.ranking import rank
+from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.report import labels, page, samples, scores, training
-from mlmoe_jax.report.reading import RunFiles
-from mlmoe_jax.runfolder import RunFolder
-from mlmoe_jax.scores import SplitScores
+from mlmoe_jax.report.run_files import RunFiles
+from mlmoe_jax.runs.folder import RunFolder
 
 SECTIONS = (
     *("summary", "curves", "metrics", "labels", "differences", "groups", "gates", "attention"),
@@ -312,7 +312,7 @@ def test_cost_is_counted_on_request(run, tmp_path, monkeypatch, no_bundle):
     folder, counted = RunFolder(tmp_path / "run"), run.read_json("cost.json")
     folder.write_text("config.json", run.read_text("config.json"))
     counter = types.SimpleNamespace(summarize=lambda config: counted | {"name": config.data.name})
-    monkeypatch.setitem(sys.modules, "mlmoe_jax.cost", counter)  # which is tested elsewhere
+    monkeypatch.setitem(sys.modules, "mlmoe_jax.training.preflight.cost", counter)  # which is tested elsewhere
     assert "24.51" in section(page.write_report(folder, cost=True).read_text(), "cost")
     assert folder.read_json("cost.json")["name"] == "digits"
 

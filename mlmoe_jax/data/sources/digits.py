@@ -36,10 +36,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mlmoe_jax.cache import cache_folder
 from mlmoe_jax.data.images import ArrayImages, Images
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.cache import cache_folder
 
 NAME = "digits-v1"
 CANVAS = 64
@@ -318,7 +318,9 @@ def _kept(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
             np.save(Path(place) / name, images)
             (Path(place) / name).replace(folder / name)  # whole or not at all, whoever else makes it too
     except OSError as error:
-        from mlmoe_jax.writer import say  # here, because it brings JAX along, which reading pictures does not need
+        from mlmoe_jax.runtime.progress import (
+            say,  # here, because it brings JAX along, which reading pictures does not need
+        )
 
         say(f"the scenes of {name} are not kept in {folder} ({error.strerror or error}) and will be rendered again")
     return images

@@ -27,10 +27,10 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 
-from mlmoe_jax.cache import cache_folder
 from mlmoe_jax.data.images import BadImage, EncodedImages
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.cache import cache_folder
 
 MANIFEST, UNFINISHED, FORMAT = "manifest.json", "unfinished.json", 1
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 from mlmoe_jax.models.backbones.resnet import check_read, read_map
 from mlmoe_jax.models.contracts import CLS, Features, Prompts
-from mlmoe_jax.models.transformer import LayerScale, Mlp, layer_norm
+from mlmoe_jax.models.layers.transformer import LayerScale, Mlp, layer_norm
 
 EPSILON = 1e-6
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, Features, Prompts
-from mlmoe_jax.models.normalization import BatchNorm
+from mlmoe_jax.models.layers.batch_norm import BatchNorm
 
 EXPANSION = 4
 # To stand before the trainable rules where batch normalisation is frozen: weight decay needs no gradient to move it.

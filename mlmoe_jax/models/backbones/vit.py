@@ -17,8 +17,8 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, Features, Prompts
-from mlmoe_jax.models.positions import resample_positions, sine_positions
-from mlmoe_jax.models.transformer import Block, hidden_width, layer_norm
+from mlmoe_jax.models.layers.positions import resample_positions, sine_positions
+from mlmoe_jax.models.layers.transformer import Block, hidden_width, layer_norm
 
 IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that no head reads as such
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mlmoe_jax.models.constants import Constant
 from mlmoe_jax.models.contracts import LABELS, PATCHES, Features, Prediction
 from mlmoe_jax.models.heads.group_experts import LabelClassifier
-from mlmoe_jax.models.initializers import torch_linear, uniform
-from mlmoe_jax.models.normalization import BatchNorm
+from mlmoe_jax.models.layers.batch_norm import BatchNorm
+from mlmoe_jax.models.layers.constants import Constant
+from mlmoe_jax.models.layers.initializers import torch_linear, uniform
 
 SLOPE = 0.2  # of LeakyReLU below 0, in both papers' code
 

@@ -10,7 +10,7 @@ from flax import nnx
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import PROMPTS, Features, Prediction
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
-from mlmoe_jax.models.initializers import torch_linear
+from mlmoe_jax.models.layers.initializers import torch_linear
 
 COMBINE = ("mean_logit", "mean_probability")
 

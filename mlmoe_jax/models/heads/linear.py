@@ -8,7 +8,7 @@ from flax import nnx
 
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Prediction
-from mlmoe_jax.models.initializers import torch_linear
+from mlmoe_jax.models.layers.initializers import torch_linear
 
 POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES)}
 

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.constants import Constant
 from mlmoe_jax.models.contracts import PATCHES, PROMPTS, Features
-from mlmoe_jax.models.decoder import QueryDecoder
+from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.prompts import prompt_groups
+from mlmoe_jax.models.query_decoder import QueryDecoder
 
 
 def own_prompts(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:

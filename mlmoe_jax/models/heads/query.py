@@ -10,8 +10,8 @@ from flax import nnx
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import LABELS, Features, Prediction
-from mlmoe_jax.models.decoder import QueryDecoder
-from mlmoe_jax.models.initializers import torch_linear
+from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.query_decoder import QueryDecoder
 
 CLASSIFIERS = ("per_label", "grouped")
 # To stand before the trainable rules where queries are fixed: they are counted, and nothing may move them.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Prediction
-from mlmoe_jax.models.initializers import torch_linear
+from mlmoe_jax.models.layers.initializers import torch_linear
 
 # From what `advance` knows of W paths an image and their last labels i32[B,W] to what it knows then, and scores
 # f32[B,W,K+1] of the label that comes next; the last score is that of the end.

@@ -1,0 +1,29 @@
+"""The configuration: every key, loading and overrides, one check of everything, the published recipes."""
+
+from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.config.loading import (
+    CONFIG_FOLDER,
+    apply_overrides,
+    flatten,
+    from_json,
+    load_config,
+    parse_arg,
+    set_key,
+    to_json,
+    validate,
+    warnings,
+)
+
+__all__ = [
+    "CONFIG_FOLDER",
+    "apply_overrides",
+    "default_config",
+    "flatten",
+    "from_json",
+    "load_config",
+    "parse_arg",
+    "set_key",
+    "to_json",
+    "validate",
+    "warnings",
+]

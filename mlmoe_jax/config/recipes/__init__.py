@@ -1,0 +1,1 @@
+"""What the papers' methods set, shared by the files in `configs/`."""

@@ -1,0 +1,106 @@
+"""Settings of the methods that read a map of features: label queries, experts on them, label graphs, sequences.
+
+Each `use_…` sets the architecture of one method; its config file adds the published recipe.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.config import default_config, parse_arg
+from mlmoe_jax.config.recipes.prompt_tuning import use_dataset
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones.vit import ViTShape
+from mlmoe_jax.models.build import backbone_shape
+from mlmoe_jax.models.heads.query import ML_DECODER, Q2L
+from mlmoe_jax.models.heads.routed_experts import SETTINGS
+
+# The parts of a ResNet that Query2Label leaves as they were pretrained.
+Q2L_FROZEN = (r"^backbone/(stem|stages/0)/", False)
+
+
+def feature_map(
+    arg: str,
+    *,
+    dataset: str = "coco2014",
+    backbone: str = "resnet101",
+    resolution: int = 448,
+    tune: str = "auto",
+    **further: Any,
+) -> tuple[ConfigDict, ConfigDict]:
+    """Return a config for a data set and a backbone, and the options read from `arg`.
+
+    Options: dataset, root, resolution, backbone, tune, and those in `further` with their defaults. tune: whether the
+    backbone learns, `auto` = a CNN does, as published, and a ViT is frozen. On `digits` the backbone is vit_digits.
+    Raises UserError for options that are not known.
+    """
+    options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", tune=tune, **further)
+    if options.tune not in ("auto", "yes", "no"):
+        raise UserError(f"tune={options.tune} is not one of auto, yes, no")
+    digits = options.dataset == "digits"
+    config = default_config()
+    use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else resolution))
+    config.model.backbone.name = options.backbone or ("vit_digits" if digits else backbone)
+    tuned = not isinstance(backbone_shape(config), ViTShape) if options.tune == "auto" else options.tune == "yes"
+    config.trainable = ((r"", True),) if tuned else ((r"^backbone/", False), (r"", True))
+    config.loss.kind, config.loss.scale = "bce", 1.0
+    config.ema.decay = 0.0
+    return config, options
+
+
+def small(config: ConfigDict, *, rate: float) -> ConfigDict:
+    """Return the config with a head of the size that `digits` needs, trained as everything is compared there."""
+    head = config.model.head
+    head.decoder.width, head.decoder.heads, head.decoder.hidden = 0, 4, 256
+    head.decoder.project = "auto" if not head.decoder.fixed_queries else "linear_relu"
+    head.routing.expert_hidden = head.routing.gate_hidden = 32
+    head.graph.hidden, head.graph.vector_width = 128, 10
+    head.sequence.hidden, head.sequence.embedding, head.sequence.max_labels = 128, 32, 5
+    config.model.prompts.num_groups = 3
+    config.optim.learning_rate = rate
+    config.train.epochs = 8
+    config.ema.decay = 0.99
+    config.eval.every_epochs = 2
+    return config
+
+
+def use_q2l(config: ConfigDict) -> None:
+    """Set Query2Label (Liu et al., 2021): one encoder layer, two decoder layers without self-attention."""
+    config.model.head.kind = "query"
+    config.model.head.decoder.update({"width": 0, **Q2L})
+    config.loss.kind, config.loss.scale = "asymmetric", 1000.0
+
+
+def use_ml_decoder(config: ConfigDict, *, groups: int = 100) -> None:
+    """Set ML-Decoder (Ridnik et al., WACV 2023): fixed queries, at most `groups`, and one decoder layer."""
+    config.model.head.kind = "query"
+    config.model.head.decoder.update({"queries": groups, **ML_DECODER})
+
+
+def use_routed_experts(config: ConfigDict, preset: str) -> None:
+    """Set DR-MoE (`recommended`, `literal`), its ablation `static`, or the reconstruction of HSQ (`hsq`)."""
+    if preset not in SETTINGS:
+        raise UserError(f"preset={preset} is not one of {', '.join(SETTINGS)}")
+    config.model.head.kind = "routed_experts"
+    config.model.head.routing.update(SETTINGS[preset])
+
+
+def q2l_recipe(config: ConfigDict) -> None:
+    """Set how Query2Label trains on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen."""
+    config.trainable = (Q2L_FROZEN, *config.trainable)
+    config.augment.cutout, config.augment.randaugment = 0.5, "uda"
+    config.optim.learning_rate = 1e-4
+    config.train.epochs, config.train.batch_size, config.train.patience = 80, 64, 8
+    config.ema.decay = 0.9997
+
+
+def gcn_recipe(config: ConfigDict, *, rate: float, epochs: int) -> None:
+    """Set how ML-GCN and ADD-GCN train: SGD, a tenth of the rate for the backbone, norms of gradients up to 10."""
+    config.optim.name, config.optim.b1 = "sgd", 0.9
+    config.optim.learning_rate, config.optim.weight_decay, config.optim.clip_norm = rate, 1e-4, 10.0
+    config.optim.rate_rules = ((r"^backbone/", 0.1),)
+    config.optim.schedule = "multi_step"
+    config.model.backbone.batch_norm = "trainable"
+    config.augment.geometry, config.augment.flip = "multi_scale_crop", True
+    config.train.epochs, config.train.batch_size = epochs, 16
+    config.eval.batch_size = 16

@@ -1,0 +1,157 @@
+"""What a model may know of the labels: their names and how they occurred in training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
+from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors, read_glove
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+
+PUBLISHED_GROUPS = Path(__file__).parents[1] / "files" / "label_groups.json"
+PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007", "nuswide": "nuswide", "vg256": "vg256"}
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """K label names with their training statistics.
+
+    together: sparse i64[K,K], training images with both labels, zero diagonal; may be given dense. positives: i64[K].
+    images: their number.
+    co_group, dc_group: i32[K], the group of each label on the co-occurrence and the discriminative side.
+    vectors: f32[K,d], a vector for each label's name, where the model needs one.
+    """
+
+    names: tuple[str, ...]
+    together: csr_array
+    positives: np.ndarray
+    images: int
+    co_group: np.ndarray
+    dc_group: np.ndarray
+    vectors: np.ndarray | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "together", csr_array(self.together))
+
+    @property
+    def counts(self) -> np.ndarray:
+        """`together` as i64[K,K] with its zeros, for what is defined by all pairs."""
+        return self.together.toarray()
+
+    @property
+    def frequency(self) -> np.ndarray:
+        """The share of training images that have each label, f64[K]."""
+        return self.positives / max(1, self.images)
+
+    def save(self, path) -> None:
+        """Write everything as one npz to a path or an open file."""
+        pairs = self.together.tocoo()
+        np.savez_compressed(
+            path,
+            names=np.asarray(self.names),
+            together=np.stack([pairs.row, pairs.col, pairs.data]),
+            positives=self.positives,
+            images=self.images,
+            co_group=self.co_group,
+            dc_group=self.dc_group,
+            **({} if self.vectors is None else {"vectors": self.vectors}),
+        )
+
+    @classmethod
+    def load(cls, path) -> LabelSpace:
+        """Read what `save` wrote."""
+        with np.load(path, allow_pickle=False) as stored:
+            labels = len(stored["names"])
+            if "counts" in stored:  # runs of earlier versions
+                together = stored["counts"]
+            else:
+                row, column, images = stored["together"]
+                together = csr_array((images, (row, column)), shape=(labels, labels))
+            return cls(
+                tuple(str(name) for name in stored["names"]),
+                together,
+                stored["positives"],
+                int(stored["images"]),
+                stored["co_group"],
+                stored["dc_group"],
+                stored.get("vectors"),
+            )
+
+
+def label_space_of(train: Split, data_name: str, model, seed: int) -> LabelSpace:
+    """Compute the label space from the labels of the training split, i8[N,K] (never from images).
+
+    `model` is `config.model`: `groups`, `num_groups` and τ of its prompts say how labels are grouped, `graph` of its
+    head where word vectors come from. Raises UserError for groups that are not published for this data set or a file
+    that does not fit.
+    """
+    together, positives = cooccurrence(train.labels)
+    co_group, dc_group = _groups(together, positives, data_name, model.prompts, seed)
+    vectors = None
+    if model.head.kind == "ml_gcn":
+        graph = model.head.graph
+        vectors = (
+            read_glove(graph.word_vectors, train.classes)
+            if graph.word_vectors
+            else cooccurrence_vectors(together.toarray(), positives, len(train), width=graph.vector_width)
+        )
+    return LabelSpace(train.classes, together, positives, len(train), co_group, dc_group, vectors)
+
+
+def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
+    """Return a label space of K made-up labels, spread evenly over the groups, for when there is no data at hand."""
+    group = (np.arange(labels) % groups).astype(np.int32)
+    names = tuple(f"label {k}" for k in range(labels))
+    never = csr_array((labels, labels), dtype=np.int64)
+    return LabelSpace(names, never, np.zeros(labels, np.int64), 0, group, group)
+
+
+def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    num_labels, num_groups = len(positives), prompts.num_groups
+    if prompts.kind != "group":
+        return np.zeros(num_labels, np.int32), np.zeros(num_labels, np.int32)
+    if prompts.groups == "computed":
+        counts = together.toarray()
+        return tuple(
+            group_labels(counts, positives, num_groups=num_groups, tau=tau, side=side, seed=seed)
+            for side, tau in (("co", prompts.tau_co), ("dc", prompts.tau_dc))
+        )
+    pair = _published(data_name, num_groups) if prompts.groups == "published" else _from_file(prompts.groups)
+    co_group, dc_group = (np.asarray(pair[side], np.int32) for side in ("co", "dc"))
+    for side, group in (("co", co_group), ("dc", dc_group)):
+        if group.shape != (num_labels,) or group.min() < 0 or group.max() >= num_groups:
+            raise UserError(
+                f"the {side} groups from {prompts.groups} are {group.size} numbers from {min(group, default=0)} to "
+                f"{max(group, default=0)}, but the data has {num_labels} labels and model.prompts.num_groups is "
+                f"{num_groups}"
+            )
+    return co_group, dc_group
+
+
+def _published(data_name: str, num_groups: int) -> dict[str, list[int]]:
+    table = json.loads(PUBLISHED_GROUPS.read_text()).get(PUBLISHED_FOR.get(data_name, ""), {})
+    if str(num_groups) not in table:
+        has = f"published for {', '.join(table)} groups" if table else "not published at all"
+        raise UserError(
+            f"label groups of {data_name} are {has}, not for {num_groups}; set model.prompts.groups=computed to derive "
+            "them from the training labels"
+        )
+    return table[str(num_groups)]
+
+
+def _from_file(path: str) -> dict[str, list[int]]:
+    try:
+        pair = json.loads(Path(path).read_text())
+        return {side: [int(group) for group in pair[side]] for side in ("co", "dc")}
+    except OSError as error:
+        raise UserError(
+            f"model.prompts.groups is '{path}', which is neither computed, published nor a file that exists"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f'{path} should hold {{"co": [a group number a label], "dc": [...]}}') from error

@@ -1,0 +1,1 @@
+"""Scoring a split, thresholds, comparing runs."""

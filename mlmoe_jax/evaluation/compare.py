@@ -1,0 +1,283 @@
+"""What changed between two runs, on the images that both have scores of.
+
+Shape letters: N images, K labels, R resamples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw, percentile_interval
+from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
+from mlmoe_jax.runs.folder import CONFIG, RunFolder
+from mlmoe_jax.runtime.progress import Progress
+
+RESAMPLES, SEED = 1000, 0
+LISTED = 100  # images of a split that changed most
+_MOVES = 3  # labels of such an image
+
+
+@dataclass(frozen=True)
+class Change:
+    """A number of both runs as fractions, and the 95 % interval of its difference b − a over resampled images."""
+
+    a: float
+    b: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """b − a."""
+        return self.b - self.a
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Move:
+    """The probabilities of one label of one image, and whether the label is right."""
+
+    label: str
+    positive: bool
+    a: float
+    b: float
+
+    @property
+    def gain(self) -> float:
+        """By how much the second run is nearer to the truth, −1…1."""
+        return self.b - self.a if self.positive else self.a - self.b
+
+
+@dataclass(frozen=True)
+class ChangedImage:
+    """An image that the runs see differently.
+
+    change: mean |b − a| of the probabilities of its known labels. a, b: the mean probability that a run gives to the
+    right answer, present or absent, of a known label. labels: the right ones. moves: the labels that changed most.
+    """
+
+    id: str
+    change: float
+    a: float
+    b: float
+    labels: tuple[str, ...]
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs on one split.
+
+    images: in both, with scores. only_a, only_b: in one run alone. unread: in both, but not readable for one.
+    metrics: by name. ap: the average precision of each label. positives: images of each label.
+    changed: the images that changed most, the largest change first.
+    """
+
+    a: str
+    b: str
+    split: str
+    images: int
+    only_a: int
+    only_b: int
+    unread: int
+    metrics: dict[str, Change]
+    ap: dict[str, Change]
+    positives: dict[str, int]
+    changed: tuple[ChangedImage, ...]
+    resamples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run of a comparison, from its folder."""
+
+    folder: RunFolder
+    labels: tuple[str, ...]
+    splits: dict[str, SplitScores]
+    difficult: str
+    threshold: float
+    reported: tuple[str, ...]
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Compared:
+        """Read a run folder; UserError where it has no scores."""
+        folder.require(CONFIG)
+        config = configuration.from_json(folder.read_text(CONFIG))
+        splits, labels = read_scores(folder), read_labels(folder)
+        return cls(folder, labels, splits, config.data.difficult, config.eval.threshold, config.data.test_splits)
+
+
+# ---------------------------------------------------------------------------------------------------- the comparison
+def compare_runs(
+    a: RunFolder, b: RunFolder, *, split: str = "", resamples: int = RESAMPLES, seed: int = SEED
+) -> Comparison:
+    """Compare two runs on one split, by default the first reported one of `a` that both have scores of.
+
+    The threshold of predictions, and what a difficult label counts as, are those of run `a` for both. Raises UserError
+    where a run has no scores, the labels or what is right differ, or no image is in both.
+    """
+    first, second = Compared.of(a), Compared.of(b)
+    return compare_split(first, second, split or shared_splits(first, second)[0], resamples=resamples, seed=seed)
+
+
+def shared_splits(first: Compared, second: Compared) -> list[str]:
+    """Return the splits that both runs have scores of, those that the first reports before the others."""
+    shared = [name for name in dict.fromkeys((*first.reported, *first.splits)) if name in first.splits]
+    shared = [name for name in shared if name in second.splits]
+    if not shared:
+        raise UserError(
+            f"{first.folder} has scores of {', '.join(first.splits)} and {second.folder} of "
+            f"{', '.join(second.splits)}; run --mode=eval for both on the same --config.data.test_splits"
+        )
+    return shared
+
+
+def compare_split(
+    first: Compared, second: Compared, split: str, *, resamples: int = RESAMPLES, seed: int = SEED
+) -> Comparison:
+    """Compare two runs on a split, see `compare_runs`."""
+    in_first, in_second = (require_split(run.folder, run.splits, split) for run in (first, second))
+    in_second = in_second.with_labels(_columns(first, second))
+    rows_first, rows_second = _shared_images(first, second, in_first, in_second)
+    only_first, only_second = len(in_first) - len(rows_first), len(in_second) - len(rows_second)
+    in_first, in_second = in_first.take(rows_first), in_second.take(rows_second)
+    _require_same_truth(first, second, in_first, in_second)
+    read = in_first.read & in_second.read
+    if not read.any():
+        raise UserError(f"none of the {len(read):,} images of {split} in both runs has scores in both")
+    one, other = in_first.take(read), in_second.take(read)
+    label, mask = one.targets(first.difficult)
+    metrics, ap = _changes(one, other, label, mask, first.threshold, resamples=resamples, seed=seed)
+    return Comparison(
+        a=str(first.folder),
+        b=str(second.folder),
+        split=split,
+        images=len(one),
+        only_a=only_first,
+        only_b=only_second,
+        unread=int((~read).sum()),
+        metrics=metrics,
+        ap=dict(zip(first.labels, ap, strict=True)),
+        positives=dict(zip(first.labels, (label * mask).sum(axis=0).astype(int).tolist(), strict=True)),
+        changed=changed_images(one, other, label, mask, first.labels),
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def _columns(first: Compared, second: Compared) -> np.ndarray:
+    """Return where the second run has the labels of the first, i64[K]; UserError unless they are the same names."""
+    for run, other in ((first, second), (second, first)):
+        if lacking := [name for name in run.labels if name not in set(other.labels)]:
+            raise UserError(
+                f"the runs have different labels: {run.folder} has {len(run.labels)}, among them {lacking[0]}, which "
+                f"{other.folder} lacks; compare runs on the same labels"
+            )
+    at = {name: column for column, name in enumerate(second.labels)}
+    return np.array([at[name] for name in first.labels])
+
+
+def _shared_images(
+    first: Compared, second: Compared, in_first: SplitScores, in_second: SplitScores
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the images that both have, i64[n] each, in the order of the first run."""
+    for run, scores in ((first, in_first), (second, in_second)):
+        names, times = np.unique(scores.ids, return_counts=True)
+        if (times > 1).any():
+            raise UserError(
+                f"{scores.name} of {run.folder} has the image {names[times > 1][0]} {times.max()} times, so that "
+                "images cannot be matched by name; leave it in once"
+            )
+    _, rows, others = np.intersect1d(in_first.ids, in_second.ids, assume_unique=True, return_indices=True)
+    if not rows.size:
+        raise UserError(
+            f"no image of {in_first.name} is in both runs: the first is {in_first.ids[0]} in {first.folder} and "
+            f"{in_second.ids[0]} in {second.folder}; evaluate both on the same data"
+        )
+    order = np.argsort(rows)
+    return rows[order], others[order]
+
+
+def _require_same_truth(first: Compared, second: Compared, one: SplitScores, other: SplitScores) -> None:
+    differs = np.argwhere(one.codes != other.codes)
+    if len(differs):
+        row, column = differs[0]
+        images = f"{len(np.unique(differs[:, 0])):,} of {len(one):,} images of {one.name}"
+        raise UserError(
+            f"{images} are labelled otherwise in {second.folder} than in {first.folder}, the first is {one.ids[row]} "
+            f"at label {first.labels[column]}; evaluate both on the same data"
+        )
+
+
+def _changes(
+    one: SplitScores,
+    other: SplitScores,
+    label: np.ndarray,
+    mask: np.ndarray,
+    threshold: float,
+    *,
+    resamples: int,
+    seed: int,
+) -> tuple[dict[str, Change], list[Change]]:
+    """Return the change of every metric, and of the AP of every label, with bootstrap intervals."""
+    measures = [WeightedMetrics(split.scores, label, mask, threshold) for split in (one, other)]
+    (was, ap_was), (now, ap_now) = (measure(np.ones((len(one), 1), np.float32)) for measure in measures)
+    drawn: dict[str, list[np.ndarray]] = {name: [] for name in was}
+    drawn_ap = []
+    progress = Progress(f"compare {one.name}", math.ceil(resamples / CHUNK), CHUNK * len(one))
+    for weights in draw(len(one), resamples, seed):
+        (values, ap), (other_values, other_ap) = (measure(weights) for measure in measures)
+        for name in was:
+            drawn[name].append(other_values[name] - values[name])
+        drawn_ap.append(other_ap - ap)
+        progress.advance()
+    progress.close()
+
+    def change(a: np.ndarray, b: np.ndarray, differences: list[np.ndarray]) -> list[Change]:
+        low, high = (np.atleast_1d(end) for end in percentile_interval(np.concatenate(differences)))
+        rows = zip(np.ravel(a).tolist(), np.ravel(b).tolist(), low.tolist(), high.tolist(), strict=True)
+        return [Change(*row) for row in rows]
+
+    metrics = {name: change(was[name], now[name], drawn[name])[0] for name in was}
+    return metrics, change(ap_was, ap_now, drawn_ap)
+
+
+def changed_images(
+    one: SplitScores,
+    other: SplitScores,
+    label: np.ndarray,
+    mask: np.ndarray,
+    labels: Sequence[str],
+    *,
+    listed: int = LISTED,
+) -> tuple[ChangedImage, ...]:
+    """Return the images whose probabilities changed most on average over their known labels.
+
+    one, other: the same N images, all with scores. label, mask: [N,K]. Images that did not change are left out;
+    of equal changes the earlier image comes first.
+    """
+    known, right = np.asarray(mask) != 0, np.asarray(label) == 1
+    distance = np.where(known, np.abs(other.scores - one.scores), 0.0)
+    change = distance.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    found = []
+    for row in [row for row in np.argsort(-change, kind="stable")[:listed] if change[row] > 0]:
+        columns = np.flatnonzero(known[row])
+        answers = (np.where(right[row], t.scores[row], 1 - t.scores[row])[columns].mean() for t in (one, other))
+        most = columns[np.argsort(-distance[row, columns], kind="stable")[:_MOVES]]
+        most = most[distance[row, most] > 0]
+        scores = ([float(table.scores[row, k]) for table in (one, other)] for k in most)
+        moves = (Move(labels[k], bool(right[row, k]), *pair) for k, pair in zip(most, scores, strict=True))
+        truth = tuple(labels[k] for k in np.flatnonzero(right[row] & known[row]))
+        found.append(ChangedImage(str(one.ids[row]), float(change[row]), *map(float, answers), truth, tuple(moves)))
+    return tuple(found)

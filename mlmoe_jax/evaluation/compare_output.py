@@ -1,0 +1,147 @@
+"""`--mode=compare`: the comparison of two runs as tables, as JSON and as a file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from etils import epath
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.compare import RESAMPLES, Change, Compared, Comparison, Move, compare_split, shared_splits
+from mlmoe_jax.inference.outputs import Target, opened
+from mlmoe_jax.runs.folder import RunFolder, to_json
+from mlmoe_jax.runtime.progress import say
+
+_SHOWN = 10  # rows of a printed table
+
+
+def compare_folders(
+    a: RunFolder,
+    b: RunFolder,
+    *,
+    split: str | None = None,
+    output: str | None = None,
+    as_json: bool = False,
+    resamples: int = RESAMPLES,
+) -> int:
+    """Compare two runs on one split, or on all that both have, and print tables, or JSON.
+
+    output: a .csv or .json file to write as well. Returns the exit code. Raises UserError as `compare_runs`, for the
+    same folder twice and for an output that cannot be written.
+    """
+    if a.path == b.path:
+        raise UserError(f"both --workdir are {a}; give the folders of two runs")
+    target = _target(output)
+    first, second = Compared.of(a), Compared.of(b)
+    splits = [split] if split else shared_splits(first, second)
+    found = [compare_split(first, second, name, resamples=resamples) for name in splits]
+    if first.difficult != second.difficult:
+        say(f"difficult labels count as {first.difficult} for both runs, as data.difficult of {a} says")
+    report = {one.split: as_dict(one) for one in found}
+    if target is not None:
+        with opened(target) as file:
+            if target.kind == "json":
+                file.write(to_json(report, indent=2) + "\n")
+            else:
+                _write_table(file, found)
+        say(f"written to {target}")
+    print(to_json(report, indent=2) if as_json else "\n\n".join(map(format_comparison, found)))
+    return 0
+
+
+def _target(output: str | None) -> Target | None:
+    if output is None:
+        return None
+    path = epath.Path(output)
+    if path.suffix not in (".csv", ".json"):
+        raise UserError(f"--output={output} should end in .csv or .json")
+    if "://" not in output and not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} into")
+    return Target(path, path.suffix[1:])
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON has it: fractions with all digits."""
+
+    def change(item: Change) -> dict[str, float]:
+        return {**vars(item), "difference": item.difference}
+
+    return vars(comparison) | {
+        "metrics": {name: change(item) for name, item in comparison.metrics.items()},
+        "ap": {name: change(item) for name, item in comparison.ap.items()},
+        "changed": [vars(image) | {"moves": [vars(move) for move in image.moves]} for image in comparison.changed],
+    }
+
+
+def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
+    """Write all as one CSV: fractions with all digits, empty where undefined; an image's a and b are ChangedImage's."""
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(["split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves"])
+    for one in comparisons:
+        for kind, changes in (("metric", one.metrics), ("AP", one.ap)):
+            for name, item in changes.items():
+                numbers = map(_cell, (item.a, item.b, item.difference, item.low, item.high))
+                table.writerow([one.split, kind, name, one.positives[name] if kind == "AP" else "", *numbers, ""])
+        for image in one.changed:
+            numbers = map(_cell, (image.a, image.b, image.b - image.a))
+            moves = "; ".join(map(_as_text, image.moves))
+            table.writerow([one.split, "image", image.id, len(image.labels), *numbers, "", "", moves])
+
+
+def _cell(value: float) -> float | str:
+    return "" if math.isnan(value) else value
+
+
+def format_comparison(comparison: Comparison) -> str:
+    """Return a comparison as tables in percent."""
+    one = comparison
+    beside = [
+        f"{count:,} {what}"
+        for count, what in ((one.only_a, "only in a"), (one.only_b, "only in b"), (one.unread, "without scores"))
+        if count
+    ]
+    labels = sorted(one.ap, key=lambda name: -_size(one.ap[name].difference))[:_SHOWN]
+    shown = f", the {len(labels)} of {len(one.ap)} labels that changed most" if len(one.ap) > _SHOWN else ""
+    lines = [
+        f"{one.split}: {one.images:,} images in both runs" + (f" ({', '.join(beside)})" if beside else ""),
+        f"a = {one.a}",
+        f"b = {one.b}",
+        f"[95 % interval of b − a over {one.resamples:,} resamples of the images], * where it leaves out 0",
+        *_table("metric, %", one.metrics),
+        "",
+        *_table(f"AP, %{shown}", {name: one.ap[name] for name in labels}),
+        "",
+        "images that changed most: mean change of a probability, (right labels), label a → b, + nearer to the truth",
+    ]
+    for image in one.changed[:_SHOWN]:
+        name = image.id.encode(errors="surrogateescape").decode(errors="replace")
+        moves = "; ".join(map(_as_text, image.moves))
+        lines.append(f"{100 * image.change:6.2f}  {name} ({', '.join(image.labels)})  {moves}")
+    return "\n".join(lines)
+
+
+def _table(title: str, changes: dict[str, Change]) -> list[str]:
+    width = max(map(len, changes))
+    lines = [title, f"{'':<{width}}  {'a':>6}  {'b':>6}  {'b − a':>6}"]
+    for name, item in changes.items():
+        numbers = _percent(item.a), _percent(item.b), _percent(item.difference, "+")
+        low, high = _percent(item.low, "+"), _percent(item.high, "+")
+        row = "  ".join([f"{name:<{width}}", *(f"{number:>6}" for number in numbers)])
+        lines.append(f"{row}  [{low}, {high}]{' *' if item.clear else ''}")
+    return lines
+
+
+def _percent(fraction: float, sign: str = "-") -> str:
+    return "–" if math.isnan(fraction) else f"{100 * fraction:{sign}.2f}"
+
+
+def _as_text(move: Move) -> str:
+    sign = "+" if move.gain > 0 else "−"
+    return f"{sign} {move.label} {100 * move.a:.0f} → {100 * move.b:.0f} %"
+
+
+def _size(difference: float) -> float:
+    return -1.0 if math.isnan(difference) else abs(difference)

@@ -1,0 +1,248 @@
+"""One pass over a split, and the numbers that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.batch import targets
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.pipeline import SkippedImages, build_loader
+from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation import thresholds
+from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
+from mlmoe_jax.evaluation.metrics import published as metric_presets
+from mlmoe_jax.evaluation.thresholds import Thresholds, read_thresholds
+from mlmoe_jax.inference.explain import explain_run
+from mlmoe_jax.models.params import Params
+from mlmoe_jax.runs.folder import COOCCURRENCE, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
+from mlmoe_jax.runs.restore import Run, open_run
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.memory import shortage_explained
+from mlmoe_jax.runtime.progress import Progress, say
+from mlmoe_jax.runtime.sharding import on_device
+from mlmoe_jax.training.step import make_eval_step
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A split with its probabilities f64[N,K], computed from float32 logits in float64 so that order is kept."""
+
+    split: Split
+    scores: np.ndarray
+
+    @property
+    def read(self) -> np.ndarray:
+        """Which images could be read and therefore have scores, bool[N]."""
+        return ~np.isnan(self.scores).any(axis=1)
+
+    @property
+    def skipped(self) -> SkippedImages:
+        """Those that could not."""
+        return SkippedImages(self.split, np.flatnonzero(~self.read).tolist())
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """σ of f32[...] in float64, without overflow."""
+    logits = np.asarray(logits, np.float64)
+    return np.exp(-np.logaddexp(0, -logits))
+
+
+def score_split(
+    eval_step: Callable, values: Params, frozen: Params, split: Split, data, batch_size: int, mesh: Mesh
+) -> Scored:
+    """Score every image of a split exactly once, on any number of processes; one that cannot be read scores NaN.
+
+    batch_size: on each device. A device computes every image in the same way however many there are, so the scores are
+    the same to the last bit.
+    """
+    batch_size *= mesh.size
+    loader = build_loader(data, split, batch_size=batch_size, process=distributed.process())
+    progress = Progress(f"evaluate {split.name}", -(-len(split) // batch_size), batch_size)
+    outputs = []
+    with shortage_explained("lower eval.batch_size"):
+        for batch in on_device(progress.waiting(loader), mesh):
+            outputs.append(eval_step(values, frozen, batch))
+            if len(outputs) > 1:
+                outputs[-2] = jax.device_get(outputs[-2])  # one step behind, so that the device is never idle
+            progress.advance()
+        progress.close()
+        outputs = jax.device_get(outputs)
+    logits, row, mask = (np.concatenate([o[name] for o in outputs]) for name in ("logits", "id", "mask"))
+    scores = np.full((len(split), logits.shape[1]), np.nan)
+    if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):
+        raise UserError(
+            f"the model gives no finite score for {diverged:,} images of {split.name}: it has diverged; lower "
+            "config.optim.learning_rate, or set model.dtype=float32"
+        )
+    scores[row[mask > 0]] = probabilities(logits[mask > 0])
+    return Scored(split, scores)
+
+
+def measure(scored: Scored, label_space: LabelSpace, config: ConfigDict, fitted: Thresholds | None = None) -> Metrics:
+    """Return every metric over the images of a split that have scores; names say the definition, values are fractions.
+
+    What a paper's evaluator prints (`config.metrics.preset`) is there under its name as well. fitted: thresholds of
+    another split, at which this one is reported too. Raises UserError where no image has a score.
+    """
+    read, settings = scored.read, config.metrics
+    if not read.any():
+        raise UserError(f"none of the {len(read):,} images of {scored.split.name} can be read")
+    scores, codes = scored.scores[read], scored.split.labels[read]
+    label, mask = targets(codes, config.data.difficult)
+    cuts = thresholds.reported(scores, label_space.frequency, threshold=config.eval.threshold, mask=mask)
+    if fitted is not None:
+        cuts |= fitted.cuts_for(scored.split.name, label_space.names)
+    measured = multilabel.evaluate_scores(
+        scores,
+        label,
+        mask,
+        cuts,
+        k=settings.top_k,
+        minimum=settings.top_k_minimum,
+        bins=settings.calibration_bins,
+    )
+    if settings.preset != "none":
+        published = metric_presets.preset(settings.preset, scores, codes, frequency=label_space.frequency)
+        measured |= {f"{settings.preset}/{name}": value for name, value in published.items()}
+    return measured
+
+
+def measure_pairs(
+    scored: Mapping[str, Scored], label_space: LabelSpace, config: ConfigDict
+) -> dict[str, list[cooccurrence.PairBias]]:
+    """Return the co-occurrence overfitting of each split on the pairs of labels that training showed together."""
+    settings, found = config.metrics, {}
+    pairs = cooccurrence.training_pairs(
+        label_space.together,
+        label_space.positives,
+        label_space.images,
+        level=settings.pair_level,
+        support=settings.pair_support,
+    )
+    for name, item in scored.items() if pairs else ():
+        label, mask = targets(item.split.labels[item.read], config.data.difficult)
+        found[name] = cooccurrence.pair_biases(
+            item.scores[item.read], label, pairs, config.eval.threshold, mask=mask, fewest=settings.pair_images
+        )
+    return found
+
+
+def report(
+    folder: RunFolder,
+    scored: Mapping[str, Scored],
+    label_space: LabelSpace,
+    config: ConfigDict,
+    *,
+    prefix: str = "",
+    fitted: Thresholds | None = None,
+) -> dict[str, Metrics]:
+    """Measure all splits and return the metrics of each; process 0 writes everything under `prefix` in the run folder.
+
+    Written are results.json, scores.npz, per_class.csv, and cooccurrence.csv where training has pairs of labels to
+    measure; the means over these pairs are among the metrics, and the fall of mAP from `test` to `test_shift`.
+    """
+    results = {name: measure(item, label_space, config, fitted) for name, item in scored.items()}
+    pairs = measure_pairs(scored, label_space, config)
+    for name, means in _mean_pairs(pairs, config.data.test_splits).items():
+        figures = {figure: value for figure, value in means.items() if not figure.startswith("pairs")}
+        results[name] |= {f"cooccurrence/{figure}": value for figure, value in figures.items() if not np.isnan(value)}
+    if {"test", "test_shift"} <= results.keys():
+        results["test_shift"]["mAP_fall_from_test"] = results["test"]["mAP"] - results["test_shift"]["mAP"]
+    if distributed.is_first():
+        write_results(folder, results, scored, difficult=config.data.difficult, prefix=prefix)
+        if any(pairs.values()):
+            _write_pairs(folder, pairs, label_space.names, prefix)
+    return results
+
+
+def write_results(
+    folder: RunFolder, results: Mapping[str, dict], scored: Mapping[str, Scored], *, difficult: str, prefix: str = ""
+) -> None:
+    """Write results.json, scores.npz and per_class.csv for all splits, under `prefix` in the run folder."""
+    folder.write_json(f"{prefix}{RESULTS}", dict(results))
+    joined = {
+        "ids": np.concatenate([np.asarray(s.split.ids, dtype=str) for s in scored.values()]),
+        "scores": np.concatenate([s.scores for s in scored.values()]),
+        "labels": np.concatenate([s.split.labels for s in scored.values()]),
+        "split": np.concatenate([np.full(len(s.split), name) for name, s in scored.items()]),
+    }
+    folder.write_npz(f"{prefix}{SCORES}", **joined)
+    figures, rows = ("positives", "AP", "AP_envelope", "AP_11point", "AUC"), []
+    for name, item in scored.items():
+        label, mask = targets(item.split.labels[item.read], difficult)
+        of_class = multilabel.per_class(item.scores[item.read], label, mask=mask)
+        rows += [[name, cls, *(of_class[figure][k] for figure in figures)] for k, cls in enumerate(item.split.classes)]
+    folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", *figures], rows)
+
+
+def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairBias]], reported: Sequence[str]) -> dict[str, dict]:
+    """Average the pairs of each split; the reported splits over the same pairs, whatever else was evaluated."""
+    together = {name: rows for name, rows in pairs.items() if name in reported}
+    groups = [together, *({name: rows} for name, rows in pairs.items() if name not in reported)]
+    return {name: means for group in groups if group for name, means in cooccurrence.summarize(group).items()}
+
+
+def _write_pairs(
+    folder: RunFolder, pairs: Mapping[str, Sequence[cooccurrence.PairBias]], names: Sequence[str], prefix: str
+) -> None:
+    """Write cooccurrence.csv, a row a split and pair."""
+    rows = [{"split": split} | asdict(pair) for split, of_split in pairs.items() for pair in of_split]
+    for row in rows:
+        row |= {"a": names[row["a"]], "b": names[row["b"]]}
+    folder.write_csv(f"{prefix}{COOCCURRENCE}", list(rows[0]), [list(row.values()) for row in rows])
+
+
+def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix: str = "") -> None:
+    """Write skipped_images.csv under `prefix` in the run folder, if any image was skipped, and say so."""
+    if rows := [row for of_split in skipped for row in of_split.table()]:
+        folder.write_csv(f"{prefix}{SKIPPED}", ["split", "image", "why"], rows)
+        say(f"{len(rows):,} images could not be read and were skipped; {folder / f'{prefix}{SKIPPED}'} lists them")
+    else:
+        (folder / f"{prefix}{SKIPPED}").unlink(missing_ok=True)  # that of an earlier evaluation
+
+
+def evaluate_run(folder: RunFolder, overrides: list[tuple[str, str]]) -> dict[str, dict[str, float]]:
+    """Restore a run, evaluate its test splits and write the results under `eval/` in its folder.
+
+    With `config.report.samples` it explains some images of the first one too. Raises UserError for a folder that cannot
+    be restored, or data whose classes are not the run's.
+    """
+    run = open_run(folder, overrides)
+    if not run.config.data.test_splits:
+        raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
+    eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.labels)
+    scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
+    fitted = read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
+    results = report(folder, scored, run.label_space, run.config, prefix="eval/", fitted=fitted)
+    if distributed.is_first():
+        list_skipped(folder, (item.skipped for item in scored.values()), prefix="eval/")
+    if samples := run.config.report.samples:
+        explain_run(folder, run, count=samples, side=run.config.report.sample_side)
+    return results
+
+
+def score_with(run: Run, eval_step: Callable, name: str) -> Scored:
+    """Score one split of the run's data set with the run's selected values."""
+    split = open_split(run.config.data, name, classes=run.label_space.names, seed=run.config.seed)
+    return score_split(eval_step, run.values, run.frozen, split, run.config.data, run.config.eval.batch_size, run.mesh)
+
+
+def format_results(results: Mapping[str, Metrics]) -> str:
+    """Return the metrics of each split as a table in percent; empty where a split has no such metric."""
+    names = list(dict.fromkeys(name for values in results.values() for name in values))
+    width = max(len(name) for name in names)
+    lines = [f"{'metric, %':<{width}}" + "".join(f"  {split:>10}" for split in results)]
+    for name in names:
+        cells = (f"{100 * values[name]:.2f}" if name in values else "" for values in results.values())
+        lines.append(f"{name:<{width}}" + "".join(f"  {cell:>10}" for cell in cells))
+    return "\n".join(line.rstrip() for line in lines)

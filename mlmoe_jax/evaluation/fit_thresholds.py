@@ -1,0 +1,135 @@
+"""`--mode=thresholds`: fit a run's thresholds to the scores of a validation split; no images, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
+from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
+from mlmoe_jax.evaluation.thresholds import Thresholds, fit, write_thresholds
+from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, to_json
+from mlmoe_jax.runtime.progress import say
+
+_SHOWN = 10  # names in a sentence
+
+
+def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_json: bool = False) -> int:
+    """Fit the thresholds of a run as its `config.thresholds` says, write thresholds.json and print what changed.
+
+    overrides: keys under thresholds that differ from the run's own. Returns the exit code. Raises UserError for a split
+    that results are reported on or that has no scores, and where no threshold reaches the goal.
+    """
+    folder.require(CONFIG)
+    config = configuration.from_json(folder.read_text(CONFIG))
+    for key, _ in overrides:
+        if not key.startswith("thresholds."):
+            raise UserError(f"--config.{key} cannot be set for --mode=thresholds; the keys under thresholds can")
+    configuration.apply_overrides(config, list(overrides))
+    configuration.validate(config)
+    settings, data = config.thresholds, config.data
+    split = _split_to_fit(settings.split or data.val_split, data.test_splits)
+    names = read_labels(folder)
+    table = require_split(folder, read_scores(folder), split)
+    if split == data.train_split:
+        say(f"warning: {split} is what the model was trained on, where its scores are better than on other images")
+    thresholds = fit_split(
+        table,
+        names,
+        per=settings.per,
+        goal=settings.goal,
+        precision=settings.precision,
+        difficult=data.difficult,
+        fixed=config.eval.threshold,
+    )
+    with folder.writing():
+        write_thresholds(folder, thresholds)
+    report = {**thresholds.source, "thresholds": thresholds.values}
+    print(to_json(report, indent=2) if as_json else format_fitted(thresholds))
+    say(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
+    return 0
+
+
+def _split_to_fit(split: str, reported: Sequence[str]) -> str:
+    if not split:
+        raise UserError(
+            "the run has no validation split to fit thresholds on; name one with --config.thresholds.split, or train "
+            "with data.val_fraction"
+        )
+    if split in reported:
+        raise UserError(
+            f"thresholds are not fitted on {split}, one of data.test_splits, since its reported numbers would be too "
+            "good; name another with --config.thresholds.split"
+        )
+    return split
+
+
+def fit_split(
+    table: SplitScores,
+    names: Sequence[str],
+    *,
+    per: str,
+    goal: str,
+    precision: float,
+    difficult: str,
+    fixed: float,
+) -> Thresholds:
+    """Fit thresholds to the images of a split that have scores, see `thresholds.fit`.
+
+    Labels without a positive keep the `fixed` threshold. The source says what was fitted, and the figures of
+    `metrics.precision_recall_f1` at the fixed and the fitted thresholds. Raises UserError where nothing can be fitted.
+    """
+    table = table.take(table.read)
+    label, mask = table.targets(difficult)
+    cuts = fit(table.scores, label, mask=mask, per=per, goal=goal, precision=precision)
+    if np.isnan(cuts).all():
+        raise UserError(f"no label has a positive image among the {len(table):,} of {table.name} that have scores")
+    if not np.isfinite(cuts).any():
+        raise UserError(
+            f"a precision of {precision:g} is not reached on {table.name} by any label at any threshold; ask for less "
+            "with --config.thresholds.precision"
+        )
+    used = np.where(np.isnan(cuts), fixed, cuts)
+    before, after = (precision_recall_f1(table.scores >= at, label, mask=mask) for at in (fixed, used))
+    source = {
+        "split": table.name,
+        "images": len(table),
+        "per": per,
+        "goal": goal,
+        **({"precision": precision} if goal == "precision" else {}),
+        "fixed": fixed,
+        "without_positives": [name for name, cut in zip(names, cuts, strict=True) if np.isnan(cut)],
+        "never": [name for name, cut in zip(names, cuts, strict=True) if np.isposinf(cut)],
+        "before": before,
+        "after": after,
+    }
+    return Thresholds(dict(zip(names, used.tolist(), strict=True)), source)
+
+
+def format_fitted(thresholds: Thresholds) -> str:
+    """Return the figures before and after in percent, and which labels could not be fitted."""
+    source, count = thresholds.source, len(thresholds.values)
+    lines = [f"{source['split'] + ', %':<10}  {source['fixed']:>8g}  {'fitted':>8}"]
+    for name, before in source["before"].items():
+        lines.append(f"{name:<10}  {100 * before:>8.2f}  {100 * source['after'][name]:>8.2f}")
+    finite = [value for value in thresholds.values.values() if np.isfinite(value)]
+    goal = "best F1" if source["goal"] == "f1" else f"precision of {100 * source['precision']:g} %"
+    one = "one for all labels" if source["per"] == "global" else "one for each label"
+    lines.append(
+        f"{goal}, {one}, on {source['images']:,} images: {min(finite):.3f} to {max(finite):.3f}, in the middle "
+        f"{np.median(finite):.3f}"
+    )
+    for key, what in (
+        ("without_positives", f"without a positive image, keeping {source['fixed']:g}"),
+        ("never", "never that precise, so never predicted"),
+    ):
+        if source[key]:
+            lines.append(f"{len(source[key])} of {count} labels {what}: {_some(source[key])}")
+    return "\n".join(lines)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,99 @@
+"""Do scores mean what they say? Reliability bins, expected calibration error and Brier score of multi-label scores.
+
+Every valid entry (image, class) is one binary forecast: its score is the probability that the class is there (Naeini et
+al. 2015; a class at a time, the classwise calibration of Kull et al. 2019). Guo et al. (2017) bin the score of the
+*predicted* class of a softmax instead, which has no counterpart where several labels hold.
+
+Shape letters: B images, K classes, M bins.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mlmoe_jax.evaluation.metrics.ranking import checked, row_blocks
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Sums over the valid entries of a split, a row a class, from which every figure of this module follows.
+
+    Bin m holds the scores with floor(M · score) = m, the last one 1 as well: M bins of equal width.
+    count, positive i64[K,M], entries and positives in each bin; score f64[K,M], the sum of their scores;
+    squared_error f64[K], the sum of (score − label)².
+    """
+
+    count: Ints
+    positive: Ints
+    score: Floats
+    squared_error: Floats
+
+    @property
+    def edges(self) -> Floats:
+        """The bounds of the bins, f64[M+1]."""
+        return np.linspace(0, 1, self.count.shape[1] + 1)
+
+    @property
+    def mean_score(self) -> Floats:
+        """f64[K,M], nan for an empty bin."""
+        return _ratio(self.score, self.count)
+
+    @property
+    def fraction_positive(self) -> Floats:
+        """f64[K,M], nan for an empty bin."""
+        return _ratio(self.positive, self.count)
+
+    @property
+    def expected_calibration_error(self) -> Floats:
+        """Mean of |fraction positive − mean score| over bins, weighted by their counts; f64[K], nan without entries."""
+        return _ratio(np.abs(self.positive - self.score).sum(axis=1), self.count.sum(axis=1))
+
+    @property
+    def brier(self) -> Floats:
+        """Mean of (score − label)² of every class (Brier 1950), f64[K] in [0, 1], nan without entries."""
+        return _ratio(self.squared_error, self.count.sum(axis=1))
+
+    def pooled(self) -> "Reliability":
+        """The same over all classes together: K = 1. Every entry weighs the same, and classes may offset each other."""
+        fields = (self.count, self.positive, self.score, self.squared_error)
+        return Reliability(*(x.sum(axis=0, keepdims=True) for x in fields))
+
+
+def reliability(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, bins: int = 15) -> Reliability:
+    """Sort the entries of a split into bins by their score, in one pass.
+
+    Args:
+      scores: f[B,K], probabilities.
+      labels: [B,K], positive where 1.
+      mask: [B,K] or None; entries where it is 0 do not count, whatever they hold.
+      bins: M. More bins see finer errors and, with few entries in each, more that is mere chance.
+
+    Raises:
+      ValueError: wrong shapes, no bin, or a valid score that is NaN or outside [0, 1].
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, not {bins}")
+    scores, positive, valid = checked(scores, labels, mask)
+    classes = scores.shape[1]
+    count, hits = (np.zeros(classes * bins, np.int64) for _ in range(2))
+    total, squared = np.zeros(classes * bins), np.zeros(classes)
+    for rows in row_blocks(*scores.shape):
+        keep = valid[rows]
+        score, label = scores[rows][keep].astype(np.float64), positive[rows][keep]
+        if score.size and not (score.min() >= 0 and score.max() <= 1):
+            raise ValueError("calibration is defined for probabilities, and a score lies outside [0, 1]")
+        of_class = np.broadcast_to(np.arange(classes), keep.shape)[keep]
+        bin_ = of_class * bins + np.minimum((score * bins).astype(np.int64), bins - 1)
+        count += np.bincount(bin_, minlength=count.size)
+        hits += np.bincount(bin_[label], minlength=count.size)
+        total += np.bincount(bin_, score, minlength=count.size)
+        squared += np.bincount(of_class, np.square(score - label), minlength=classes)
+    return Reliability(*(x.reshape(classes, bins) for x in (count, hits, total)), squared)
+
+
+def _ratio(numerator: NDArray, denominator: NDArray) -> Floats:
+    return np.divide(numerator, denominator, out=np.full(denominator.shape, np.nan), where=denominator > 0)

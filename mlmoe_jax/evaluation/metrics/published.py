@@ -1,0 +1,141 @@
+"""The row of a published table, as that paper's own evaluator prints it.
+
+`metrics.evaluate_scores` reports one set of definitions for every method. A published number has those of its authors,
+and they differ in more than the model, so a comparison with a table goes through here.
+
+| | mlvpt | q2l | mlgcn | asl | drmoe |
+|---|---|---|---|---|---|
+| AP | envelope | envelope | plain | plain | plain |
+| predicted where | score ≥ prior-matched cut | ≥ 0.5 | ≥ 0.5 (logit ≥ 0) | > 0.8 | ≥ 0.5 |
+| class without positives | mAP is nan, left out of CR | mAP, CR, CF1 are nan | the same | counts 0 | left out |
+| class without predictions | left out of CP | P at least 1, also in OP | the same | counts 0 | left out |
+| top 3 | exactly 3 | of 3, those ≥ 0.5 | of 3, those ≥ 0.5 | none | none |
+| difficult labels | negative | negative | left out of AP, else negative | negative | negative |
+
+CF1 is the harmonic mean of CP and CR, CF1_mean the mean of the classes' F1, wherever they appear. An unknown label
+never counts: none of these papers has any.
+
+mlvpt: `sl_mAP_cf1_of1` of its repository (4fd40e4), which prints the tables' figures. A class is predicted for the
+  floor(r · N) images that score highest, r its share of the training images; where that is 0 an index wraps around and
+  *every* image is predicted. The cuts look at the evaluated scores (transductive). The top 3 are printed, not tabled.
+q2l: mAP is `voc_mAP` of its repository (55eb050), which is that of SSGRL. The code of the other columns is not public;
+  they follow ML-GCN here, whose table they continue. Their top 3 must have had a minimum: the OF1 of 78.3 printed for
+  ResNet-101 at 576 pixels is above 76.7, the most that exactly three labels an image can reach on COCO's val2014.
+mlgcn: `AveragePrecisionMeter` of its repository (5517d6f), also ADD-GCN's. Without positives it divides by zero and
+  stops; the figures that this would concern are nan here.
+asl: `mAP` and `validate_multi` of its repository (8c9e0bd), also ML-Decoder's. The code prints CF1_mean under the name
+  F_C; the CF1 of its published table equals the harmonic mean. Its AP divides by positives + 1e-8, which is left out.
+drmoe: no code; its text words CF1 as CF1_mean, while every row that its table quotes from elsewhere is the harmonic
+  mean. The table prints CF1 under OF1 and OF1 under CF1 in the rows it quotes; here each has its own name. Threshold,
+  AP and difficult labels are not stated: the most common choices.
+
+Which images a split holds (those without any label are dropped by some) is the data set's affair. Equal scores enter a
+ranking together, where the authors' sorts leave their order open. An F1 of nothing right is 0, where some code gives
+nan.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mlmoe_jax.data.batch import targets
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.metrics.multilabel import (
+    average_precision,
+    mean_average_precision,
+    precision_recall_f1,
+    top_k,
+)
+from mlmoe_jax.evaluation.thresholds import prior_matched
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+_TABLE = ("CP", "CR", "CF1", "OP", "OR", "OF1")
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """What one paper's evaluator does; `preset` says what the fields mean."""
+
+    predict: Callable[[Floats, Bools, ArrayLike | None], Bools]  # scores, known and frequency -> what is predicted
+    shown: tuple[str, ...] = _TABLE
+    interpolation: str = "none"
+    ap_without_positives: float | None = np.nan  # None: the class is left out of the mean
+    empty: str = "skip"  # of `precision_recall_f1`
+    difficult_in_ap: str = "negative"  # of `data.batch.targets`; everywhere else difficult labels are negative
+    top3: tuple[str, float | None] | None = None  # the name of these figures, and the score that a class also needs
+
+
+def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLike | None) -> dict[str, float]:
+    """Return the figures that a paper's evaluator prints of a split, as fractions; the module says how each works.
+
+    Args:
+      name: mlvpt, q2l, mlgcn, asl or drmoe.
+      scores: f[N,K], probabilities.
+      codes: i8[N,K]: 1, 0, −1 unknown, 2 difficult.
+      frequency: f[K], the share of training images that have each label; only mlvpt needs it, None elsewhere will do.
+
+    Returns:
+      mAP; CP CR CF1 OP OR OF1 at the paper's threshold (drmoe: CF1 CF1_mean OF1; asl: CF1_mean as well); the first six
+      again @top3 (exactly three an image) or @top3_min0.5 where the paper has them.
+
+    Raises:
+      UserError: another name.
+      ValueError: wrong shapes, a NaN score, or no frequency for mlvpt.
+    """
+    if name not in PRESETS:
+        raise UserError(f"there is no metric preset '{name}'; choose one of {', '.join(PRESETS)}")
+    evaluator = PRESETS[name]
+    scores, codes = np.asarray(scores, np.float64), np.asarray(codes)
+    label, known = (x > 0 for x in targets(codes, "negative"))
+    report = {"mAP": _mean_ap(evaluator, scores, codes)}
+    without_positives = not (label & known).any(axis=0).all()
+    groups = {"": evaluator.predict(scores, known, frequency)}
+    if evaluator.top3:
+        suffix, minimum = evaluator.top3
+        groups[suffix] = top_k(scores, 3, minimum=minimum, mask=known)
+    for suffix, predicted in groups.items():
+        figures = precision_recall_f1(predicted, label, mask=known, empty=evaluator.empty)
+        if evaluator.empty == "one" and without_positives:
+            figures |= {"CR": np.nan, "CF1": np.nan}
+        report |= {figure + suffix: figures[figure] for figure in evaluator.shown}
+    return report
+
+
+def _mean_ap(evaluator: Evaluator, scores: Floats, codes: NDArray) -> float:
+    label, known = targets(codes, evaluator.difficult_in_ap)
+    ap = average_precision(scores, label, mask=known, interpolation=evaluator.interpolation)
+    if evaluator.ap_without_positives is None:
+        return mean_average_precision(ap)
+    return float(np.where(np.isnan(ap), evaluator.ap_without_positives, ap).mean())
+
+
+def _at_least_half(scores: Floats, known: Bools, frequency: ArrayLike | None) -> Bools:
+    return scores >= 0.5
+
+
+def _above_four_fifths(scores: Floats, known: Bools, frequency: ArrayLike | None) -> Bools:
+    return scores > 0.8
+
+
+def _as_often_as_in_training(scores: Floats, known: Bools, frequency: ArrayLike | None) -> Bools:
+    return scores >= prior_matched(scores, frequency, mask=known, when_zero="all")
+
+
+_MINIMUM = ("@top3_min0.5", 0.5)
+
+PRESETS: Mapping[str, Evaluator] = MappingProxyType(
+    {
+        "mlvpt": Evaluator(_as_often_as_in_training, interpolation="envelope", top3=("@top3", None)),
+        "q2l": Evaluator(_at_least_half, interpolation="envelope", empty="one", top3=_MINIMUM),
+        "mlgcn": Evaluator(_at_least_half, empty="one", difficult_in_ap="ignore", top3=_MINIMUM),
+        "asl": Evaluator(
+            _above_four_fifths, (*_TABLE[:3], "CF1_mean", *_TABLE[3:]), ap_without_positives=0.0, empty="zero"
+        ),
+        "drmoe": Evaluator(_at_least_half, ("CF1", "CF1_mean", "OF1"), ap_without_positives=None),
+    }
+)

@@ -1,0 +1,126 @@
+"""What an evaluation left in a run folder: every score, and the metrics of every split.
+
+A training writes its files into the folder itself, `--mode=eval` below `eval/`. Where both have a split, the training's
+counts. Shape letters: N images, K labels.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mlmoe_jax.data.batch import targets
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
+
+PREFIXES = ("", "eval/")  # of the training, of --mode=eval; the first that has a split counts
+_CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """One split: ids str[N], probabilities f64[N,K], nan where an image could not be read, and label codes i8[N,K]."""
+
+    name: str
+    ids: np.ndarray
+    scores: np.ndarray
+    codes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def read(self) -> np.ndarray:
+        """Which images could be read and therefore have scores, bool[N]."""
+        return ~np.isnan(self.scores).any(axis=1)
+
+    def take(self, rows: np.ndarray) -> SplitScores:
+        """Return the images `rows`, bool[N] or i64[n], in that order."""
+        return replace(self, ids=self.ids[rows], scores=self.scores[rows], codes=self.codes[rows])
+
+    def with_labels(self, columns: np.ndarray) -> SplitScores:
+        """Return the labels i64[k] `columns`, in that order."""
+        return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns])
+
+    def targets(self, difficult: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return (label, mask), both f32[N,K]; `difficult` as in `data.batch.targets`."""
+        return targets(self.codes, difficult)
+
+
+def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
+    """Return every split that has scores, by name: those of the training, and of --mode=eval the others.
+
+    Raises UserError where there are none, or a file is damaged.
+    """
+    files = _present(folder, SCORES)
+    found: dict[str, SplitScores] = {}
+    for name in files:
+        for split, scores in _read_file(folder, name).items():
+            found.setdefault(split, scores)
+    return found
+
+
+def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
+    """Return one of the splits that `read_scores` found; UserError where it is not among them."""
+    if name not in splits:
+        raise UserError(
+            f"{folder} has scores of {', '.join(splits)}, not of {name}; run --mode=eval --workdir={folder} "
+            f"--config.data.test_splits={name}"
+        )
+    return splits[name]
+
+
+def read_results(folder: RunFolder) -> dict[str, dict[str, float]]:
+    """Return split -> metric -> fraction, nan where a metric is undefined; which file counts is as in `read_scores`.
+
+    Raises UserError where there are none, or a file is damaged.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name in _present(folder, RESULTS):
+        stored = folder.read_json(name)
+        if not (isinstance(stored, dict) and all(map(_is_table, stored.values()))):
+            raise UserError(f"{folder / name} is damaged: it should hold a number for each metric of each split")
+        for split, metrics in stored.items():
+            found.setdefault(split, {key: math.nan if value is None else value for key, value in metrics.items()})
+    return found
+
+
+def read_labels(folder: RunFolder) -> tuple[str, ...]:
+    """Return the names of a run's labels in their order; UserError where the folder has none."""
+    folder.require(LABELS)
+    return tuple(folder.read_text(LABELS).removesuffix("\n").split("\n"))
+
+
+def _present(folder: RunFolder, name: str) -> list[str]:
+    folder.require()
+    if files := [f"{prefix}{name}" for prefix in PREFIXES if (folder / f"{prefix}{name}").exists()]:
+        return files
+    raise UserError(f"{folder} has no {name}; run --mode=eval --workdir={folder}, or let its training finish")
+
+
+def _is_table(metrics: object) -> bool:
+    return isinstance(metrics, dict) and all(
+        value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in metrics.values()
+    )
+
+
+def _read_file(folder: RunFolder, name: str) -> dict[str, SplitScores]:
+    try:
+        with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
+            ids, scores, codes, of = (stored[key] for key in ("ids", "scores", "labels", "split"))
+    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"{folder / name} is damaged: it should hold ids, scores, labels and split") from error
+    labels = len(read_labels(folder))
+    if not (scores.shape == codes.shape == (len(ids), labels) and ids.shape == of.shape == (len(ids),)):
+        raise UserError(
+            f"{folder / name} is damaged: {len(ids)} ids, scores of shape {scores.shape} and codes of shape "
+            f"{codes.shape} do not fit the {labels} labels of {LABELS}"
+        )
+    if not (np.issubdtype(scores.dtype, np.floating) and np.isin(codes, _CODES).all()):
+        raise UserError(f"{folder / name} is damaged: scores should be numbers and label codes one of -1, 0, 1, 2")
+    whole = SplitScores("", ids, scores.astype(np.float64, copy=False), codes)
+    return {split: replace(whole.take(of == split), name=split) for split in dict.fromkeys(of.tolist())}

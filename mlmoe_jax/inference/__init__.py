@@ -1,0 +1,1 @@
+"""The forward step and the Predictor, what goes in and comes out, explanations."""

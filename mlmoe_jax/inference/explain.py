@@ -1,0 +1,326 @@
+"""What a model does with single images: where it looks, and which experts it uses; and how its gates are on a split.
+
+A run folder keeps explained samples of one split, for the report:
+
+    samples/index.json     {"split", "grid": [rows, columns] of the patches, "prompt_groups": [side, group, expert] of
+                           every prompt, or null, "entries": {gate: names of its E entries}, "samples": [{"id", "file",
+                           "codes": the K label codes of data.split, "scores": K probabilities}, …]}
+    samples/NNNN.jpg       the view that the model was shown
+    samples/explained.npz  `gates/NAME` f16[S,K,E] (static gates f16[1,K,E]) and `attention/NAME` f16[S,Q,N]
+
+Shape letters: S sample images, K labels, E entries of a gate, Q tokens that look (class token, prompts, or labels),
+N patches; see `models.contracts.Prediction`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from ml_collections import ConfigDict
+from PIL import Image
+
+from mlmoe_jax.config.defaults import SIDES
+from mlmoe_jax.data.pipeline import build_loader
+from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models import partition
+from mlmoe_jax.models.losses import gate_entropy
+from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder, to_json
+from mlmoe_jax.runs.restore import Run
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, on_device, unpadded
+from mlmoe_jax.training.step import Batch, Preprocess, prepare
+
+MOST_SAMPLES, MOST_SIDE = 64, 224  # images, and pixels of a thumbnail's side
+MOST_NUMBERS = 20_000_000  # of one array of explained.npz; a larger one is left out
+BATCH = 8  # images a device: attention maps of many labels are large
+QUALITY = 85  # of the thumbnails
+
+
+def make_explain_step(
+    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, labels: LabelAxes | None = None, *, attention: bool = True
+) -> Callable[[Params, Params, Batch], dict[str, Any]]:
+    """Return the step (values, frozen, batch) -> `prediction` (see Prediction), and the batch's `image`, `id`, `mask`.
+
+    labels: how values and frozen were placed. attention: with attention maps and their grid, and not gates alone.
+    Every process receives the whole global batch's results.
+    """
+
+    def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
+        with partition.over(mesh):
+            model = definition.merge(unpadded({**values, **frozen}, labels))
+            prediction = model(prepare(batch, preprocess), explain=attention)
+        return {"prediction": prediction, **{name: batch[name] for name in ("image", "id", "mask")}}
+
+    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
+
+
+# ---------------------------------------------------------------------------------------------- what the numbers mean
+def gate_entries(config: ConfigDict) -> dict[str, list[str]]:
+    """Return the names of every gate's E entries, gate -> names, in their order; {} of a model without gates."""
+    head = config.model.head
+    if head.kind == "group_experts":  # of a label's own group, on each side
+        experts = [f"expert {e + 1}" for e in range(config.model.prompts.per_group)]
+        return {side: experts for side in SIDES[config.model.prompts.sides]}
+    if head.kind == "routed_experts":
+        counts = {"shared": head.routing.shared_experts, "task": head.routing.task_experts}
+        return {"experts": [f"{kind} {e + 1}" for kind, count in counts.items() for e in range(count)]}
+    return {}
+
+
+def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
+    """Return (side, group, expert) of every prompt in the order of `prompt_groups`; None where prompts have no groups.
+
+    Groups have the numbers of LabelSpace, which start at 0; experts count from 1, as in `gate_entries`.
+    """
+    prompts = config.model.prompts
+    if prompts.kind != "group":
+        return None
+    return [
+        (side, group, expert + 1)
+        for side in SIDES[prompts.sides]
+        for expert in range(prompts.per_group)
+        for group in range(prompts.num_groups)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- samples
+def choose_samples(codes: np.ndarray, count: int, scores: np.ndarray | None = None) -> np.ndarray:
+    """Choose at most `count` of N images, always the same ones: rows i64[S] in rising order.
+
+    With scores, up to a quarter are the most confident mistakes, of every label its worst before any label's second. To
+    these come, one after another, the image that shows most of the labels that none has shown so far; when no image
+    shows another, all labels are to be seen once more. Images without labels come last. Of equals the first is taken.
+
+    codes: i8[N,K], see data.split. scores: probabilities f[N,K]; an image whose scores are NaN could not be read and is
+    not chosen.
+    """
+    positive = codes == POSITIVE
+    left = np.ones(len(codes), bool) if scores is None else ~np.isnan(scores).any(axis=1)
+    chosen = [] if scores is None else _mistakes(codes, scores)[: count // 4].tolist()
+    left[chosen] = False
+    shows = positive.sum(axis=1)
+    unseen = ~positive[chosen].any(axis=0)
+    gain = positive[:, unseen].sum(axis=1)
+    while len(chosen) < count and left.any():
+        row = int(np.argmax(np.where(left, gain, -1)))
+        if not gain[row]:
+            unseen, gain = np.ones_like(unseen), shows.copy()
+            row = int(np.argmax(np.where(left, gain, -1)))
+        new = unseen & positive[row]
+        unseen &= ~new
+        gain -= positive[:, new].sum(axis=1)
+        chosen.append(row)
+        left[row] = False
+    return np.sort(np.array(chosen, np.int64))
+
+
+def _mistakes(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the rows with a known label whose score is on the wrong side of a half, in the order to take them."""
+    worst, label = np.zeros(len(codes)), np.zeros(len(codes), np.int64)
+    for rows in np.array_split(np.arange(len(codes)), max(1, len(codes) // 10_000)):  # to need little memory
+        known = (codes[rows] == NEGATIVE) | (codes[rows] == POSITIVE)
+        error = np.nan_to_num(np.where(known, np.abs(scores[rows] - codes[rows]), 0.0))
+        worst[rows], label[rows] = error.max(axis=1), error.argmax(axis=1)
+    rows = np.flatnonzero(worst > 0.5)
+    rows = rows[np.argsort(-worst[rows], kind="stable")]
+    turns, before = [], Counter()
+    for of in label[rows].tolist():
+        turns.append(before[of])
+        before[of] += 1
+    return rows[np.argsort(turns, kind="stable")]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Images of a split with what a model made of them.
+
+    rows: i64[S], of those that could be read. images: u8[S,H,W,3] as the model was shown them. scores: f32[S,K].
+    arrays: those of explained.npz. grid: (rows, columns) of the patches. left_out: names of arrays that are too large.
+    """
+
+    rows: np.ndarray
+    images: np.ndarray
+    scores: np.ndarray
+    arrays: dict[str, np.ndarray]
+    grid: tuple[int, int]
+    left_out: tuple[str, ...]
+
+
+def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) -> Explained:
+    """Explain every image of a split that can be read; arrays of more than `most_numbers` entries are left out.
+
+    Raises UserError where no image can be read.
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for output in _predictions(run, split, batch_size=BATCH * run.mesh.size, attention=True):
+        prediction, real = output["prediction"], jax.device_get(output["mask"]) > 0
+        arrays = {f"gates/{name}": weights for name, weights in prediction.gates.items()}
+        arrays |= {f"attention/{name}": weights for name, weights in prediction.attention.items()}
+        large = {
+            name
+            for name, values in arrays.items()
+            if values.size // len(values) * (1 if len(values) == 1 else len(split)) > most_numbers
+        }
+        kept = {name: values.astype(np.float16) for name, values in arrays.items() if name not in large}
+        kept |= {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
+        for name, values in jax.device_get(kept).items():
+            if len(values) == len(real):
+                found.setdefault(name, []).append(values[real])
+            else:  # static gates are the same for every image
+                found[name] = [values]
+    joined = {name: np.concatenate(parts) for name, parts in found.items()}
+    rows, images, scores = (joined.pop(name) for name in ("rows", "images", "scores"))
+    if not len(rows):
+        raise UserError(f"none of {len(split):,} images of {split.name} can be read, so none can be explained")
+    return Explained(rows.astype(np.int64), images, scores, joined, prediction.grid, tuple(sorted(large)))
+
+
+def write_samples(
+    folder: RunFolder, run: Run, split: Split, *, count: int, side: int = MOST_SIDE, scores: np.ndarray | None = None
+) -> None:
+    """Explain at most `count` images of a split and write them below samples/, in place of those that were there.
+
+    On many processes every one calls it, and the first one writes. side: most pixels of a thumbnail's side. scores: of
+    all images, see `choose_samples`. Raises UserError for more than MOST_SAMPLES images or MOST_SIDE pixels, and where
+    no image can be read.
+    """
+    for key, value, most in (("samples", count, MOST_SAMPLES), ("sample_side", side, MOST_SIDE)):
+        if not 1 <= value <= most:
+            raise UserError(f"report.{key} is {value} and should be from 1 to {most} where samples are written")
+    chosen = split.take(choose_samples(split.labels, count, scores), split.name)
+    explained = explain_images(run, chosen)
+    if not distributed.is_first():
+        return
+    for name in explained.left_out:
+        say(
+            f"{name} of {len(chosen)} samples has more than {MOST_NUMBERS:,} numbers and is left out of {SAMPLE_ARRAYS}"
+        )
+    _remove(folder)
+    listed = []
+    for number, (row, image, of_labels) in enumerate(
+        zip(explained.rows, explained.images, explained.scores, strict=True)
+    ):
+        file = f"{SAMPLES}/{number:04}.jpg"
+        folder.write_bytes(file, thumbnail(image, side))
+        codes, of_labels = chosen.labels[row].tolist(), [round(score, 5) for score in of_labels.tolist()]
+        listed.append({"id": str(chosen.ids[row]), "file": file, "codes": codes, "scores": of_labels})
+    folder.write_npz(SAMPLE_ARRAYS, **explained.arrays)
+    index = {
+        "split": split.name,
+        "grid": explained.grid,
+        "prompt_groups": prompt_places(run.config),
+        "entries": gate_entries(run.config),
+        "samples": listed,
+    }
+    folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: without it there are no samples
+
+
+def sample_split(data: ConfigDict) -> str:
+    """Return the split that samples are taken from: the first test split, or else that for validation.
+
+    data: `config.data`. Raises UserError where it names neither.
+    """
+    name = next(iter((*data.test_splits, data.val_split)))
+    if not name:
+        raise UserError("data.test_splits and data.val_split are empty; name the split to take sample images from")
+    return name
+
+
+def explain_run(folder: RunFolder, run: Run, *, count: int, side: int = MOST_SIDE) -> None:
+    """Write samples of a run from its data set; UserError where that is not there, and as `write_samples` does."""
+    config = run.config
+    split = open_split(config.data, sample_split(config.data), classes=run.label_space.names, seed=config.seed)
+    write_samples(folder, run, split, count=count, side=side)
+
+
+def thumbnail(image: np.ndarray, side: int) -> bytes:
+    """Return u8[h,w,3] as a JPEG file, made smaller where a side has more than `side` pixels."""
+    picture, buffer = Image.fromarray(image), io.BytesIO()
+    picture.thumbnail((side, side))
+    picture.save(buffer, "JPEG", quality=QUALITY)
+    return buffer.getvalue()
+
+
+def _remove(folder: RunFolder) -> None:
+    """Remove the samples of a folder, the index first."""
+    (folder / SAMPLE_INDEX).unlink(missing_ok=True)
+    (folder / SAMPLE_ARRAYS).unlink(missing_ok=True)
+    for path in (folder / SAMPLES).glob("*.jpg") if (folder / SAMPLES).exists() else ():
+        path.unlink()
+
+
+# ------------------------------------------------------------------------------------------------------------- a split
+@dataclass(frozen=True)
+class GateStatistics:
+    """How one kind of gate behaves over the images of a split.
+
+    entropy: f64[K], the mean entropy of a label's weights in nats, from 0 to log E. largest: f64[K], its mean largest
+    weight, from 1/E to 1. mean, deviation: f64[K,E], of a weight over the images; the deviation is 0 where the gate
+    does not look at the image.
+    """
+
+    entropy: np.ndarray
+    largest: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+
+
+def gate_statistics(run: Run, split: Split) -> dict[str, GateStatistics]:
+    """Return the statistics of each kind of gate over the images of a split that can be read; {} without gates.
+
+    Raises UserError where no image can be read.
+    """
+
+    def gates() -> Iterator[dict[str, np.ndarray]]:
+        for output in _predictions(run, split, batch_size=run.config.eval.batch_size * run.mesh.size, attention=False):
+            weights, mask = jax.device_get((output["prediction"].gates, output["mask"]))
+            if (mask > 0).any():
+                yield {name: w[mask > 0] if len(w) == len(mask) else w for name, w in weights.items()}
+
+    statistics = summarize_gates(gates())
+    if statistics is None:
+        raise UserError(f"none of {len(split):,} images of {split.name} can be read")
+    return statistics
+
+
+def summarize_gates(batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, GateStatistics] | None:
+    """Return the statistics of each kind of gate over batches {gate: f32[n,K,E]}, any n; None without batches."""
+    first, sums, images, batch = {}, defaultdict(float), Counter(), None
+    for batch in batches:
+        for name, weights in batch.items():
+            weights = np.asarray(weights, np.float64)
+            # Sums of differences to the first image lose no digits where a weight hardly changes.
+            change = weights - first.setdefault(name, weights[0])
+            images[name] += len(weights)
+            sums[name, "entropy"] += np.asarray(gate_entropy(weights), np.float64).sum(axis=0)
+            sums[name, "largest"] += weights.max(axis=-1).sum(axis=0)
+            sums[name, "change"] += change.sum(axis=0)
+            sums[name, "square"] += (change**2).sum(axis=0)
+    if batch is None:
+        return None
+    found = {}
+    for name, count in images.items():
+        entropy, largest, change, square = (
+            sums[name, what] / count for what in ("entropy", "largest", "change", "square")
+        )
+        deviation = np.sqrt(np.maximum(square - change**2, 0.0))
+        found[name] = GateStatistics(entropy, largest, first[name] + change, deviation)
+    return found
+
+
+def _predictions(run: Run, split: Split, *, batch_size: int, attention: bool) -> Iterator[dict[str, Any]]:
+    """Return what the step of `make_explain_step` gives for every batch of a split, images in their order."""
+    step = make_explain_step(run.definition, run.preprocess, run.mesh, run.labels, attention=attention)
+    loader = build_loader(run.config.data, split, batch_size=batch_size, process=distributed.process())
+    return (step(run.values, run.frozen, batch) for batch in on_device(loader, run.mesh))

@@ -1,0 +1,176 @@
+"""What comes out of a prediction, and the files and streams that it is written to, one row a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+from etils import epath
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import RunFolder
+
+STANDARD_OUTPUT = "-"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answer for one picture: `scores` is label -> probability, for all labels.
+
+    labels: those at or above their threshold, in the order of the model; with `top_k`, the best, the best first.
+    gates: where asked for, the routing weights f32[K,E] of every label, by the name of the gate.
+    Where the picture could not be read, `error` says why and the rest is empty.
+    """
+
+    image: str
+    labels: tuple[str, ...] = ()
+    scores: dict[str, float] | None = None
+    error: str = ""
+    gates: dict[str, np.ndarray] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where predictions go: a file, or standard output where `path` is None; `kind` is csv or jsonl."""
+
+    path: epath.Path | None
+    kind: str
+
+    def __str__(self) -> str:
+        return "standard output" if self.path is None else str(self.path)
+
+
+def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = False, gates: bool = False) -> Target:
+    """Return what `--output` means: a .csv or .jsonl file, or - for standard output, as CSV or `as_json` as JSONL.
+
+    Without it, predictions.csv in the run folder, or with gates predictions.jsonl: a label's weights are a list, which
+    a cell of a CSV cannot hold, and a line a picture needs no memory, which an .npz for all of them would.
+    Raises UserError for anything else, or a file that cannot be written there.
+    """
+    if output == STANDARD_OUTPUT:
+        target = Target(None, "jsonl" if as_json else "csv")
+    else:
+        path = epath.Path(output or folder / f"predictions.{'jsonl' if gates else 'csv'}")
+        if path.suffix not in (".csv", ".jsonl"):
+            raise UserError(f"--output={path} should end in .csv or .jsonl, or be - for standard output")
+        if path.is_dir():
+            raise UserError(f"--output={path} is a folder; name a file")
+        if output and "://" not in str(path) and not path.parent.is_dir():
+            raise UserError(f"there is no folder {path.parent} to write {path.name} into")
+        target = Target(path, path.suffix[1:])
+    if gates and target.kind == "csv":
+        raise UserError("--gates needs JSON lines; give --output=FILE.jsonl, or --output=- with --json")
+    return target
+
+
+# ----------------------------------------------------------------------------------------------------- files, streams
+@contextlib.contextmanager
+def opened(target: Target) -> Iterator[TextIO]:
+    """Open a target for writing.
+
+    A file gets its name only when the block ends well; until then another one grows beside it, or in the folder for
+    temporary files if the target is an address such as gs://. Standard output is written line by line; where its reader
+    goes away, the block just ends. Paths that are no UTF-8 keep their bytes. Raises UserError where writing fails.
+    """
+    with _standard_output() if target.path is None else _replaced(target.path) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _replaced(path: epath.Path) -> Iterator[TextIO]:
+    local = "://" not in str(path)
+    with contextlib.ExitStack() as stack:
+        if local:
+            partial = Path(f"{path}.{os.getpid()}.tmp")
+        else:
+            partial = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
+        try:
+            with open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if local:
+                os.replace(partial, path)
+            else:
+                with open(partial, "rb") as source, path.open("wb") as destination:
+                    shutil.copyfileobj(source, destination)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _standard_output() -> Iterator[TextIO]:
+    sys.stdout.flush()
+    file = io.TextIOWrapper(
+        sys.stdout.buffer, encoding="utf-8", errors="surrogateescape", newline="", line_buffering=True
+    )
+    try:
+        yield file
+    except BrokenPipeError:  # `… | head`; what is still in the buffers goes nowhere, also at the end of the program
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    finally:
+        file.detach()
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
+    """Return a function that writes a result as a row of `kind` csv or jsonl; the heading of a CSV is written here.
+
+    Columns of a CSV: image, labels (joined by ;), error and the score of every label; with top_k, which says how many
+    labels a result has: image, error, and label_1, score_1, label_2, …, the best first.
+    Keys in JSONL: image, and either error, or labels and scores (with top_k those of its labels only, the best first),
+    and gates {name: {label: weights}} where a result has them.
+    """
+    return _jsonl_writer(file, names, top_k) if kind == "jsonl" else _csv_writer(file, names, top_k)
+
+
+def _csv_writer(file: TextIO, names: Sequence[str], top_k: int | None) -> Callable[[Result], None]:
+    table = csv.writer(file, lineterminator="\n")
+    ranks = range(1, (top_k or 0) + 1)
+    ranked = [column for rank in ranks for column in (f"label_{rank}", f"score_{rank}")]
+    table.writerow(["image", "error", *ranked] if top_k else ["image", "labels", "error", *names])
+
+    def write(result: Result) -> None:
+        score = {name: f"{value:.6f}" for name, value in (result.scores or {}).items()}
+        if not top_k:
+            table.writerow([result.image, ";".join(result.labels), result.error, *(score.get(n, "") for n in names)])
+            return
+        cells = [cell for name in result.labels for cell in (name, score[name])]
+        table.writerow([result.image, result.error, *(cells or [""] * len(ranked))])
+
+    return write
+
+
+def _jsonl_writer(file: TextIO, names: Sequence[str], top_k: int | None) -> Callable[[Result], None]:
+    def write(result: Result) -> None:
+        row = {"image": result.image}
+        if result.error:
+            row["error"] = result.error
+        else:
+            row["labels"] = result.labels
+            row["scores"] = {name: result.scores[name] for name in result.labels} if top_k else result.scores
+            if result.gates is not None:
+                row["gates"] = {gate: _by_label(names, weights) for gate, weights in result.gates.items()}
+        file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    return write
+
+
+def _by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
+    """Name the rows of f32[K,E]; six digits are more than routing weights mean, and a third of the length."""
+    return dict(zip(names, np.round(weights.astype(np.float64), 6).tolist(), strict=True))

@@ -1,0 +1,1 @@
+"""The layers that backbones and heads are made of."""

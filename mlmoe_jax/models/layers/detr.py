@@ -1,0 +1,231 @@
+"""The attention and the layers of a transformer encoder and decoder, with dropout, post- or pre-norm.
+
+They are those of DETR (Carion et al., ECCV 2020), numerically those of torch.nn.MultiheadAttention and the layers that
+Q2L and ML-Decoder build around it. Shape letters: B batch, Q tokens that ask, T tokens that answer, N patches, D width.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx import Initializer
+
+from mlmoe_jax.models.experts import ACTIVATIONS
+from mlmoe_jax.models.layers.attention import FusedProjection, attention_weights
+from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.layers.transformer import layer_norm
+
+EPSILON = 1e-5
+INITS = ("xavier", "torch")
+
+
+class QueryAttention(nnx.Module):
+    """softmax(QKᵀ/√d)·V with h heads of width d = D/h (Vaswani et al., 2017, eq. 1), each input from its own tokens.
+
+    The biased projections of queries, keys and values are the columns of one matrix, in that order. In training,
+    `dropout` falls on the attention weights, as in torch.nn.MultiheadAttention.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        dropout: float = 0.0,
+        init: str = "xavier",
+        dtype: jnp.dtype | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.heads = heads
+        xavier = nnx.initializers.xavier_uniform()
+        self.qkv = FusedProjection(width, 3 * width, kernel_init=xavier, dtype=dtype, rngs=rngs)
+        self.proj = nnx.Linear(width, width, kernel_init=_matrix(init, width), dtype=dtype, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, deterministic=True)
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        mask: np.ndarray | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """Let tokens f32[b,Q,D] ask tokens f32[b,T,D] for f32[b,T,D]; each leading size b is B or 1.
+
+        mask: bool[Q,T], True where a query may see a token; None = everywhere. Returns f32[B,Q,D], or f32[1,Q,D] where
+        all inputs have one.
+        """
+        query, key, value = (self._project(tokens, part) for part, tokens in enumerate((query, key, value)))
+        weights = self.dropout(attention_weights(query, key, mask), rngs=rngs)
+        mixed = jnp.einsum("bhqt,bthd->bqhd", weights.astype(value.dtype), value)
+        return self.proj(mixed.reshape(*mixed.shape[:2], -1))
+
+    def weights(self, query: jax.Array, key: jax.Array, *, mask: np.ndarray | None = None) -> jax.Array:
+        """Return how much each of f32[b,Q,D] looks at each of f32[b,T,D], f32[B,h,Q,T], without dropout."""
+        return attention_weights(self._project(query, 0), self._project(key, 1), mask)
+
+    def _project(self, tokens: jax.Array, part: int) -> jax.Array:
+        """f32[b,T,D] -> f32[b,T,h,d], by the `part`-th of the projections of queries, keys and values."""
+        width = self.qkv.in_features
+        columns = slice(part * width, (part + 1) * width)
+        dtype = self.qkv.dtype or jnp.float32
+        kernel, bias = self.qkv.kernel[:, columns].astype(dtype), self.qkv.bias[columns].astype(dtype)
+        projected = jnp.dot(tokens.astype(dtype), kernel) + bias
+        return projected.reshape(*tokens.shape[:2], self.heads, width // self.heads)
+
+
+class FeedForward(nnx.Module):
+    """Linear, ReLU or exact GELU, dropout, linear."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        init: str = "xavier",
+        dtype: jnp.dtype | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.activation = activation
+
+        def linear(into: int, out: int) -> nnx.Linear:
+            kernel, bias = _matrix(init, into), torch_linear(into)
+            return nnx.Linear(into, out, kernel_init=kernel, bias_init=bias, dtype=dtype, rngs=rngs)
+
+        self.fc1, self.fc2 = linear(width, hidden), linear(hidden, width)
+        self.dropout = nnx.Dropout(dropout, deterministic=True)
+
+    def __call__(self, tokens: jax.Array, *, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """f32[B,T,D] -> f32[B,T,D]."""
+        return self.fc2(self.dropout(ACTIVATIONS[self.activation](self.fc1(tokens)), rngs=rngs))
+
+
+def _matrix(init: str, fan_in: int) -> Initializer:
+    return nnx.initializers.xavier_uniform() if init == "xavier" else torch_linear(fan_in)
+
+
+class EncoderLayer(nnx.Module):
+    """Self-attention of patches and a feed-forward layer, each with dropout, a residual sum and a norm."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        pre_norm: bool,
+        activation: str,
+        dropout: float,
+        init: str,
+        dtype: jnp.dtype | None,
+        rngs: nnx.Rngs,
+    ):
+        self.pre_norm = pre_norm
+        shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
+        self.attn = QueryAttention(width, heads, **shared)
+        self.mlp = FeedForward(width, hidden, activation=activation, **shared)
+        self.norm1, self.norm2 = (layer_norm(width, EPSILON, rngs) for _ in range(2))
+        self.dropout = nnx.Dropout(dropout, deterministic=True)
+
+    def __call__(
+        self, tokens: jax.Array, positions: jax.Array | None = None, *, rngs: nnx.Rngs | None = None
+    ) -> jax.Array:
+        """f32[B,N,D] -> f32[B,N,D]; positions f32[1,N,D] are added to what asks and answers, not to what is told."""
+
+        def attend(x: jax.Array) -> jax.Array:
+            placed = x if positions is None else x + positions
+            return self.attn(placed, placed, x, rngs=rngs)
+
+        tokens = _residual(self, self.norm1, attend, tokens, rngs)
+        return _residual(self, self.norm2, lambda x: self.mlp(x, rngs=rngs), tokens, rngs)
+
+
+class DecoderLayer(nnx.Module):
+    """Self-attention of queries, attention of queries to the memory, and a feed-forward layer.
+
+    self_attention: `on`; `off` leaves it out with its norm; `identity` puts the tokens in the place of its result.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        self_attention: str,
+        pre_norm: bool,
+        activation: str,
+        dropout: float,
+        init: str,
+        dtype: jnp.dtype | None,
+        rngs: nnx.Rngs,
+    ):
+        self.pre_norm = pre_norm
+        shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
+        self.self_attn = QueryAttention(width, heads, **shared) if self_attention == "on" else None
+        self.norm1 = None if self_attention == "off" else layer_norm(width, EPSILON, rngs)
+        self.cross_attn = QueryAttention(width, heads, **shared)
+        self.mlp = FeedForward(width, hidden, activation=activation, **shared)
+        self.norm2, self.norm3 = (layer_norm(width, EPSILON, rngs) for _ in range(2))
+        self.dropout = nnx.Dropout(dropout, deterministic=True)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        added: jax.Array | None,
+        memory: jax.Array,
+        keys: jax.Array,
+        *,
+        mask: np.ndarray | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """f32[b,Q,D] -> f32[B,Q,D], reading memory f32[B,T,D] by its keys f32[B,T,D].
+
+        added: f32[1,Q,D] to be added to whatever asks, or None. mask: bool[Q,T] or None.
+        """
+
+        def to_memory(x: jax.Array) -> jax.Array:
+            return self.cross_attn(_asking(x, added), keys, memory, mask=mask, rngs=rngs)
+
+        tokens = self._among_queries(tokens, added, rngs)
+        tokens = _residual(self, self.norm2, to_memory, tokens, rngs)
+        return _residual(self, self.norm3, lambda x: self.mlp(x, rngs=rngs), tokens, rngs)
+
+    def weights(
+        self, tokens: jax.Array, added: jax.Array | None, keys: jax.Array, *, mask: np.ndarray | None = None
+    ) -> jax.Array:
+        """Return how much each query looks at each memory token, f32[B,h,Q,T], for the arguments of a call."""
+        tokens = self._among_queries(tokens, added, None)
+        tokens = self.norm2(tokens) if self.pre_norm else tokens
+        return self.cross_attn.weights(_asking(tokens, added), keys, mask=mask)
+
+    def _among_queries(self, tokens: jax.Array, added: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
+        """Let queries f32[b,Q,D] see one another."""
+
+        def among_queries(x: jax.Array) -> jax.Array:
+            asking = _asking(x, added)
+            return x if self.self_attn is None else self.self_attn(asking, asking, x, rngs=rngs)
+
+        return tokens if self.norm1 is None else _residual(self, self.norm1, among_queries, tokens, rngs)
+
+
+def _asking(tokens: jax.Array, added: jax.Array | None) -> jax.Array:
+    return tokens if added is None else tokens + added
+
+
+def _residual(
+    layer: EncoderLayer | DecoderLayer,
+    norm: nnx.LayerNorm,
+    part: Callable[[jax.Array], jax.Array],
+    tokens: jax.Array,
+    rngs: nnx.Rngs | None,
+) -> jax.Array:
+    """Return x + dropout(part(norm(x))) where the layer is pre-norm, and norm(x + dropout(part(x))) where not."""
+    if layer.pre_norm:
+        return tokens + layer.dropout(part(norm(tokens)), rngs=rngs)
+    return norm(tokens + layer.dropout(part(tokens), rngs=rngs))

@@ -1,0 +1,111 @@
+"""The pre-norm transformer block of the ViT family."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mlmoe_jax.models.layers.attention import Attention
+
+
+class Mlp(nnx.Module):
+    """Linear, exact (erf) GELU, linear."""
+
+    def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+        self.fc1 = nnx.Linear(width, hidden, dtype=dtype, rngs=rngs)
+        self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """f32[B,T,D] -> f32[B,T,D]."""
+        return self.fc2(jax.nn.gelu(self.fc1(tokens), approximate=False))
+
+
+class SwiGlu(nnx.Module):
+    """Linear to a gate and a value, silu(gate)·value, linear (Shazeer, "GLU variants improve transformer", 2020).
+
+    One layer gives both, the gate in its first columns, as in the files of DINOv2 giant.
+    """
+
+    def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+        self.fc1 = nnx.Linear(width, 2 * hidden, dtype=dtype, rngs=rngs)
+        self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """f32[B,T,D] -> f32[B,T,D]."""
+        gate, value = jnp.split(self.fc1(tokens), 2, axis=-1)
+        return self.fc2(jax.nn.silu(gate) * value)
+
+
+MLPS = {"gelu": Mlp, "swiglu": SwiGlu}
+
+
+def hidden_width(width: int, ratio: float, mlp: str) -> int:
+    """Return the width of an MLP's hidden layer; a SwiGLU has two thirds of it, up to a multiple of 8 (DINOv2)."""
+    hidden = int(width * ratio)
+    return hidden if mlp == "gelu" else (int(hidden * 2 / 3) + 7) // 8 * 8
+
+
+class LayerScale(nnx.Module):
+    """A learned factor a channel (CaiT, eq. 4)."""
+
+    def __init__(self, width: int, init: float):
+        self.gamma = nnx.Param(jnp.full((width,), init))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """f32[B,T,D] -> f32[B,T,D]."""
+        return tokens * self.gamma[...]
+
+
+def layer_norm(width: int, eps: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """LayerNorm as the published ViTs compute it: variance from centred values, in float32."""
+    return nnx.LayerNorm(width, epsilon=eps, use_fast_variance=False, rngs=rngs)
+
+
+class Block(nnx.Module):
+    """x + s1·Attention(LN x), then x + s2·MLP(LN x); the scales s exist where `layer_scale` is not None.
+
+    dtype: of the matrix products and of what lies between them (queries, keys, values, attention output, MLP).
+    LayerNorm, softmax, LayerScale and the residual x stay in float32.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        mlp: str = "gelu",
+        eps: float,
+        layer_scale: float | None,
+        dtype: jnp.dtype | None,
+        rngs: nnx.Rngs,
+    ):
+        self.norm1 = layer_norm(width, eps, rngs)
+        self.attn = Attention(width, heads, dtype=dtype, rngs=rngs)
+        self.norm2 = layer_norm(width, eps, rngs)
+        self.mlp = MLPS[mlp](width, hidden, dtype=dtype, rngs=rngs)
+        self.scaled = layer_scale is not None
+        if self.scaled:
+            self.ls1, self.ls2 = LayerScale(width, layer_scale), LayerScale(width, layer_scale)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        context: Sequence[jax.Array] = (),
+        mask: np.ndarray | jax.Array | None = None,
+        *,
+        key_value: jax.Array | None = None,
+        temperature: jax.Array | float = 1.0,
+    ) -> jax.Array:
+        """Advance `tokens` f32[b,Q,D]; `context` arrays f32[b,C,D] give keys and values only (see Attention)."""
+        context = [self.norm1(part) for part in context]
+        mixed = self.attn(self.norm1(tokens), context, mask, key_value=key_value, temperature=temperature)
+        tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
+        mixed = self.mlp(self.norm2(tokens))
+        return tokens + (self.ls2(mixed) if self.scaled else mixed)
+
+    def weights(self, tokens: jax.Array, context: Sequence[jax.Array] = (), *arguments, **settings) -> jax.Array:
+        """Return how each of `tokens` spreads its attention, f32[B,h,Q,T], for the arguments of a call."""
+        return self.attn.weights(self.norm1(tokens), [self.norm1(part) for part in context], *arguments, **settings)

@@ -1,0 +1,130 @@
+"""Everything that training changes or holds, as flat dictionaries over public parameter paths.
+
+A parameter's path is its place in the model joined by '/', such as `backbone/blocks/3/attn/qkv/kernel`. Rules,
+checkpoints, tables and messages all speak these paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mlmoe_jax.models import rules
+
+Params = dict[str, jax.Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """The state of a run after `step` steps.
+
+    stats: values that the forward pass updates and no optimizer touches. ema: moving averages of trainable and stats
+    together.
+    """
+
+    step: jax.Array
+    trainable: Params
+    frozen: Params
+    stats: Params
+    opt: Any
+    ema: Params
+
+    def replace(self, **changes) -> TrainState:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+    def raw(self) -> Params:
+        """Return trainable and stats, the counterpart of `ema`."""
+        return {**self.trainable, **self.stats}
+
+
+class ModelDef:
+    """The structure of a model without its values: splits a module into paths, and merges values back."""
+
+    def __init__(self, graphdef: nnx.GraphDef, variables: dict[str, tuple[tuple, nnx.Variable]]):
+        self._graphdef, self._variables = graphdef, variables
+
+    @classmethod
+    def split(cls, model: nnx.Module) -> tuple[ModelDef, Params, Params]:
+        """Return the structure, the parameters and the statistics of a module, which may be abstract (eval_shape)."""
+        graphdef, state = nnx.split(model)
+        variables = {"/".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)}
+        params = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.Param)}
+        stats = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.BatchStat)}
+        if other := set(variables) - set(params) - set(stats):
+            raise ValueError(f"a model holds parameters and batch statistics only, not {sorted(other)}")
+        shapes = {
+            path: (place, v.replace(jax.ShapeDtypeStruct(v.shape, v.dtype))) for path, (place, v) in variables.items()
+        }
+        return cls(graphdef, shapes), params, stats
+
+    def merge(self, *values: Params) -> nnx.Module:
+        """Return a fresh module that holds `values`, which together name every path."""
+        joined = {path: value for part in values for path, value in part.items()}
+        state = nnx.from_flat_state({place: v.replace(joined[path]) for path, (place, v) in self._variables.items()})
+        return nnx.merge(self._graphdef, state, copy=True)
+
+    def stats_of(self, model: nnx.Module) -> Params:
+        """Return the statistics that a module made by `merge` holds now."""
+        state = nnx.state(model, nnx.BatchStat)
+        return {"/".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(state)}
+
+
+def split_trainable(params: Params, trainable_rules: Sequence[tuple[str, bool]]) -> tuple[Params, Params]:
+    """Split parameters into (trainable, frozen) by ordered (regex, bool); UserError for a path without a rule."""
+    chosen = rules.assign(trainable_rules, params)
+    return (
+        {path: value for path, value in params.items() if chosen[path]},
+        {path: value for path, value in params.items() if not chosen[path]},
+    )
+
+
+def fingerprint(params: dict[str, Any]) -> str:
+    """Return the sha256 over paths, types, shapes and bytes of all tensors, in hexadecimal."""
+    digest = hashlib.sha256()
+    for path in sorted(params):
+        value = np.asarray(jax.device_get(params[path]))
+        digest.update(f"{path} {value.dtype} {value.shape}\n".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def module_rows(trainable: Params, frozen: Params) -> dict[str, tuple[int, int]]:
+    """Return {module: (parameters, those that train)} over the first two levels of the paths."""
+    rows: dict[str, tuple[int, int]] = {}
+    for params, learns in ((trainable, 1), (frozen, 0)):
+        for path, value in params.items():
+            parts = path.split("/")
+            name = "/".join(parts[: min(2, max(1, len(parts) - 1))])
+            total, learned = rows.get(name, (0, 0))
+            rows[name] = total + value.size, learned + value.size * learns
+    return rows
+
+
+def parameter_table(trainable: Params, frozen: Params) -> str:
+    """Return a table "module, total, trainable", with a sum."""
+    rows = module_rows(trainable, frozen)
+    total, learned = (sum(row[i] for row in rows.values()) for i in (0, 1))
+    width = max(len(name) for name in rows)
+    lines = [f"{'module':<{width}}  {'parameters':>13}  {'trainable':>13}"]
+    lines += [f"{name:<{width}}  {row[0]:>13,}  {row[1]:>13,}" for name, row in rows.items()]
+    lines.append(f"{learned:,} of {total:,} parameters trainable ({100 * learned / total:.2f} %)")
+    return "\n".join(lines)
+
+
+def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) -> TrainState:
+    """Return the state before the first step; the moving averages start at the initial values.
+
+    Everything that a step will donate is a buffer of its own: one array in two places could not be donated.
+    """
+    ema = {**trainable, **stats}
+    trainable, stats, opt, ema = jax.tree.map(jnp.copy, (trainable, stats, opt, ema))
+    return TrainState(jnp.zeros((), jnp.int32), trainable, frozen, stats, opt, ema)

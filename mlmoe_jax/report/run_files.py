@@ -1,0 +1,251 @@
+"""A run folder as a report sees it: whatever is there, read once, and None for what is not.
+
+Shape letters: N images, K labels, S sample images, E entries of a gate.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.results import PREFIXES, SplitScores, read_labels, read_results, read_scores
+from mlmoe_jax.evaluation.thresholds import Thresholds, read_thresholds
+from mlmoe_jax.runs.folder import (
+    BACKBONE,
+    CONFIG,
+    COOCCURRENCE,
+    LABEL_SPACE,
+    LABELS,
+    METRICS,
+    PER_CLASS,
+    RESULTS,
+    SAMPLE_ARRAYS,
+    SAMPLE_INDEX,
+    SCORES,
+    THRESHOLDS,
+    RunFolder,
+)
+from mlmoe_jax.runs.history import read_starts
+
+COST = "cost.json"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluated split; parts whose file is not there are empty or None.
+
+    metrics: name -> fraction, nan where undefined. per_class: a dict a label, with the columns of per_class.csv.
+    scores: without the images that could not be read.
+    """
+
+    name: str
+    metrics: Mapping[str, float]
+    per_class: Sequence[Mapping[str, str]] = ()
+    scores: SplitScores | None = None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The sample images of a run with what its model made of them.
+
+    images: the files' contents. codes i[S,K]; scores f[S,K]. prompts: [side, group, expert] of each prompt, or None.
+    gates: name -> f16[S or 1,K,E]; attention: name -> f16[S,Q,N]; entries: gate -> a name an entry.
+    """
+
+    split: str
+    grid: tuple[int, int]
+    ids: Sequence[str]
+    images: Sequence[bytes]
+    codes: np.ndarray
+    scores: np.ndarray
+    prompts: Sequence[Sequence[Any]] | None
+    entries: Mapping[str, Sequence[str]]
+    gates: Mapping[str, np.ndarray] = field(default_factory=dict)
+    attention: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class RunFiles:
+    """The files of a run folder; each is read when it is first asked for.
+
+    Raises UserError, at first use, for a file that is damaged.
+    """
+
+    def __init__(self, folder: RunFolder):
+        folder.require(CONFIG)
+        self.folder = folder
+
+    @property
+    def name(self) -> str:
+        """The last part of the folder's path."""
+        path = self.folder.path.resolve() if self.folder.is_local else self.folder.path
+        return path.name
+
+    @cached_property
+    def config(self) -> ConfigDict:
+        """The run's config over today's defaults."""
+        return configuration.from_json(self.folder.read_text(CONFIG))
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return self.folder.rows()
+
+    @cached_property
+    def backbone(self) -> dict[str, Any] | None:
+        """What backbone.json says."""
+        return self._json(BACKBONE)
+
+    @cached_property
+    def starts(self) -> list[dict[str, Any]]:
+        """The starts of the training, oldest first."""
+        return read_starts(self.folder)
+
+    @cached_property
+    def cost(self) -> dict[str, Any] | None:
+        """What `cost.summarize` counted."""
+        return self._json(COST)
+
+    @cached_property
+    def thresholds(self) -> Thresholds | None:
+        """The cuts that prediction uses, and where they come from."""
+        return read_thresholds(self.folder) if (self.folder / THRESHOLDS).exists() else None
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """The names of the labels; empty where labels.txt is not there."""
+        return read_labels(self.folder) if (self.folder / LABELS).exists() else ()
+
+    @cached_property
+    def label_space(self) -> LabelSpace | None:
+        """The labels with their training statistics."""
+        content = self._bytes(LABEL_SPACE)
+        if content is None:
+            return None
+        with _reading(self.folder, LABEL_SPACE):
+            return LabelSpace.load(io.BytesIO(content))
+
+    @cached_property
+    def cooccurrence(self) -> list[dict[str, str]] | None:
+        """The rows of cooccurrence.csv, of the training's evaluation or else of a later one."""
+        for prefix in PREFIXES:
+            if (rows := self._table(f"{prefix}{COOCCURRENCE}")) is not None:
+                return rows
+        return None
+
+    @cached_property
+    def splits(self) -> dict[str, Evaluated]:
+        """Every evaluated split by name, those of the training first; what it evaluated counts before --mode=eval."""
+        if not self._any(RESULTS):
+            return {}
+        scores = {name: split.take(split.read) for name, split in self._scores().items()}
+        tables: dict[str, list[dict[str, str]]] = {}
+        for prefix in PREFIXES:
+            found: dict[str, list[dict[str, str]]] = {}
+            for row in self._per_class(prefix):
+                found.setdefault(row["split"], []).append(row)
+            tables = found | tables
+        return {
+            name: Evaluated(name, metrics, tables.get(name, ()), scores.get(name))
+            for name, metrics in read_results(self.folder).items()
+        }
+
+    @property
+    def main_split(self) -> Evaluated | None:
+        """The split that sections about one split show: the first test split that was evaluated, or else any."""
+        wanted = [name for name in self.config.data.test_splits if name in self.splits]
+        return self.splits[wanted[0]] if wanted else next(iter(self.splits.values()), None)
+
+    @cached_property
+    def samples(self) -> Samples | None:
+        """The sample images."""
+        index = self._json(SAMPLE_INDEX)
+        if index is None:
+            return None
+        with _reading(self.folder, SAMPLE_INDEX):
+            listed = index["samples"]
+            arrays = self._arrays(SAMPLE_ARRAYS) or {}
+            return Samples(
+                split=str(index.get("split", "")),
+                grid=tuple(index["grid"]),
+                ids=[str(item["id"]) for item in listed],
+                images=[(self.folder / item["file"]).read_bytes() for item in listed],
+                codes=np.array([item["codes"] for item in listed], np.int8),
+                scores=np.array([item["scores"] for item in listed], np.float64),
+                prompts=index.get("prompt_groups"),
+                entries=index.get("entries") or {},
+                gates=_below("gates/", arrays),
+                attention=_below("attention/", arrays),
+            )
+
+    def written(self, name: str) -> datetime | None:
+        """When a file was last written, None where it is not there."""
+        path = self.folder / name
+        return datetime.fromtimestamp(path.stat().mtime, UTC) if path.exists() else None
+
+    @property
+    def finished(self) -> datetime | None:
+        """When the newest of results and metrics was written."""
+        times = [time for name in (*(f"{p}{RESULTS}" for p in PREFIXES), METRICS) if (time := self.written(name))]
+        return max(times, default=None)
+
+    # ------------------------------------------------------------------------------------------------ one file
+    def _bytes(self, name: str) -> bytes | None:
+        path = self.folder / name
+        return path.read_bytes() if path.exists() else None
+
+    def _json(self, name: str) -> Any:
+        return self.folder.read_json(name) if (self.folder / name).exists() else None
+
+    def _table(self, name: str) -> list[dict[str, str]] | None:
+        content = self._bytes(name)
+        return None if content is None else list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+
+    def _arrays(self, name: str) -> dict[str, np.ndarray] | None:
+        content = self._bytes(name)
+        if content is None:
+            return None
+        with _reading(self.folder, name), np.load(io.BytesIO(content), allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
+
+    def _per_class(self, prefix: str) -> list[dict[str, str]]:
+        rows = self._table(f"{prefix}{PER_CLASS}") or []
+        if rows and not {"split", "label"} <= rows[0].keys():
+            raise UserError(f"{self.folder / f'{prefix}{PER_CLASS}'} is damaged: it has no columns split and label")
+        return rows
+
+    def _any(self, name: str) -> bool:
+        return any((self.folder / f"{prefix}{name}").exists() for prefix in PREFIXES)
+
+    def _scores(self) -> dict[str, SplitScores]:
+        return read_scores(self.folder) if self._any(SCORES) else {}
+
+
+def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+class _reading:
+    """Turn what a damaged file raises inside into UserError."""
+
+    def __init__(self, folder: RunFolder, name: str):
+        self.path = folder / name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, ValueError | KeyError | TypeError | EOFError | OSError | zipfile.BadZipFile):
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            raise UserError(f"{self.path} is damaged: {reason.rstrip('.').replace('. ', '; ')}") from error

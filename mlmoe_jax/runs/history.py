@@ -1,0 +1,42 @@
+"""With what, and on what, a training was started: numbers can depend on it, so the run folder keeps every start."""
+
+import importlib.metadata
+import platform
+from datetime import UTC, datetime
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+import mlmoe_jax
+from mlmoe_jax.runs.folder import STARTS, RunFolder
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of this package and of the libraries that numbers depend on."""
+    libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    return {"python": platform.python_version(), "mlmoe_jax": mlmoe_jax.__version__, **libraries}
+
+
+def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
+    """Add this start to `starts.json`: when, from which step, versions, devices, processes and mesh.
+
+    Raises UserError where the file is damaged.
+    """
+    start = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "step": step,
+        "versions": versions(),
+        "device": mesh.devices.flat[0].device_kind,
+        "devices": mesh.size,
+        "processes": jax.process_count(),
+        "mesh": dict(mesh.shape),
+    }
+    folder.write_json(STARTS, [*read_starts(folder), start])
+
+
+def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the starts of a run, oldest first; of an older run folder, none. UserError where the file is damaged."""
+    return folder.read_json(STARTS) if (folder / STARTS).exists() else []

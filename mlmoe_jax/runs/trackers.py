@@ -1,0 +1,104 @@
+"""Where the rows of a training go besides metrics.jsonl: TensorBoard event files, and Weights & Biases if asked for."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import RunFolder
+
+TENSORBOARD, WANDB = "tensorboard", "wandb.json"
+
+
+class Tracker(Protocol):
+    """What takes rows of metrics, name -> number, one a logged step, in the order of the steps."""
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Take one row; `row["step"]` is its step."""
+
+    def close(self) -> None:
+        """Finish what is under way."""
+
+
+class EventFiles:
+    """TensorBoard's event files, in `tensorboard/` of the run folder.
+
+    What an earlier run wrote beyond `first_step`, and a resumed one will write again, is taken back by the mark that
+    TensorBoard knows for this. An object store cannot append: there the file is kept locally and replaced whole.
+    """
+
+    def __init__(self, folder: RunFolder, first_step: int):
+        # Not at the top: only training needs it. Its SummaryWriter hands events to a thread, which may be late.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        self._folder, self._event = folder, event_pb2.Event
+        self._kept = None if folder.is_local else tempfile.TemporaryDirectory()
+        where = Path(self._kept.name if self._kept else folder / TENSORBOARD)
+        where.mkdir(parents=True, exist_ok=True)
+        self._file = EventsWriter(str(where / "events"), f".from{first_step}")
+        if first_step:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Add a scalar a name; the file is up to date when this returns."""
+        event = self._event(wall_time=time.time(), step=int(row["step"]))
+        for name, value in row.items():
+            if name != "step":
+                event.summary.value.add(tag=name, simple_value=value)
+        self._write(event)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        if self._kept is not None:
+            self._kept.cleanup()
+
+    def _write(self, event: Any) -> None:
+        self._file.write_event(event)
+        self._file.flush()
+        for path in Path(self._kept.name).iterdir() if self._kept is not None else ():
+            self._folder.write_bytes(f"{TENSORBOARD}/{path.name}", path.read_bytes())
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, which a training that goes on continues; its id stays in the run folder."""
+
+    def __init__(self, folder: RunFolder, project: str, config: ConfigDict):
+        try:
+            wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise UserError(f"log.wandb={project} needs Weights & Biases: pip install wandb") from error
+        known = folder.read_json(WANDB)["id"] if (folder / WANDB).exists() else None
+        name = str(folder).rstrip("/").rpartition("/")[2]
+        self._run = wandb.init(project=project, name=name, id=known, resume="allow", config=config.to_dict())
+        folder.write_json(WANDB, {"id": self._run.id})
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Log a row under its step."""
+        self._run.log({name: value for name, value in row.items() if name != "step"}, step=int(row["step"]))
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+def open_trackers(folder: RunFolder, config: ConfigDict, first_step: int) -> list[Tracker]:
+    """Return what `config.log` asks for, for a training that goes on after `first_step`.
+
+    Raises UserError where Weights & Biases is asked for and not installed.
+    """
+    trackers: list[Tracker] = []
+    if config.log.wandb:
+        trackers.append(WeightsAndBiases(folder, config.log.wandb, config))
+    if config.log.tensorboard:
+        trackers.append(EventFiles(folder, first_step))
+    return trackers

@@ -1,0 +1,1 @@
+"""What the program runs on: processes, devices, memory, storage, terminal."""

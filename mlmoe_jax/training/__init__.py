@@ -1,0 +1,1 @@
+"""The training loop and its parts, and what trains many times."""

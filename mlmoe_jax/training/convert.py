@@ -1,0 +1,87 @@
+"""Runs out of the authors' checkpoints, and the authors' checkpoints out of runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax.data.labels.space import label_space_of
+from mlmoe_jax.data.pipeline import steps_per_epoch
+from mlmoe_jax.data.sources import open_split, original_name
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.params import initial_state
+from mlmoe_jax.pretrained.official import departures, export_official, require_writable
+from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import (
+    describe_run,
+    has_checkpoint,
+    parts_of_run,
+    preprocess_for,
+    read_run,
+    selected_values,
+    start_jax,
+)
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.sharding import make_mesh, place
+from mlmoe_jax.training.initialization import initial_parts, require_source
+from mlmoe_jax.training.optim import make_optimizer
+from mlmoe_jax.training.selection import Selection
+
+
+def import_run(config: ConfigDict, folder: RunFolder) -> None:
+    """Make a run folder out of `config.init_from` without training, for evaluation, prediction and export.
+
+    Labels, their order and their groups are those of the training split; no image is read. The folder holds a
+    checkpoint of step 0, from which training can go on. Raises UserError where there is nothing to import, the folder
+    holds a run already, and whatever `initial_parts` raises.
+    """
+    configuration.validate(config)
+    if not config.init_from:
+        raise UserError(
+            "--mode=import needs --config.init_from=FILE, a checkpoint of the authors' code, or a run folder"
+        )
+    if has_checkpoint(folder):
+        raise UserError(f"{folder} holds a run already; name another --workdir")
+    require_source(config)
+    folder.require_place()
+    preprocess = preprocess_for(config)
+    split = open_split(config.data, config.data.train_split, seed=config.seed)
+    label_space = label_space_of(split, original_name(config.data), config.model, config.seed)
+    mesh = start_jax(config)
+    parts = initial_parts(config, label_space)
+    total_steps = config.train.epochs * steps_per_epoch(len(split), config.train.batch_size)
+    optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
+    first = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
+    state = place(first, mesh)
+    selection = Selection(state.ema, kind="imported")
+    writer = distributed.is_first()
+    with folder.writing() if writer else contextlib.nullcontext():
+        if writer:
+            describe_run(folder, config, label_space, preprocess, state.frozen, parts.unpublished)
+        with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
+            notes = {**selection.notes(), "skipped": []}
+            checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
+
+
+def export_run(folder: RunFolder, output: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> str:
+    """Write the selected values of a run as a state dict under the names of the authors' code; say what was written.
+
+    output: a .safetensors or .npz file. overrides: as in `open_run`. Raises UserError for another suffix, a folder that
+    cannot be opened, and a model that no code of the authors has names for.
+    """
+    output = Path(output)
+    require_writable(output)
+    config, label_space = read_run(folder, overrides)
+    parts = parts_of_run(folder, config, label_space)
+    restored = selected_values(folder, parts, make_mesh(config.mesh))
+    source = export_official(parts.definition.merge(restored.selected, parts.frozen), output)
+    for difference in departures(config.model, source.name):
+        say(f"the authors' code computes something else: {difference}")
+    kind, step = restored.notes.get("kind", "selected"), restored.notes["step"]
+    return f"{kind} weights of step {step} in the {source.name} layout; written to {output}"

@@ -1,0 +1,201 @@
+"""Learning-rate schedules, optimizers with rules by parameter path, and the moving average of parameters.
+
+Parameters, gradients and updates are flat dicts {path: array}, paths such as `head/co/gate/bias`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+from jax import Array
+from jax.typing import ArrayLike
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models import rules
+
+Schedule = Callable[[ArrayLike], ArrayLike]
+
+
+def one_cycle(
+    peak: float, total_steps: int, *, pct_start: float = 0.2, div: float = 25.0, final_div: float = 1e4
+) -> tuple[Schedule, Schedule]:
+    """One-cycle learning rate and beta1: PyTorch's OneCycleLR with cosine phases and its default momentum cycle.
+
+    The rate goes peak/div → peak at step pct_start·total_steps − 1 (rarely a whole number) → peak/div/final_div at the
+    last step, total_steps − 1, and stays there. beta1 mirrors it, 0.95 → 0.85 → 0.95.
+    Where pct_start·total_steps = 1 the first step is the peak (PyTorch divides by zero).
+
+    Args:
+      peak: highest learning rate.
+      total_steps: number of optimizer steps, ≥ 1.
+      pct_start: fraction of the steps spent rising, in [0, 1).
+      div: peak / first rate.
+      final_div: first rate / last rate.
+
+    Returns:
+      (rate, beta1), functions of the number of steps already taken, to f32[]; they work inside jit.
+    """
+    if total_steps < 1:
+        raise UserError(f"training must have at least one step, not {total_steps}")
+    if not 0 <= pct_start < 1:
+        raise UserError(f"the rising fraction of the one-cycle schedule must be in [0, 1), not {pct_start}")
+    last = float(total_steps - 1)
+    top = pct_start * total_steps - 1
+
+    def cycle(first: float, middle: float, end: float) -> Schedule:
+        def value(step: ArrayLike) -> Array:
+            step = jnp.minimum(jnp.asarray(step, jnp.float32), last)
+            rising = step < top
+            start, stop = jnp.where(rising, 0.0, top), jnp.where(rising, top, last)
+            before, after = jnp.where(rising, first, middle), jnp.where(rising, middle, end)
+            # (1 ± cos πx)/2 as squared sines: both terms are positive, so nothing cancels in float32.
+            quarter = 0.5 * jnp.pi / (stop - start)
+            return before * jnp.sin(quarter * (stop - step)) ** 2 + after * jnp.sin(quarter * (step - start)) ** 2
+
+        return value
+
+    return cycle(peak / div, peak, peak / div / final_div), cycle(0.95, 0.85, 0.95)
+
+
+def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
+    """(learning rate, beta1) of a config, both functions of the number of steps already taken.
+
+    `optim.schedule`: "one_cycle" (cycles beta1 too, so that `optim.b1` is not used), "constant", "cosine" (to 0 at
+    total_steps), or "multi_step" (times `optim.milestone_factor` after each share of the training in
+    `optim.milestones`). All but the first rise linearly from 0 over `optim.warmup_steps` and keep beta1 = `optim.b1`.
+    """
+    peak = optim.learning_rate
+    if optim.schedule == "one_cycle":
+        return one_cycle(peak, total_steps)
+    if optim.schedule not in ("constant", "cosine", "multi_step"):
+        raise UserError(f"optim.schedule is {optim.schedule!r}; choose one_cycle, constant, cosine or multi_step")
+    if not 0 <= optim.warmup_steps < total_steps:
+        raise UserError(f"optim.warmup_steps is {optim.warmup_steps}, but the whole training has {total_steps} steps")
+    after = optax.constant_schedule(peak)
+    if optim.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, total_steps - optim.warmup_steps)
+    elif optim.schedule == "multi_step":
+        falls = {round(share * total_steps) - optim.warmup_steps: optim.milestone_factor for share in optim.milestones}
+        after = optax.piecewise_constant_schedule(peak, falls)
+    warmup = optax.linear_schedule(0.0, peak, max(optim.warmup_steps, 1))
+    return optax.join_schedules([warmup, after], [optim.warmup_steps]), optax.constant_schedule(optim.b1)
+
+
+def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.GradientTransformation:
+    """The optimizer of a config, for flat dicts {path: array} over exactly `paths`.
+
+    Rate and weight decay of a parameter are the global ones times the value of the first rule that matches its path, or
+    times 1. The rate multiplies the decay as well, as in PyTorch.
+
+    Args:
+      optim: has the attributes
+        name: "adamw" (decoupled decay), "adam" or "sgd" with momentum beta1 (decay added to the gradient), each step
+          by step equal to torch.optim's, or "muon" (see `_scale_by_muon`) where `muon_rules` say so, AdamW elsewhere,
+        learning_rate: peak rate,
+        schedule, warmup_steps, milestones, milestone_factor: see `make_schedules`,
+        weight_decay,
+        b1, b2, eps: of AdamW, and b1 the momentum of SGD,
+        clip_norm: largest global norm of the gradients, 0 = no clipping,
+        rate_rules, decay_rules: lists of (regex over paths, factor),
+        muon_rules: list of (regex over paths, bool), for `muon` only.
+      total_steps: number of optimizer steps of the whole training.
+      paths: of the trained parameters.
+
+    Raises:
+      UserError: unknown name or schedule, impossible step counts, a regex that does not compile.
+    """
+    rate, beta1 = make_schedules(optim, total_steps)
+    paths = list(paths)
+    rate_factor = {path: rules.first_match(optim.rate_rules, path, 1.0) for path in paths}
+    decay = {path: optim.weight_decay * rules.first_match(optim.decay_rules, path, 1.0) for path in paths}
+    add_decay = optax.stateless(lambda updates, params: {p: u + decay[p] * params[p] for p, u in updates.items()})
+    scale_rate = optax.stateless(lambda updates, _: {p: rate_factor[p] * u for p, u in updates.items()})
+    if optim.name == "adamw":
+        core = (_scale_by_adam(beta1, optim.b2, optim.eps), add_decay)
+    elif optim.name == "adam":
+        core = (add_decay, _scale_by_adam(beta1, optim.b2, optim.eps))
+    elif optim.name == "muon":
+        matrices = {path for path in paths if rules.first_match(optim.muon_rules, path, False)}
+        adam = _scale_by_adam(beta1, optim.b2, optim.eps)
+        core = (_divide(matrices, _scale_by_muon(), adam), add_decay)
+    elif optim.name == "sgd":
+        core = (add_decay, optax.inject_hyperparams(optax.trace, hyperparam_dtype=jnp.float32)(decay=beta1))
+    else:
+        raise UserError(f"optim.name is {optim.name!r}; choose adamw, adam, sgd or muon")
+    return optax.chain(
+        optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
+        *core,
+        scale_rate,
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+def ema_update(ema: Mapping[str, Array], new: Mapping[str, Array], decay: float) -> dict[str, Array]:
+    """decay · ema + (1 − decay) · new, path by path; a value that does not change stays bit for bit."""
+    return jax.tree.map(lambda old, value: old + (1 - decay) * (value - old), dict(ema), dict(new))
+
+
+def _scale_by_adam(beta1: Schedule, b2: float, eps: float) -> optax.GradientTransformation:
+    """Adam's direction m̂ / (√v̂ + eps), with the state of optax.scale_by_adam and a beta1 that changes by the step.
+
+    The bias corrections use the beta1 of this step only, as PyTorch's do. 1 − b2^t is −expm1(t · log b2): as a
+    difference in float32 its first values are off by one part in 10⁵, and the whole trajectory with them.
+    """
+
+    def init(params: Mapping[str, Array]) -> optax.ScaleByAdamState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return optax.ScaleByAdamState(count=jnp.zeros((), jnp.int32), mu=zeros, nu=zeros)
+
+    def update(
+        grads: Mapping[str, Array], state: optax.ScaleByAdamState, params: Mapping[str, Array] | None = None
+    ) -> tuple[Mapping[str, Array], optax.ScaleByAdamState]:
+        b1, count = beta1(state.count), optax.safe_increment(state.count)
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g**2, state.nu, grads)
+        correct1, correct2 = -jnp.expm1(count * jnp.log(b1)), -jnp.expm1(count * math.log(b2))
+        updates = jax.tree.map(lambda m, v: m / correct1 / (jnp.sqrt(v / correct2) + eps), mu, nu)
+        return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _scale_by_muon() -> optax.GradientTransformation:
+    """Muon (Jordan et al., 2024): the momentum of a matrix, its singular values pushed to 1 by Newton–Schulz steps.
+
+    Scaled by 0.2·√max(rows, columns), so that an entry moves as far as under AdamW and one rate serves both (Liu et
+    al., "Muon is scalable for LLM training", arXiv:2502.16982, sec. 2.2).
+    """
+    # optax says that no dimension numbers mean matrices, and then fails on them
+    axes = optax.contrib.MuonDimensionNumbers()
+    direction = optax.contrib.scale_by_muon(weight_dimension_numbers=lambda grads: dict.fromkeys(grads, axes))
+
+    def update(grads, state, params=None):
+        for path, grad in grads.items():
+            if grad.ndim != 2:
+                raise UserError(f"optim.muon_rules chose {path}, which has {grad.ndim} axes; Muon is for matrices")
+        updates, state = direction.update(grads, state, params)
+        return {path: 0.2 * math.sqrt(max(u.shape)) * u for path, u in updates.items()}, state
+
+    return optax.GradientTransformation(direction.init, update)
+
+
+def _divide(
+    chosen: set[str], first: optax.GradientTransformation, second: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Apply `first` to the `chosen` paths and `second` to the others."""
+
+    def parts(tree):
+        return {p: v for p, v in tree.items() if p in chosen}, {p: v for p, v in tree.items() if p not in chosen}
+
+    def init(params):
+        return tuple(t.init(part) for t, part in zip((first, second), parts(params), strict=True))
+
+    def update(grads, states, params):
+        done = [t.update(*of) for t, *of in zip((first, second), parts(grads), states, parts(params), strict=True)]
+        return {path: u for updates, _ in done for path, u in updates.items()}, tuple(state for _, state in done)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,376 @@
+"""Does a training fit devices that are not here? The real steps of a config, compiled for them and measured.
+
+Nothing is allocated and nothing runs: the model, the state and the batches only have shapes. For a TPU topology the
+compiler in libtpu does the work on an ordinary host; without a topology the devices of this host are meant. Sizes are
+bytes of one device, which is one chip, or half a chip where a chip shows two devices (TPU v2, v3, v4, 7x).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.sources import count_labels
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.params import ModelDef, TrainState, initial_state, split_trainable
+from mlmoe_jax.runs.folder import to_json
+from mlmoe_jax.runs.restore import as_kept, label_axes, preprocess_for, require_whole_batch, trainable_rules
+from mlmoe_jax.runtime import sharding
+from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
+from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.training.optim import make_optimizer
+from mlmoe_jax.training.preflight import hlo
+from mlmoe_jax.training.step import make_eval_step, make_train_step, training_objective
+
+# libtpu asks the cloud's metadata service where it runs, unless it is told.
+WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+# The compiler's least effort, XLA's O0: a slower program, but what it needs and sends is nearly the same
+# (docs/scaling.md).
+QUICK = {"optimization_level": 9}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step that can be compiled, with arguments that only have shapes and shardings.
+
+    held: bytes on a device that training keeps there beside the arguments while the step runs.
+    """
+
+    lower: Callable[[], jax.stages.Lowered]
+    arguments: dict[str, Any]
+    batch_size: int
+    held: int
+
+
+class Steps:
+    """The training step and the evaluation step of a config over a mesh, as `train.set_up` builds them.
+
+    labels: how many; 0 = those of the data set, for which one of the user's own has to be there.
+    """
+
+    def __init__(self, config: ConfigDict, mesh: Mesh, labels: int = 0):
+        space = synthetic_label_space(labels or count_labels(config.data), config.model.prompts.num_groups)
+        self.mesh, self.preprocess, self.num_labels = mesh, preprocess_for(config), len(space.names)
+        axes = label_axes(config, self.num_labels, mesh)
+        model = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(config.seed)))
+        definition, params, stats = ModelDef.split(model)
+        trainable, frozen = split_trainable(params, trainable_rules(config))
+        optimizer = make_optimizer(config.optim, 10**9, trainable)
+        self._train_step = make_train_step(
+            definition,
+            training_objective(config, np.zeros((1, self.num_labels), np.int8)),
+            optimizer,
+            self.preprocess,
+            config.augment,
+            ema_decay=config.ema.decay,
+            seed=config.seed,
+            mesh=mesh,
+            labels=axes,
+            accumulate=config.train.accumulate,
+        )
+        self._eval_step = make_eval_step(definition, self.preprocess, mesh, axes)
+
+        def first_state(trainable, frozen, stats) -> TrainState:
+            return initial_state(trainable, as_kept(frozen, config), stats, optimizer.init(trainable))
+
+        self.state = sharding.abstract(jax.eval_shape(first_state, trainable, frozen, stats), mesh, axes)
+
+    def training(self, batch_size: int) -> Program:
+        """Return the training step. Beside it a device holds the values selected so far and the next batch."""
+        batch = self.batch(batch_size)
+        return Program(
+            lambda: self._train_step.lower(self.state, batch),
+            {"state": self.state, "batch": batch},
+            batch_size,
+            held=device_bytes(self.state.ema) + device_bytes(batch),
+        )
+
+    def evaluation(self, batch_size: int, training_batch_size: int) -> Program:
+        """Return the evaluation step. Beside it a device holds the rest of what training has there, and a batch."""
+        batch, state, waiting = self.batch(batch_size), self.state, self.batch(training_batch_size)
+        return Program(
+            lambda: self._eval_step.lower(state.ema, state.frozen, batch),
+            {"values": state.ema, "frozen": state.frozen, "batch": batch},
+            batch_size,
+            held=device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting)),
+        )
+
+    def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return a global batch as the pipeline gives it, see data/batch.py."""
+        where, side, labels = NamedSharding(self.mesh, sharding.BATCH), self.preprocess.image_size, self.num_labels
+        shapes = {
+            "image": ((size, side, side, 3), jnp.uint8),
+            "label": ((size, labels), jnp.float32),
+            "label_mask": ((size, labels), jnp.float32),
+            "mask": ((size,), jnp.float32),
+            "id": ((size,), jnp.int32),
+        }
+        return {name: jax.ShapeDtypeStruct(*shape, sharding=where) for name, shape in shapes.items()}
+
+
+# --------------------------------------------------------------------------------------------------- devices
+def topology_devices(name: str) -> Sequence[Any]:
+    """Return the devices of a TPU topology such as `v5e:4x4`, which need not be here.
+
+    Raises UserError without libtpu, or for a topology that it does not know.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError('--topology needs the TPU compiler, which no TPU is needed for: pip install "jax[tpu]"')
+    for variable, value in WITHOUT_TPU.items():
+        os.environ.setdefault(variable, value)
+    jax.config.update("jax_platforms", "cpu")
+    from jax.experimental import topologies
+
+    single = name.rpartition(":")[2] in ("1x1", "1x1x1")
+    options = {"chips_per_host_bounds": (1, 1, 1)} if single else {}
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        reason = str(error).partition(": ")[2].strip().splitlines()[0].partition(". ")[0].rstrip(".")
+        raise UserError(
+            f"--topology={name} is none that the TPU compiler knows ({reason}); write it like v5e:4x4, v5p:2x2x2 or "
+            "v6e:16x16"
+        ) from error
+
+
+def capacity_elsewhere(device: Any) -> tuple[int, str]:
+    """Return the memory of a device of a topology in bytes, and who says so.
+
+    No attribute has it: it is read from the compiler's refusal of a program that no device can hold.
+    """
+    where = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec())
+    too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=where)
+    try:
+        jax.jit(lambda x: x).lower(too_large).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if shortage := memory_shortage(str(error)):
+            return shortage[1], "the compiler's limit"
+        raise
+    raise ValueError(f"the compiler puts a terabyte on a {device.device_kind}")
+
+
+def memory_shortage(message: str) -> tuple[int, int] | None:
+    """Return (needed, there is), in bytes, from the TPU compiler's complaint about memory; None where it is none."""
+    for pattern in (
+        r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm",
+        r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)",
+    ):
+        if found := re.search(pattern, message):
+            unit = {letter: 1024**power for power, letter in enumerate(("", "K", "M", "G", "T"))}
+            return round(float(found[1]) * unit[found[2]]), round(float(found[3]) * unit[found[4]])
+    return None
+
+
+# --------------------------------------------------------------------------------------------------- compiling
+def examine(program: Program, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
+    """Compile a step; return what it needs on a device, `fits` (None where the capacity is unknown) and the rest.
+
+    Where the compiler itself runs out of memory there is only `needed`, as far as it came. quick: see QUICK.
+    """
+    report = {
+        "batch_size": program.batch_size,
+        "batch_a_device": program.batch_size // devices,
+        "held": program.held,
+        "largest": largest_arrays(program.arguments),
+    }
+    started = time.perf_counter()
+    lowered = program.lower()
+    report["lower_seconds"] = time.perf_counter() - started
+    started = time.perf_counter()
+    try:
+        compiled = lowered.compile(compiler_options=QUICK if quick else None)
+    except jax.errors.JaxRuntimeError as error:
+        if (shortage := memory_shortage(str(error))) is None:
+            raise
+        return report | {"fits": False, "needed": shortage[0] + program.held, "refused": True}
+    report["compile_seconds"] = time.perf_counter() - started
+    memory, cost = memory_parts(compiled), compiled.cost_analysis()
+    found = hlo.collectives(compiled.as_text(), devices)
+    needed = required(memory) + program.held
+    return report | {
+        "fits": None if capacity is None else needed <= capacity,
+        "needed": needed,
+        "refused": False,
+        "memory": memory,
+        "flops": cost["flops"],
+        "bytes_accessed": cost["bytes accessed"],
+        "collectives": hlo.totals(found),
+        "uncounted": sorted({one.kind for one in found if not one.counted}),
+    }
+
+
+def largest_arrays(arguments: dict[str, Any], count: int = 8) -> list[dict[str, Any]]:
+    """Return the arguments that take most of a device: path, shape, type, spec and bytes there."""
+    rows = [
+        {
+            "path": "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path),
+            "shape": list(leaf.shape),
+            "dtype": str(leaf.dtype),
+            "spec": str(leaf.sharding.spec),
+            "bytes": device_bytes(leaf),
+        }
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arguments)
+    ]
+    return sorted(rows, key=lambda row: -row["bytes"])[:count]
+
+
+def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
+    """Return the largest size that fits, to an eighth of the power of two below it; 0 where not even 1 does.
+
+    What fits is taken to fit at every smaller size too. start: where to begin, at least 1.
+    """
+    size = 2 ** (start.bit_length() - 1)
+    if fits(size):
+        while fits(2 * size):
+            size *= 2
+    else:
+        while size := size // 2:
+            if fits(size):
+                break
+        else:
+            return 0
+    low, high, step = size, 2 * size, max(1, size // 8)
+    while high - low > step:
+        middle = low + (high - low) // 2 // step * step
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# --------------------------------------------------------------------------------------------------- the command
+def check(
+    config: ConfigDict, topology: str = "", *, find_batch: bool = False, labels: int = 0, quick: bool = False
+) -> dict[str, Any]:
+    """Compile both steps of a config for a topology, or for the devices that are here; return the whole report.
+
+    find_batch: look for the largest batch a device that trains, instead of taking `train.batch_size`.
+    labels: see Steps. quick: see QUICK.
+    Raises UserError where mesh or batch do not fit the devices, or the topology cannot be compiled for.
+    """
+    devices = topology_devices(topology) if topology else jax.devices()
+    mesh = sharding.make_mesh(config.mesh, devices)
+    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
+    if not find_batch:
+        require_whole_batch(config, mesh.size)
+    capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
+    if find_batch and capacity is None:
+        raise UserError(f"--find-batch needs to know the memory of a device, but {source}; name a --topology")
+    steps, batch_size, train = Steps(config, mesh, labels), config.train.batch_size, None
+
+    def examined(name: str, program: Program) -> dict[str, Any]:
+        images = program.batch_size // mesh.size
+        say(f"compiling the {name} step, {images} images a device on {mesh.size} device(s)")
+        return examine(program, mesh.size, capacity, quick=quick)
+
+    if find_batch:
+        parts = config.train.accumulate
+        train = _largest_batch(
+            lambda size: examined("train", steps.training(size * parts * mesh.size)),
+            max(1, batch_size // mesh.size // parts),
+            capacity,
+        )
+        batch_size = train["batch_size"]
+    reports = {"train": train or examined("train", steps.training(batch_size))}
+    reports["eval"] = examined("eval", steps.evaluation(config.eval.batch_size * mesh.size, batch_size))
+    fits = [report["fits"] for report in reports.values()]
+    return {
+        "topology": topology or "local",
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "chips": len({tuple(getattr(device, "coords", (device.id,))) for device in devices}),
+        "mesh": dict(mesh.shape),
+        "capacity": capacity,
+        "capacity_source": source,
+        "quick": quick,
+        "fits": None if None in fits else all(fits),
+        "steps": reports,
+    }
+
+
+def _largest_batch(examined: Callable[[int], dict[str, Any]], start: int, capacity: int) -> dict[str, Any]:
+    """Return the report of the largest size that fits, or of 1 where that does not; start: where to begin."""
+    seen: dict[int, dict[str, Any]] = {}
+
+    def fits(size: int) -> bool:
+        seen[size] = examined(size)
+        say(f"  {_verdict(seen[size], capacity)}")
+        return seen[size]["fits"]
+
+    return seen[largest_fitting(fits, start) or 1]
+
+
+def print_check(config: ConfigDict, topology: str = "", *, as_json: bool = False, **what: Any) -> int:
+    """Print the report of `check`, which takes `what`; return 1 where something does not fit, else 0."""
+    report = check(config, topology, **what)
+    print(to_json(report, indent=2) if as_json else format_report(report))
+    return 1 if report["fits"] is False else 0
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """Return a report of `check` as text, the verdict last."""
+    mesh = ", ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
+    capacity = report["capacity"]
+    known = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
+    lines = [
+        f"{report['topology']}: {report['chips']} chip(s), {report['devices']} device(s) ({report['device']})",
+        f"mesh: {mesh}",
+        f"memory of a device: {known} ({report['capacity_source']})",
+    ]
+    if report["quick"]:
+        lines.append("compiled with the compiler's least effort: sizes may be a few percent off")
+    for name, step in report["steps"].items():
+        lines += ["", f"{name} step, batch {step['batch_size']:,}: {step['batch_a_device']:,} images a device"]
+        lines += _step_lines(step)
+    lines.append("")
+    lines += [f"{name}: {_verdict(step, capacity)}" for name, step in report["steps"].items()]
+    return "\n".join(lines)
+
+
+def _step_lines(step: dict[str, Any]) -> list[str]:
+    if step["refused"]:
+        lines = ["  the compiler ran out of memory"]
+    else:
+        sizes = ", ".join(f"{part} {size / GIB:.3f}" for part, size in step["memory"].items())
+        lines = [
+            f"  a device a step: {step['flops'] / 1e9:,.1f} GFLOPs, {step['bytes_accessed'] / 1e9:,.2f} GB accessed",
+            f"  memory, GiB: {sizes}, held beside it {step['held'] / GIB:.3f}",
+            f"  compiled in {step['compile_seconds']:.0f} s",
+        ]
+        lines += [
+            f"  {kind}: {row['count']:,} a step, {row['bytes']:,} bytes a device"
+            for kind, row in step["collectives"].items()
+        ] or ["  no collectives"]
+        if step["uncounted"]:
+            lines.append(f"  counted once, in loops of unknown length: some of {', '.join(step['uncounted'])}")
+    width = max(len(row["path"]) for row in step["largest"])
+    lines.append("  largest arguments, bytes a device")
+    for row in step["largest"]:
+        shape = f"{row['dtype']}[{','.join(map(str, row['shape']))}]"
+        lines.append(f"    {row['path']:<{width}}  {row['bytes']:>13,}  {shape}  {row['spec']}")
+    return lines
+
+
+def _verdict(step: dict[str, Any], capacity: int | None) -> str:
+    needs = f"needs {step['needed'] / GIB:.2f} GiB"
+    if capacity is None:
+        return f"{needs}; whether it fits is unknown"
+    return f"{'fits' if step['fits'] else 'does not fit'}: {needs} of {capacity / GIB:.2f} GiB"

@@ -1,0 +1,175 @@
+"""What a config costs before anything is trained: parameters, multiply-adds an image, bytes of state.
+
+Three counts of multiply-adds, because publications use the first and machines do the last:
+
+* `layers`: as the profiler of the prompt-tuning papers counts, layers only. Convolutions, linear layers, 4·tokens·D for
+  a LayerNorm and K·D for the classifier, every token through every block; attention products, experts and gates left
+  out.
+* `full`: `layers` with attention products, experts and gates.
+* `executed`: those of the dot products and convolutions in the evaluation step that really runs, counted on its jaxpr.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.sources import count_labels
+from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
+from mlmoe_jax.models.backbones.resnet import ResNetShape
+from mlmoe_jax.models.backbones.vit import ViTShape
+from mlmoe_jax.models.build import Classifier, backbone_shape, build_backbone, build_model
+from mlmoe_jax.models.contracts import CLS, Features
+from mlmoe_jax.models.layers.transformer import hidden_width
+from mlmoe_jax.models.params import ModelDef, module_rows, split_trainable
+from mlmoe_jax.runs.restore import as_kept, preprocess_for, trainable_rules
+from mlmoe_jax.training.optim import make_optimizer
+from mlmoe_jax.training.step import predicted
+
+
+def summarize(config: ConfigDict) -> dict[str, Any]:
+    """Return params.{total,trainable,backbone}, macs.{layers,full,executed}, memory in bytes, and a row a module.
+
+    The number of labels is that of the published data set, or else read from the training labels of `config.data`.
+    Raises UserError where neither is there.
+    """
+    space, preprocess = _label_space(config), preprocess_for(config)
+    model = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(config.seed)))
+    definition, params, stats = ModelDef.split(model)
+    trainable, frozen = split_trainable(params, trainable_rules(config))
+    batch = config.eval.batch_size
+    image = jax.ShapeDtypeStruct((batch, preprocess.image_size, preprocess.image_size, 3), jnp.uint8)
+    step = jax.make_jaxpr(lambda values, image: predicted(definition, preprocess, values, {"image": image}).logits)
+    layers, extra = published_macs(config, model)
+    frozen = jax.eval_shape(lambda values: as_kept(values, config), frozen)
+    moments = jax.eval_shape(make_optimizer(config.optim, 10**9, trainable).init, trainable)
+    learned = _bytes(trainable) + _bytes(stats)
+    return {
+        "params": {
+            "total": sum(p.size for p in params.values()),
+            "trainable": sum(p.size for p in trainable.values()),
+            "backbone": sum(p.size for path, p in params.items() if path.startswith("backbone/")),
+        },
+        "macs": {
+            "layers": layers,
+            "full": layers + extra,
+            "executed": round(count_macs(step({**params, **stats}, image).jaxpr) / batch),
+        },
+        "memory": {
+            "frozen": _bytes(frozen),
+            "trainable": learned,
+            "optimizer": sum(m.size * m.dtype.itemsize for m in jax.tree.leaves(moments) if m.ndim),
+            "average": learned,
+            "selected": learned,
+        },
+        "modules": module_rows(trainable, frozen),
+    }
+
+
+def _label_space(config: ConfigDict) -> LabelSpace:
+    return synthetic_label_space(count_labels(config.data), config.model.prompts.num_groups)
+
+
+def _bytes(params: dict[str, Any]) -> int:
+    return sum(p.size * p.dtype.itemsize for p in params.values())
+
+
+def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int]:
+    """Return `layers` and what `full` adds to it, for one image of the config's size; `model` may be abstract."""
+    shape, side = backbone_shape(config), config.data.image_size
+    if isinstance(shape, ViTShape):
+        patches = (side // shape.patch) ** 2
+        layers, extra = _vit_macs(shape, patches, model.prompts)
+    else:
+        layers, extra, patches = _cnn_macs(shape, side)
+    of_head = model.head.published_macs(patches)
+    return layers + of_head[0], extra + of_head[1]
+
+
+def _vit_macs(shape: ViTShape, patches: int, prompts: nnx.Module | None) -> tuple[int, int]:
+    width, carried, answering = shape.width, 0, 0
+    if prompts is not None:
+        carried, answering = prompts.count, prompts.key_values
+    tokens = 1 + shape.registers + carried + patches
+    hidden = hidden_width(width, shape.mlp_ratio, shape.mlp)
+    mlp = (3 if shape.mlp == "swiglu" else 2) * width * hidden
+    linear = patches * 3 * shape.patch**2 * width + shape.depth * tokens * (4 * width**2 + mlp)
+    norms = (2 * shape.depth + 1) * 4 * tokens * width
+    return linear + norms, shape.depth * 2 * tokens * (tokens + answering) * width
+
+
+def _cnn_macs(shape: ResNetShape | ConvNeXtShape, side: int) -> tuple[int, int, int]:
+    """Return `layers`, what `full` adds, and the number of patch tokens."""
+    backbone = nnx.eval_shape(lambda: build_backbone(shape, rngs=nnx.Rngs(0)))
+    definition, params, stats = ModelDef.split(backbone)
+    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+
+    def run(values: dict[str, Any], image: jax.Array) -> Features:
+        return definition.merge(values)(image, read=(CLS,))
+
+    jaxpr, features = jax.make_jaxpr(run, return_shape=True)({**params, **stats}, image)
+    norms = 0
+    if isinstance(shape, ConvNeXtShape):
+        widths, grids = shape.widths, [(side // (4 * 2**stage)) ** 2 for stage in range(len(shape.widths))]
+        stages = zip(shape.blocks, widths, grids, strict=True)
+        # one in each block, one after the stem, one before each downsampling, one on the pooled feature
+        norms = 4 * sum(blocks * grid * width for blocks, width, grid in stages)
+        norms += 4 * (grids[0] * widths[0] + sum(g * w for g, w in zip(grids, widths[:-1], strict=False)) + widths[-1])
+    return count_macs(jaxpr.jaxpr) + norms, 0, math.prod(features.grid)
+
+
+def count_macs(jaxpr) -> int:
+    """Return the multiply-adds of all dot products and convolutions in a jaxpr, inner ones included.
+
+    The body of a scan counts as often as it runs; of a cond the dearest branch counts; a while loop, once.
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = parameters["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+        elif name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            out_axis = parameters["dimension_numbers"].rhs_spec[0]
+            total += equation.outvars[0].aval.size * math.prod(kernel) // kernel[out_axis]
+        else:
+            inner = [count_macs(sub) for value in parameters.values() for sub in _jaxprs(value)]
+            total += max(inner) if name == "cond" and inner else parameters.get("length", 1) * sum(inner)
+    return total
+
+
+def _jaxprs(value: Any) -> list:
+    if hasattr(value, "eqns"):
+        return [value]
+    if hasattr(value, "jaxpr"):
+        return [value.jaxpr]
+    return [sub for item in value for sub in _jaxprs(item)] if isinstance(value, tuple | list) else []
+
+
+def format_summary(rows: dict[str, dict[str, Any]]) -> str:
+    """Return what `summarize` gave for some configs as one table, and the modules of each."""
+    width = max(len(name) for name in rows)
+    columns = ("total", "trainable", "backbone", "layers", "full", "executed", "state, MB")
+    lines = [f"{'':<{width}}  {'parameters':^39}  {'multiply-adds an image':^50}"]
+    titles = "".join(f"  {column:>{13 if k < 3 else 16}}" for k, column in enumerate(columns))
+    lines.append(f"{'config':<{width}}{titles}")
+    for name, row in rows.items():
+        counts = [*row["params"].values(), *row["macs"].values()]
+        cells = "".join(f"  {count:>{13 if k < 3 else 16},}" for k, count in enumerate(counts))
+        lines.append(f"{name:<{width}}{cells}  {sum(row['memory'].values()) / 1e6:>16,.1f}")
+    lines.append("layers: as the prompt-tuning papers count; full: with attention products, experts and gates;")
+    lines.append("executed: dot products and convolutions of the evaluation step that runs here")
+    for name, row in rows.items():
+        longest = max(len(module) for module in row["modules"])
+        lines += ["", f"{name:<{longest}}  {'parameters':>13}  {'trainable':>13}"]
+        lines += [f"{module:<{longest}}  {of[0]:>13,}  {of[1]:>13,}" for module, of in row["modules"].items()]
+        lines.append("state: " + ", ".join(f"{part} {size / 1e6:,.1f} MB" for part, size in row["memory"].items()))
+    return "\n".join(lines)

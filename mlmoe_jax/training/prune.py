@@ -1,0 +1,211 @@
+"""E2VPT's pruning (Han et al., ICCV 2023, sec. 3.3): train with masks, rank, prune, rewind, choose.
+
+1. train with a learned mask on every prompt and every segment of it; 2. measure how much each mask matters;
+3. for every level of pruning, mask the least important, start again from the first initial values with the masks fixed,
+and train; 4. choose the level with the best mAP on the split that selects. Each training has a run folder of its own,
+and what is finished is not done again, so a stopped pruning goes on where it was. The run folder of the chosen one is
+copied to the place that was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax.data.pipeline import SkippedImages, build_loader
+from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.params import Params
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import Run, open_run
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import Progress, say
+from mlmoe_jax.runtime.sharding import REPLICATED, on_device
+from mlmoe_jax.training.loop import Results, read_results, require_same_config, train
+from mlmoe_jax.training.step import prepare, training_objective
+
+SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance_{}.npz", "prune.csv"
+MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
+
+
+@dataclass(frozen=True)
+class Level:
+    """Which prompts and segments stay, as the keys `kept_tokens` and `kept_segments` of a config say it."""
+
+    name: str
+    kept_tokens: str
+    kept_segments: tuple[str, ...]
+
+
+def prune(config: ConfigDict, folder: RunFolder) -> Results:
+    """Run the whole procedure in a folder; return the metrics of the chosen training, as fractions.
+
+    Raises UserError for a config without prunable prompts or without a split to choose on, train.Stopped after SIGTERM
+    or Ctrl-C once the training that was on its way is saved.
+    """
+    _require_prunable(config)
+    search = copy.deepcopy(config)
+    search.model.prompts.masks = "learned"
+    require_same_config(search, RunFolder(folder / SEARCH))
+    with folder.writing() if distributed.is_first() else contextlib.nullcontext():
+        _train_once(search, RunFolder(folder / SEARCH), "training with learned masks")
+        importance = _importance(folder, config)
+        levels = make_levels(importance, config.prune)
+        results = {}
+        for number, level in enumerate(levels, start=1):
+            of_level = at_level(config, level)
+            results[level] = _train_once(
+                of_level, RunFolder(folder / LEVELS / level.name), f"level {number} of {len(levels)}, {level.name}"
+            )
+            if distributed.is_first():
+                _write_table(folder, results)
+        best = max(results, key=lambda level: results[level][_watched(config)]["mAP"])
+        say(f"chosen on {_watched(config)}: {best.name}")
+        if distributed.is_first():
+            folder.adopt(RunFolder(folder / LEVELS / best.name))
+    return results[best]
+
+
+def at_level(config: ConfigDict, level: Level) -> ConfigDict:
+    """Return the config of the training that starts again with the masks of a level, fixed."""
+    pruned = copy.deepcopy(config)
+    prompts = pruned.model.prompts
+    prompts.masks, prompts.kept_tokens, prompts.kept_segments = "fixed", level.kept_tokens, level.kept_segments
+    return pruned
+
+
+def make_levels(importance: dict[str, np.ndarray], settings: ConfigDict) -> list[Level]:
+    """Return every combination of token and segment levels of `config.prune`, those with the same masks once.
+
+    importance: `tokens` f[P] and `segments` f[P,S]; what has the lowest value goes first, a segment in comparison with
+    those of its own prompt. At least one prompt stays, and `prune.keep_segments` segments of each.
+    """
+    levels: dict[tuple, Level] = {}
+    for tokens, segments in itertools.product(settings.token_levels, settings.segment_levels):
+        kept_tokens = _kept(importance["tokens"], tokens, at_least=1)
+        kept_segments = tuple(_kept(row, segments, at_least=settings.keep_segments) for row in importance["segments"])
+        name = f"tokens={tokens:g},segments={segments:g}"
+        levels.setdefault((kept_tokens, kept_segments), Level(name, kept_tokens, kept_segments))
+    return list(levels.values())
+
+
+def _kept(importance: np.ndarray, level: float, *, at_least: int) -> str:
+    """Return a 1 or 0 for each entry, 0 for the share `level` of the least important ones."""
+    gone = min(round(level * len(importance)), max(0, len(importance) - at_least))
+    least = np.argsort(importance, kind="stable")[:gone]
+    return "".join("0" if index in least else "1" for index in range(len(importance)))
+
+
+def measure_importance(run: Run, *, how: str = "signed", seed: int = 0) -> dict[str, np.ndarray]:
+    """Return the mean over training batches of ∂loss/∂mask for the masks `tokens` f64[P] and `segments` f64[P,S].
+
+    how: `signed` as the authors' code ranks, or `absolute`, the mean of its absolute value, as the paper's sensitivity
+    reads (Michel et al., 2019, eq. 3). The code also lets its optimizer step while it measures; here the weights rest.
+    """
+    config = run.config
+    split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
+    size = config.train.batch_size
+    steps = len(split) // size
+    if not steps:
+        raise UserError(f"{config.data.train_split} has {len(split)} images, fewer than train.batch_size={size}")
+    step = _importance_step(run, split.labels)
+    total = {name: np.zeros(run.values[path].shape) for name, path in MASKS.items()}
+    progress = Progress("measure importance", steps, size)
+    loader = build_loader(
+        config.data,
+        split,
+        batch_size=size,
+        augment=config.augment,
+        seed=config.seed,
+        process=distributed.process(),
+    )
+    batches = on_device(progress.waiting(SkippedImages(split).watch(loader)), run.mesh)
+    for number, batch in zip(range(steps), batches, strict=False):
+        gradient = jax.device_get(step(run.values, run.frozen, batch, jax.random.key(seed + number)))
+        for name, value in gradient.items():
+            total[name] += np.abs(value) if how == "absolute" else value
+        progress.advance()
+    progress.close()
+    return {name: value / steps for name, value in total.items()}
+
+
+def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
+    """Return the jitted gradient of the training loss with respect to the masks."""
+    objective, definition = training_objective(run.config, labels), run.definition
+
+    def loss_of(masks: Params, values: Params, frozen: Params, batch, key: jax.Array) -> jax.Array:
+        chosen = {path: masks[name] for name, path in MASKS.items()}
+        model = definition.merge({**values, **frozen, **chosen})
+        augment_key, model_key = jax.random.split(key)
+        image = prepare(batch, run.preprocess, run.config.augment, augment_key)
+        return objective(model(image, labels=batch["label"], rngs=nnx.Rngs(model_key)), batch)[0]
+
+    @partial(jax.jit, out_shardings=NamedSharding(run.mesh, REPLICATED))
+    def step(values: Params, frozen: Params, batch, key: jax.Array) -> Params:
+        masks = {name: values[path] for name, path in MASKS.items()}
+        return jax.grad(loss_of)(masks, values, frozen, batch, key)
+
+    return step
+
+
+# ------------------------------------------------------------------------------------------------------------ parts
+def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
+    """Measure the importance of the searched masks, or read what an earlier call has measured."""
+    name = IMPORTANCE.format(config.prune.importance)
+    if distributed.broadcast_from_first((folder / name).exists()):
+        with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
+            return dict(stored)
+    measured = measure_importance(open_run(RunFolder(folder / SEARCH)), how=config.prune.importance, seed=config.seed)
+    if distributed.is_first():
+        folder.write_npz(name, **measured)
+    return measured
+
+
+def _train_once(config: ConfigDict, folder: RunFolder, what: str) -> Results:
+    """Return the results of a training, taken, or taken up, unless it is finished."""
+    require_same_config(config, folder)
+    if (finished := read_results(folder)) is not None:
+        say(f"{what}: finished before")
+        return finished
+    say(what)
+    return train(config, folder)
+
+
+def _write_table(folder: RunFolder, results: dict[Level, Results]) -> None:
+    rows = []
+    for level, measured in results.items():
+        kept = sum(
+            row.count("1") for row, token in zip(level.kept_segments, level.kept_tokens, strict=True) if token == "1"
+        )
+        rows.append([level.name, level.kept_tokens.count("1"), kept, *(m["mAP"] for m in measured.values())])
+    splits = [f"{name}/mAP" for name in next(iter(results.values()))]
+    folder.write_csv(TABLE, ["level", "prompts", "segments", *splits], rows)
+
+
+def _watched(config: ConfigDict) -> str:
+    return config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
+
+
+def _require_prunable(config: ConfigDict) -> None:
+    configuration.validate(config)
+    if config.model.prompts.kind != "e2vpt":
+        raise UserError(
+            f"--mode=prune prunes the prompts of E2VPT, not those of kind {config.model.prompts.kind}; start from "
+            "configs/e2vpt.py"
+        )
+    if config.model.prompts.masks != "none":
+        raise UserError("--mode=prune sets model.prompts.masks itself; leave it at none")
+    if config.eval.select_on == "none":
+        raise UserError("--mode=prune chooses a level by its mAP: set eval.select_on to val or test")

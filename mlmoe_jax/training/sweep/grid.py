@@ -1,0 +1,171 @@
+"""The grid of a sweep: which runs it has, which folder each has, and which of them are finished."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
+from mlmoe_jax.runs.restore import preprocess_for
+from mlmoe_jax.training.loop import Results, changed_keys, read_results
+
+
+@dataclass(frozen=True)
+class Swept:
+    """One key and the values it takes."""
+
+    key: str
+    values: tuple
+
+
+@dataclass
+class GridRun:
+    """One point of the grid, and what has come of it so far."""
+
+    name: str  # of its folder, such as num_groups=2,seed=0
+    values: dict[str, Any]  # swept key -> value
+    config: ConfigDict
+    folder: RunFolder
+    results: Results | None = None  # None = not finished
+    selected: dict[str, Any] = field(default_factory=dict)  # step, kind and split of the selected weights
+    error: str = ""
+
+
+def parse(texts: Sequence[str], config: ConfigDict) -> list[Swept]:
+    """Read `config.KEY=v1,v2,…` flags, each value as the type of the key's present value.
+
+    Commas inside brackets do not separate, so `(1,2),(3,4)` are two tuples. Raises UserError for anything that is not
+    understood, and for a key or value given twice.
+    """
+    swept: list[Swept] = []
+    for text in texts:
+        key, _, listed = text.partition("=")
+        key = key.strip().removeprefix("config.")
+        if not key or not listed.strip():
+            raise UserError(
+                f"--sweep={text} is not KEY=VALUE,VALUE,…, such as --sweep=config.model.prompts.num_groups=2,3,5,8"
+            )
+        if key in {earlier.key for earlier in swept}:
+            raise UserError(f"--sweep is given twice for {key}; list all its values in one")
+        values = []
+        for item in _split(listed):
+            trial = copy.deepcopy(config)
+            configuration.set_key(trial, key, item, what="--sweep key")
+            value = configuration.flatten(trial)[key]
+            if value in values:
+                raise UserError(f"--sweep={text} gives {key} the value {as_text(value)} twice")
+            values.append(value)
+        swept.append(Swept(key, tuple(values)))
+    return swept
+
+
+def _split(text: str) -> list[str]:
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth:
+        raise UserError(f"--sweep values {text} have a bracket that is not closed or not opened")
+    return [part.strip() for part in parts]
+
+
+def short_names(keys: Iterable[str], config: ConfigDict) -> dict[str, str]:
+    """Return the shortest ending of each dotted key that no other key of the config shares."""
+    known = [key.split(".") for key in configuration.flatten(config)]
+    names = {}
+    for key in keys:
+        parts = key.split(".")
+        endings = (parts[start:] for start in range(len(parts) - 1, 0, -1))
+        unique = (end for end in endings if sum(other[-len(end) :] == end for other in known) == 1)
+        names[key] = ".".join(next(unique, parts))
+    return names
+
+
+def as_text(value: Any) -> str:
+    """Return a value as one would write it on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def folder_name(values: dict[str, Any]) -> str:
+    """Return `key=value,…` sorted by key, so that the order of the flags does not matter.
+
+    It is safe on every file system: values that are long, or hold characters other than letters, digits and "._+-",
+    are cut and get a digest.
+    """
+    return ",".join(f"{key}={_safe(values[key])}" for key in sorted(values))
+
+
+def _safe(value: Any) -> str:
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        text = "+".join(value)
+        plain = bool(value) and all(re.fullmatch(r"[A-Za-z0-9._-]+", item) for item in value)
+    else:
+        text = as_text(value)
+        plain = re.fullmatch(r"[A-Za-z0-9._+-]*", text) is not None
+    if plain and len(text) <= 60:
+        return text
+    digest = hashlib.sha256(repr(value).encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', text)[:40]}-{digest}"
+
+
+def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[Swept]) -> list[GridRun]:
+    """Return the runs of the grid, the last key changing fastest, with the results of those that are finished.
+
+    Raises UserError, before anything is trained, for a value that the config does not allow, and where a folder holds
+    a run with another config.
+    """
+    if (folder / CONFIG).exists():
+        raise UserError(f"{folder} is itself the run folder of a training; give the sweep another --workdir")
+    short = short_names([one.key for one in swept], config)
+    runs, conflicts = [], []
+    for combination in itertools.product(*(one.values for one in swept)):
+        values = {one.key: value for one, value in zip(swept, combination, strict=True)}
+        name = folder_name({short[key]: value for key, value in values.items()})
+        run = GridRun(name, values, copy.deepcopy(config), RunFolder(folder / name))
+        run.config.update_from_flattened_dict(values)
+        try:
+            configuration.validate(run.config)
+            preprocess_for(run.config)
+        except UserError as error:
+            raise UserError(f"the sweep's run {name} cannot be trained: {error}") from error
+        if changed := changed_keys(run.config, run.folder):
+            conflicts.append(f"{name} ({'; '.join(changed)})")
+        runs.append(run)
+    if conflicts:
+        raise UserError(
+            f"{folder} holds runs with another config: {', '.join(conflicts)}; give their own command to go on, or "
+            "another --workdir"
+        )
+    for run in runs:
+        run.results = read_results(run.folder)
+        run.selected = selection_of(run.folder) if run.results is not None else {}
+    return runs
+
+
+def selection_of(folder: RunFolder) -> dict[str, Any]:
+    """Return step, kind and split of a run's selected weights; nothing where its checkpoints are gone or damaged."""
+    if not (folder / CHECKPOINTS).exists():
+        return {}
+    with checkpoint.open_manager(folder, writing=False) as manager:
+        step = manager.latest_step()
+        if step is None:
+            return {}
+        try:
+            notes = manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
+            return {name: notes[name] for name in ("step", "kind", "split")}
+        except (ValueError, OSError, KeyError, TypeError):
+            return {}

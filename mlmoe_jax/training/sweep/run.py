@@ -1,0 +1,246 @@
+"""A sweep: one training after another over a grid of values, then a table and a picture of the curve.
+
+    --sweep=config.model.prompts.num_groups=2,3,5,8 --sweep=config.seed=0,1,2
+
+trains twelve runs, each in its own folder below --workdir. The same command goes on where it was stopped: finished runs
+are only read, an unfinished one continues from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlmoe_jax import config as configuration
+from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import RunFolder, to_json
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.training.loop import Stopped, train
+from mlmoe_jax.training.sweep.grid import GridRun, Swept, as_text, plan, selection_of, short_names
+from mlmoe_jax.training.sweep.plot import Line, draw
+
+TABLE, PICTURE = "sweep.csv", "sweep.png"
+SEED = "seed"
+_UNITS = {"data.image_size": "pixels", "augment.margin": "pixels", "train.batch_size": "images"}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mAP of one split over seeds: mean, standard deviation of just these values, and how many there are."""
+
+    mean: float
+    std: float
+    count: int
+
+
+# --------------------------------------------------------------------------------------------------------- the sweep
+def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[Swept], *, as_json: bool = False) -> int:
+    """Train all runs of the grid that are not finished, write sweep.csv and sweep.png, print the table.
+
+    Returns 0, or 130 after SIGTERM or Ctrl-C. Raises UserError before the first run where one of them cannot be trained
+    in its folder, and at the end where some have failed; the others are trained all the same.
+    """
+    runs = plan(config, folder, swept)
+    writer = distributed.is_first()
+    with folder.writing() if writer else contextlib.nullcontext():
+        if writer:
+            write_table(folder, runs)
+        for number, run in enumerate(runs, start=1):
+            what = f"run {number} of {len(runs)}, {run.name}"
+            if run.results is not None:
+                say(f"{what}: finished before")
+                continue
+            say(what)
+            try:
+                run.results = train(run.config, run.folder)
+            except UserError as error:
+                if isinstance(error, BadImage) and distributed.process()[1] > 1:
+                    raise  # only one process has met it, the others wait in vain
+                run.error = str(error)
+                say(f"{what}: {error}")
+            except (Stopped, KeyboardInterrupt) as stopped:
+                say(f"{what}: {str(stopped) or 'stopped; the same command goes on from there'}")
+                return 130
+            else:
+                run.selected = selection_of(run.folder)
+            if writer:
+                write_table(folder, runs)
+        if writer and any(spreads for _, spreads in over_seeds(runs)):
+            folder.write_bytes(PICTURE, picture(runs))
+    print(to_json(report(runs), indent=2) if as_json else format_table(runs))
+    say(f"sweep folder: {folder}")
+    if failed := [run for run in runs if run.error]:
+        raise UserError(
+            f"{len(failed)} of {len(runs)} runs failed, the first, {failed[0].name}, because: {failed[0].error}; the "
+            "same command tries them again"
+        )
+    return 0
+
+
+def write_table(folder: RunFolder, runs: Sequence[GridRun]) -> None:
+    """Write sweep.csv: a row a finished or failed run, fractions with all digits, empty where a metric is undefined."""
+    names = list(
+        dict.fromkeys(
+            (split, name) for run in runs for split, metrics in (run.results or {}).items() for name in metrics
+        )
+    )
+    rows = []
+    for run in runs:
+        if run.results is None and not run.error:
+            continue
+        found = [(run.results or {}).get(split, {}).get(name, math.nan) for split, name in names]
+        rows.append(
+            [
+                *map(as_text, run.values.values()),
+                *(run.selected.get(name, "") for name in ("step", "kind", "split")),
+                *("" if math.isnan(value) else float(value) for value in found),
+                run.name,
+                run.error,
+            ]
+        )
+    metrics = [f"{split}/{name}" for split, name in names]
+    folder.write_csv(TABLE, [*runs[0].values, "step", "weights", "selected_on", *metrics, "run", "error"], rows)
+
+
+def report(runs: Sequence[GridRun]) -> dict[str, Any]:
+    """Return what --json prints: the metrics of every run as fractions, and the mAP over seeds where they are swept."""
+    listed = [
+        {
+            "run": run.name,
+            "config": run.values,
+            "selected": run.selected or None,
+            "results": run.results,
+            "error": run.error or None,
+        }
+        for run in runs
+    ]
+    if SEED not in runs[0].values:
+        return {"runs": listed}
+    means = [
+        {"config": values, "mAP": {split: vars(spread) for split, spread in spreads.items()}}
+        for values, spreads in over_seeds(runs)
+    ]
+    return {"runs": listed, "over_seeds": means}
+
+
+# ----------------------------------------------------------------------------------------------------- what it shows
+def split_names(runs: Sequence[GridRun]) -> list[str]:
+    """Return the splits that any run was evaluated on."""
+    return list(dict.fromkeys(split for run in runs for split in run.results or {}))
+
+
+def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, Spread]]]:
+    """Return the grid without its seeds, as (other values, the mAP of each split); where none is swept, as it is."""
+    groups: dict[tuple, list[GridRun]] = {}
+    for run in runs:
+        groups.setdefault(tuple((k, v) for k, v in run.values.items() if k != SEED), []).append(run)
+    summary = []
+    for values, members in groups.items():
+        spreads = {}
+        for split in split_names(members):
+            found = [run.results[split]["mAP"] for run in members if split in (run.results or {})]
+            finite = [value for value in found if math.isfinite(value)]
+            if finite:
+                spreads[split] = Spread(float(np.mean(finite)), float(np.std(finite)), len(finite))
+        summary.append((dict(values), spreads))
+    return summary
+
+
+def format_table(runs: Sequence[GridRun]) -> str:
+    """Return the mAP of every run in percent, a line each, then its mean and standard deviation over seeds."""
+    splits = split_names(runs)
+    short = short_names(runs[0].values, runs[0].config)
+    summary = over_seeds(runs) if SEED in runs[0].values else []
+    labels = [_label(values, short) or "all" for values, _ in summary]
+    width = max(map(len, ["mAP, %", *(run.name for run in runs), *labels]))
+    lines = [f"{'mAP, %':<{width}}" + "".join(f"  {split:>14}" for split in splits) + "  weights"]
+    for run in runs:
+        if run.error:
+            lines.append(f"{run.name:<{width}}  failed: {run.error}")
+            continue
+        cells = ((run.results or {}).get(split, {}).get("mAP", math.nan) for split in splits)
+        chosen = f"  {run.selected['kind']} of step {run.selected['step']}" if run.selected else ""
+        lines.append(f"{run.name:<{width}}" + "".join(f"  {100 * value:>14.2f}" for value in cells) + chosen)
+    if summary:
+        lines += ["", "mean ± standard deviation over seeds"]
+        for label, (_, spreads) in zip(labels, summary, strict=True):
+            cells = (_percent(spreads[split]) if split in spreads else "" for split in splits)
+            seeds = f"  {max((spread.count for spread in spreads.values()), default=0)} seeds"
+            lines.append(f"{label:<{width}}" + "".join(f"  {cell:>14}" for cell in cells) + seeds)
+    if _selected_on_test(runs):
+        lines += ["", "selected on test, as published"]
+    return "\n".join(lines)
+
+
+def picture(runs: Sequence[GridRun]) -> bytes:
+    """Draw the mAP of each split over the first swept key, as PNG.
+
+    One key: a line a split. Several: a panel a split, and a line a combination of the other keys. Seeds are averaged,
+    with error bars of one standard deviation; where only the seed is swept, each is a point beside their mean.
+    """
+    keys = [key for key in runs[0].values if key != SEED]
+    short = short_names(runs[0].values, runs[0].config)
+    x_key, *others = keys or [SEED]
+    points = over_seeds(runs) if keys else [(run.values, of_run) for run in runs for _, of_run in over_seeds([run])]
+    panels: dict[str, list[Line]] = {}
+    for split in split_names(runs):
+        curves: dict[str, list[tuple]] = {}
+        for values, spreads in points:
+            combination = {key: values[key] for key in others}
+            label = _label(combination, short if len(others) > 1 else {}) if others else split
+            curve = curves.setdefault(label, [])
+            if split in spreads:
+                curve.append((_tick(values[x_key], x_key), 100 * spreads[split].mean, 100 * spreads[split].std))
+        lines = [Line(label, *zip(*found, strict=True), level=not keys) for label, found in curves.items() if found]
+        panels.setdefault(split if others else "", []).extend(lines)
+    unit = f" ({_UNITS[x_key]})" if x_key in _UNITS else ""
+    return draw(
+        panels,
+        list(dict.fromkeys(_tick(run.values[x_key], x_key) for run in runs)),
+        x_label=f"{x_key}{unit}",
+        y_label="mAP (%)",
+        legend=", ".join(short[key] for key in others) or "split",
+        title=_title(runs),
+    )
+
+
+def _tick(value: Any, key: str) -> Any:
+    """Return an x value: a number as it is, and what has no scale, such as a seed, as text."""
+    has_scale = isinstance(value, int | float) and not isinstance(value, bool) and key != SEED
+    return value if has_scale else as_text(value)
+
+
+def _label(values: dict[str, Any], short: dict[str, str]) -> str:
+    return ", ".join(f"{short[key]}={as_text(v)}" if short else as_text(v) for key, v in values.items())
+
+
+def _percent(spread: Spread) -> str:
+    return f"{100 * spread.mean:.2f} ± {100 * spread.std:.2f}"
+
+
+def _selected_on_test(runs: Sequence[GridRun]) -> bool:
+    return any(run.config.eval.select_on == "test" for run in runs)
+
+
+def _title(runs: Sequence[GridRun]) -> str:
+    """Return what the runs have in common, and below it what a reader must know of the numbers."""
+    flat = configuration.flatten(runs[0].config)
+    what = [flat[key] for key in ("data.name", "model.backbone.name", "model.head.kind") if key not in runs[0].values]
+    notes = []
+    if SEED in runs[0].values:
+        counts = [spread.count for _, spreads in over_seeds(runs) for spread in spreads.values()]
+        few, many = min(counts), max(counts)
+        notes.append(f"mean ± standard deviation over {many if few == many else f'{few} to {many}'} seeds")
+    if _selected_on_test(runs):
+        notes.append("selected on test, as published")
+    if failed := sum(bool(run.error) for run in runs):
+        notes.append(f"{failed} of {len(runs)} runs failed")
+    return "\n".join(filter(None, (", ".join(what), "; ".join(notes))))
