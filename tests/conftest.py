@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.paths import REPOSITORY
 
 from mlmoe_jax.errors import UserError
 
@@ -25,8 +26,6 @@ if "MLMOE_TESTS_CACHE" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fetches weights from the network
-
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser):

@@ -5,10 +5,10 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+from helpers.paths import REPOSITORY
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 
 # a distribution -> the module that it installs, where the names differ
 MODULES = {
@@ -26,7 +26,7 @@ MODULES = {
 def imported() -> set[str]:
     """The top-level modules that some file of the package imports, also inside functions."""
     found = set()
-    for file in (ROOT / "mlmoe_jax").rglob("*.py"):
+    for file in (REPOSITORY / "mlmoe_jax").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
@@ -37,7 +37,7 @@ def imported() -> set[str]:
 
 def required() -> dict[str, str]:
     """Distribution -> module, of requirements.txt."""
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    lines = (REPOSITORY / "requirements.txt").read_text().splitlines()
     names = [re.match(r"[\w.-]+", line).group().lower() for line in lines if line and not line.startswith("#")]
     return {name: MODULES.get(name, name.replace("-", "_")) for name in names}
 
@@ -45,12 +45,12 @@ def required() -> dict[str, str]:
 def test_every_folder_with_python_files_is_installed():
     settings = PROJECT["tool"]["setuptools"]
     moved = settings["package-dir"]
-    folders = {file.parent for file in (ROOT / "mlmoe_jax").rglob("*.py")}
-    expected = {".".join(folder.relative_to(ROOT).parts) for folder in folders} | set(moved)
+    folders = {file.parent for file in (REPOSITORY / "mlmoe_jax").rglob("*.py")}
+    expected = {".".join(folder.relative_to(REPOSITORY).parts) for folder in folders} | set(moved)
     assert sorted(settings["packages"]) == sorted(expected)
     assert len(settings["packages"]) == len(set(settings["packages"]))
     for name, folder in moved.items():
-        assert list((ROOT / folder).glob("*.py")), name
+        assert list((REPOSITORY / folder).glob("*.py")), name
 
 
 def test_data_files_are_installed():
@@ -59,10 +59,10 @@ def test_data_files_are_installed():
         file
         for package, patterns in package_data.items()
         for pattern in patterns
-        for file in (ROOT / package.replace(".", "/")).glob(pattern)
+        for file in (REPOSITORY / package.replace(".", "/")).glob(pattern)
     }
     kinds = {".py", ".pyc"}
-    data = {file for file in (ROOT / "mlmoe_jax").rglob("*") if file.is_file() and file.suffix not in kinds}
+    data = {file for file in (REPOSITORY / "mlmoe_jax").rglob("*") if file.is_file() and file.suffix not in kinds}
     assert data
     assert data <= installed
 
@@ -77,7 +77,7 @@ def test_neither_torch_nor_tensorflow_is_imported():
         "import sys, mlmoe_jax.main, mlmoe_jax.training.loop, mlmoe_jax.inference.predict\n"
         "print(*sorted({'torch', 'tensorflow', 'tensorflow_datasets', 'jax', 'orbax'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert done.stdout.split() == ["jax", "orbax"]
 
 

@@ -2,11 +2,10 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
+from helpers.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDER = """#!/usr/bin/env bash
 case "$1" in --version) echo "Python 3.11.99"; exit ;; -c) exit "${OLD:-0}" ;; esac
 echo "$@" >> "$RECORD"

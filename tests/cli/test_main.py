@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_program
+from helpers import small_program
 from PIL import Image
 
 SMALL = (*small_program.SMALL, "--config.seed=3")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from scored_run import drawn_split, write_run
+from helpers.scored_run import drawn_split, write_run
 
 from mlmoe_jax.evaluation.thresholds import read_thresholds
 from mlmoe_jax.main import main

@@ -182,8 +182,7 @@ if __name__ == "__main__":
 def start_slowly(voc, tmp_path, processes):
     """Start packing into `out` at ten images a second, in a process group of its own."""
     (tmp_path / "slowly.py").write_text(SLOWLY)
-    places = [str(Path(packing.__file__).parents[2]), str(Path(__file__).parent)]
-    environment = dict(os.environ, PYTHONPATH=":".join(places))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     command = [sys.executable, tmp_path / "slowly.py", voc, tmp_path / "out", str(processes)]
     options = {"env": environment, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     return subprocess.Popen(command, **options), tmp_path / "out"

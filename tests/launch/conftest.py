@@ -3,7 +3,7 @@ import os
 import signal
 
 import pytest
-from launch_machines import set_up
+from helpers.launch_machines import set_up
 
 
 @pytest.fixture

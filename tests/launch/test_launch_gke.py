@@ -7,7 +7,7 @@ import re
 import jsonschema
 import pytest
 import yaml
-from launch_machines import REPOSITORY
+from helpers.launch_machines import REPOSITORY
 
 SCHEMA = json.loads((REPOSITORY / "tests/launch/jobset_schema.json").read_text())
 IMAGE = "--image=us-docker.pkg.dev/my-project/my-repository/mlmoe:1"

@@ -7,7 +7,7 @@ import subprocess
 import sysconfig
 
 import pytest
-from launch_machines import PAGE, REPOSITORY, TOOLS, documented, words
+from helpers.launch_machines import PAGE, REPOSITORY, TOOLS, documented, words
 
 SHELLCHECK = shutil.which("shellcheck", path=f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
 SOURCED = ["launch/commands.sh", "launch/environment.sh"]  # what they set is for who sources them

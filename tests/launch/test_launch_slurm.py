@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from launch_machines import PAGE, REPOSITORY
+from helpers.launch_machines import PAGE, REPOSITORY
 
 (DOCUMENTED, SHOWN), *_ = re.findall(r"```bash\n(sbatch .*?)```.*?```text\n(srun .*?)\n```", PAGE.read_text(), re.S)
 

@@ -1,12 +1,11 @@
 """ConvNeXt against the numbers of a small torch twin with random weights (float32, CPU)."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
@@ -15,7 +14,7 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.cnn import TORCHVISION_CONVNEXT
 
-ARRAYS = dict(np.load(Path(__file__).parents[1] / "parity" / "cnn_convnext.npz"))
+ARRAYS = dict(np.load(PARITY / "cnn_convnext.npz"))
 SHAPE = ConvNeXtShape((1, 2, 1, 1), (8, 12, 16, 24))
 TOLERANCE = 2e-5
 GRIDS = {"64x64": (2, 2), "33x39": (1, 1), "45x66": (1, 2)}

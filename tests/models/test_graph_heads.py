@@ -1,11 +1,11 @@
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 
 from mlmoe_jax.data.labels.graph import label_graph
 from mlmoe_jax.models.contracts import Features
@@ -15,7 +15,7 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.rules.graph import own_classifier, pointwise
 from mlmoe_jax.training.preflight.cost import count_macs
 
-TWIN = np.load(Path(__file__).parents[1] / "parity" / "graph_heads.npz")
+TWIN = np.load(PARITY / "graph_heads.npz")
 LABELS, WIDTH, HIDDEN = 6, 32, 24
 RESNET_101 = 42_500_160  # parameters of the body
 # Our paths below the head, and the tensors of the authors' ADD-GCN.

@@ -4,13 +4,13 @@
 """
 
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -21,7 +21,6 @@ from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.training.step import make_objective
 
-PARITY = Path(__file__).parents[1] / "parity"
 FORWARD, LOSS, GRADIENT = 2e-5, 1e-5, {"A": 1e-3, "B": 1e-4}
 TERMS = {"co": "co_logit", "dc": "dc_logit", "co_gate": "moe_co_logit", "dc_gate": "moe_dc_logit"}
 

@@ -1,11 +1,9 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 
 from mlmoe_jax.models.layers.positions import bicubic_weights, detr_positions, resample_positions, sine_positions
 
-PARITY = Path(__file__).parents[1] / "parity"
 ARRAYS = np.load(PARITY / "positions.npz")
 KINDS = {"size": {}, "offset": {"offset": 0.1}, "size_antialias": {"antialias": True}}
 

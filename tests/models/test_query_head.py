@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
@@ -20,7 +20,7 @@ from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.query import ML_DECODER, Q2L
 
 D, HIDDEN, K, GRID = 16, 24, 6, (3, 5)
-ARRAYS = np.load(Path(__file__).parents[1] / "parity" / "query.npz")
+ARRAYS = np.load(PARITY / "query.npz")
 
 
 # The twins have no backbone.

@@ -4,13 +4,13 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY, REPOSITORY
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models import rules
@@ -23,7 +23,6 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.cnn import TORCHVISION_RESNET, conv_kernel
 
-PARITY = Path(__file__).parents[1] / "parity"
 ARRAYS = dict(np.load(PARITY / "cnn_resnet.npz"))
 SHAPE = ResNetShape((1, 2, 1, 1), stem=4)
 TOLERANCE = 2e-5
@@ -311,7 +310,7 @@ def test_batch_statistics_are_of_the_global_batch(tmp_path):
         **os.environ,
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PYTHONPATH": str(REPOSITORY),
     }
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "equal", done.stderr[-3000:]

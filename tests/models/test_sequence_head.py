@@ -1,19 +1,19 @@
 import itertools
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.heads.sequence import CNNRNNHead, beam_search, log_odds
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.training.preflight.cost import count_macs
 
-TWIN = np.load(Path(__file__).parents[1] / "parity" / "graph_heads.npz")
+TWIN = np.load(PARITY / "graph_heads.npz")
 ORDER, MAX_LABELS, WIDTH = TWIN["cnn_rnn/order"].tolist(), 3, 32
 SIZES = {"embedding": 8, "hidden": 16, "max_labels": MAX_LABELS}
 # Our paths and torch's tensors; torch adds a second bias.

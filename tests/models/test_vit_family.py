@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -15,7 +16,6 @@ from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
 
-PARITY = Path(__file__).parents[1] / "parity"
 TOLERANCE = 2e-5
 
 

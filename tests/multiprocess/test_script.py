@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from helpers.paths import REPOSITORY
 
-SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "multiprocess.sh"
+SCRIPT = REPOSITORY / "launch" / "multiprocess.sh"
 STAND_IN = f"""#!/usr/bin/env bash
 case "$1" in
   --version) echo "Python 3.11.99"; exit ;;

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import TESTS
 from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
@@ -15,7 +16,6 @@ from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.cnn import SOURCES, TORCHVISION_CONVNEXT, TORCHVISION_RESNET, channels, conv_kernel
 
-TESTS = Path(__file__).parents[1]
 TORCHVISION = {"resnet": TORCHVISION_RESNET, "convnext": TORCHVISION_CONVNEXT}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
@@ -23,7 +24,6 @@ from mlmoe_jax.pretrained.rules.graph import (
     sequential_resnet_rules,
 )
 
-PARITY = Path(__file__).parents[1] / "parity"
 TWINS = np.load(PARITY / "graph_heads.npz")
 LABELS, WIDTH, HIDDEN = 6, 32, 24
 PLACES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}

@@ -315,7 +315,7 @@ def test_other_suffixes_are_refused(refusal, tmp_path, name):
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     """The package's folder of files and the cache, and a backbone named tiny in the catalogue."""
-    monkeypatch.setattr(catalog, "__file__", str(tmp_path / "package" / "catalog.py"))
+    monkeypatch.setattr(weights, "__file__", str(tmp_path / "package" / "weights.py"))
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     entry = catalog.CATALOG["vit_digits"]
     entry = dataclasses.replace(entry, shape=SHAPE, file="deep/tiny.safetensors", address="https://example.org/tiny")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.config import default_config
@@ -26,7 +27,6 @@ from mlmoe_jax.pretrained.official import cut, departures, export_official, load
 from mlmoe_jax.pretrained.rules import mlvpt
 from mlmoe_jax.pretrained.rules.base import Rule
 
-PARITY = Path(__file__).parents[1] / "parity"
 TOLERANCE = 2e-5
 LISTED = json.loads((PARITY / "checkpoint_keys.json").read_text())
 LAYOUTS = {

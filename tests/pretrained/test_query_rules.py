@@ -2,11 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
@@ -26,7 +26,6 @@ from mlmoe_jax.pretrained.rules.query import (
     refuse_unknown_backbone,
 )
 
-PARITY = Path(__file__).parents[1] / "parity"
 TWINS, RESNET = np.load(PARITY / "query.npz"), np.load(PARITY / "cnn_resnet.npz")
 KEYS = json.loads((PARITY / "query_keys.json").read_text())
 K, D, HIDDEN, SHAPE = 6, 16, 24, ResNetShape((1, 2, 1, 1), stem=4)

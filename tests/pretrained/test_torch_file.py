@@ -9,13 +9,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained import torch_file, torch_pickle
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 from mlmoe_jax.pretrained.torch_pickle import ADMITTED
 
-FILES = Path(__file__).parents[1] / "parity" / "torch_files"
+FILES = PARITY / "torch_files"
 LAYOUTS = ("zip", "legacy")
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 SYSTEM = {"protocol_version": PROTOCOL, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import TESTS
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -16,7 +17,6 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained import load
 from mlmoe_jax.pretrained.load import load_weights
 
-TESTS = Path(__file__).parents[1]
 LISTED = json.loads((TESTS / "parity" / "checkpoint_keys.json").read_text())
 D, PATCH, HEADS = 16, 4, 2
 PLAIN = ViTShape(width=D, depth=2, heads=HEADS, patch=PATCH, native=8)

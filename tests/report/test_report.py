@@ -8,11 +8,11 @@ import re
 import sys
 import types
 
-import browser
 import jax
 import numpy as np
 import pytest
-from made_run import GRID, IMAGES, NAMES, data_block, image_ids, make_run, table, write_samples
+from helpers import browser
+from helpers.made_run import GRID, IMAGES, NAMES, data_block, image_ids, make_run, table, write_samples
 from sklearn.metrics import precision_recall_curve
 
 from mlmoe_jax.data.labels.space import LabelSpace

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scored_run import drawn_split, write_run
+from helpers.scored_run import drawn_split, write_run
 
 from mlmoe_jax.evaluation.compare import Change, Move, changed_images, compare_runs
 from mlmoe_jax.evaluation.compare_output import as_dict, compare_folders, format_comparison

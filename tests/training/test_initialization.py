@@ -4,13 +4,13 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import PARITY
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
@@ -40,7 +40,6 @@ from mlmoe_jax.training.convert import export_run, import_run
 from mlmoe_jax.training.initialization import LABEL_ROWS, Counterparts, carry_over, initial_parts, starting_parts
 from mlmoe_jax.training.loop import set_up, start
 
-PARITY = Path(__file__).parent / "parity"
 TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
 
 

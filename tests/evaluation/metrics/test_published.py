@@ -1,16 +1,15 @@
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_fscore_support
 
 from mlmoe_jax.evaluation.evaluate import probabilities
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.published import PRESETS, preset
 
-PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
 S, P, Y = (ARRAYS[name] for name in ("S", "P", "Y"))

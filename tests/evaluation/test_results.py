@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from scored_run import drawn_split, write_run, write_scores
+from helpers.scored_run import drawn_split, write_run, write_scores
 
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.evaluate import Scored, write_results

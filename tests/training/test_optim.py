@@ -1,4 +1,3 @@
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -7,11 +6,12 @@ import ml_collections
 import numpy as np
 import optax
 import pytest
+from helpers.paths import PARITY
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.training import optim
 
-TORCH = np.load(Path(__file__).parent / "parity" / "optim.npz")  # made by parity/make_optim.py
+TORCH = np.load(PARITY / "optim.npz")  # made by parity/make_optim.py
 SHAPES = {"head/kernel": (4, 3), "head/bias": (3,), "prompts/deep": (5,)}
 STEPS, PEAK = 40, 0.05
 TOTALS = sorted(int(name.split("/")[1]) for name in TORCH.files if name.startswith("one_cycle/"))

@@ -377,10 +377,9 @@ def test_a_full_disk_is_told_in_one_sentence(command, predictor, monkeypatch, re
 # ------------------------------------------------------------------------------------------ many devices and processes
 def start(code: str, devices: int, **options) -> subprocess.Popen:
     """Start Python with this module, on so many simulated devices."""
-    places = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     environment = dict(
         os.environ,
-        PYTHONPATH=os.pathsep.join(places),
+        PYTHONPATH=os.pathsep.join(sys.path),
         JAX_PLATFORMS="cpu",
         XLA_FLAGS=f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
     )

@@ -1,12 +1,11 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 
 from mlmoe_jax.data.labels import graph as graphs
 
-PARITY = Path(__file__).parent / "parity"
 # Counts over COCO train2014, classes in category-id order, and over the trainval images of VOC 2007.
 COCO = np.load(PARITY / "coco_groups.npz")
 VOC = json.loads((PARITY / "voc2007_counts.json").read_text())

@@ -9,7 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from helpers.paths import REPOSITORY
+
 PAGE = REPOSITORY / "docs" / "launch.md"
 
 RECORD = """#!/usr/bin/env bash

@@ -1,15 +1,14 @@
 import json
 import math
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 
 from mlmoe_jax.models import losses
 
-PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "losses.npz")
 CASES = json.loads((PARITY / "losses.json").read_text())["cases"]
 LOGITS = np.array([-100.0, -30, -17, -5, -0.1, 0, 0.1, 5, 17, 30, 100], np.float32)

@@ -1,16 +1,15 @@
 import json
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 
 from mlmoe_jax.evaluation import thresholds
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.thresholds import Thresholds
 from mlmoe_jax.runs.folder import RunFolder
 
-PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
 

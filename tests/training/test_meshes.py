@@ -18,8 +18,7 @@ def on_eight_devices(function: str, *arguments) -> dict:
     code = f"import sys, json, test_meshes; print(json.dumps(test_meshes.{function}(*json.loads(sys.argv[1]))))"
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    here = Path(__file__).parent
-    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, "-c", code, json.dumps(arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

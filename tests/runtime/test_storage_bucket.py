@@ -4,16 +4,12 @@ TensorStore against a store of our own on this machine.
 
 import json
 import signal
-import sys
 import threading
-from pathlib import Path
 
 import pytest
-import small_program
+from helpers import small_program
+from helpers.fake_store import serve
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_store import serve
 
 RUN = "gs://bucket/runs/a"
 SMALL = ("--config=linear_probe:dataset=digits", "--config.model.backbone.weights=none", *small_program.SMALL)

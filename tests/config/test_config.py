@@ -1,7 +1,7 @@
 import json
-from pathlib import Path
 
 import pytest
+from helpers.paths import REPOSITORY
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax.config import (
@@ -21,7 +21,7 @@ from mlmoe_jax.models.heads.group_experts import COMBINE
 from mlmoe_jax.models.layers.batch_norm import BATCH_NORMS
 from mlmoe_jax.models.prompts import MASKS
 
-CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.py"))
+CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 
 from mlmoe_jax.data.labels import grouping
 from mlmoe_jax.errors import UserError
@@ -11,7 +10,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Graph is not fully connected")
 
 # Counts over the 82,081 labelled images of COCO train2014, classes in category-id order; CO partitions published with
 # ML-VPT.
-COCO = np.load(Path(__file__).parent / "parity" / "coco_groups.npz")
+COCO = np.load(PARITY / "coco_groups.npz")
 PERSON, CAR, TRAFFIC_LIGHT, HAIR_DRIER = 0, 2, 9, 78
 
 

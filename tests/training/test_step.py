@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from helpers.paths import REPOSITORY
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.augment import augment
@@ -464,7 +464,7 @@ print("equal")
 def test_meshes_of_devices_agree_with_one_device(tmp_path):
     script = tmp_path / "meshes.py"
     script.write_text(MESHES)
-    root = Path(__file__).resolve().parents[1]
+    root = REPOSITORY
     environment = {
         **os.environ,
         # without optimization, which would take most of the time

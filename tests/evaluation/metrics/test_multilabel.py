@@ -1,9 +1,9 @@
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 from sklearn.metrics import (
     average_precision_score,
     f1_score,
@@ -16,7 +16,6 @@ from sklearn.metrics import (
 from mlmoe_jax.evaluation import thresholds
 from mlmoe_jax.evaluation.metrics import calibration, multilabel, ranking
 
-PARITY = Path(__file__).parent / "parity"
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
 S, P, Y, DIFFICULT = (ARRAYS[name] for name in ("S", "P", "Y", "T_difficult"))

@@ -1,11 +1,10 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 
 from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors, read_glove
 
-COCO = np.load(Path(__file__).parents[1] / "parity" / "coco_groups.npz")
+COCO = np.load(PARITY / "coco_groups.npz")
 # Their places among COCO's classes in category-id order.
 FORK, KNIFE, DINING_TABLE, KEYBOARD, MOUSE, ZEBRA = 42, 43, 60, 66, 64, 22
 

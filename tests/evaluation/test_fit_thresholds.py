@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scored_run import drawn_split, write_run
+from helpers.scored_run import drawn_split, write_run
 from sklearn.metrics import f1_score, precision_score
 
 from mlmoe_jax.evaluation.fit_thresholds import fit_run, fit_split, format_fitted

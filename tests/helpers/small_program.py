@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from helpers.paths import REPOSITORY
+
 # A training of two epochs of four steps, each of them logged, with four checkpoints.
 SMALL = (
     "--config.train.epochs=2",
