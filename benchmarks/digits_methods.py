@@ -22,7 +22,7 @@ from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.sharding import place, shard_batch
-from mlmoe_jax.training.loop import set_up
+from mlmoe_jax.training.setup import set_up
 
 METHODS = (
     "linear_probe:dataset=digits",

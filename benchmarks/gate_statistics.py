@@ -10,7 +10,7 @@ import argparse
 import math
 
 from mlmoe_jax.data.sources import open_split
-from mlmoe_jax.inference.explain import gate_statistics
+from mlmoe_jax.inference.gate_statistics import gate_statistics
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
 

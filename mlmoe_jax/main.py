@@ -270,7 +270,7 @@ def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     if bool(flags.config) == bool(flags.configs):
         raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
     from mlmoe_jax import config
-    from mlmoe_jax.runs.folder import to_json
+    from mlmoe_jax.runtime.storage import to_json
     from mlmoe_jax.training.preflight.cost import format_summary, summarize
 
     rows = {}
@@ -342,7 +342,7 @@ def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 def _print_results(results: dict, as_json: bool) -> None:
     from mlmoe_jax.evaluation.evaluate import format_results
-    from mlmoe_jax.runs.folder import to_json
+    from mlmoe_jax.runtime.storage import to_json
 
     print(to_json(results, indent=2) if as_json else format_results(results))
 

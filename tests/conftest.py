@@ -84,7 +84,7 @@ def drawn_parts():
     from flax import nnx
 
     from mlmoe_jax.models.build import build_model
-    from mlmoe_jax.runs.restore import split_model
+    from mlmoe_jax.runs.assemble import split_model
 
     def build(config, label_space):
         model = nnx.eval_shape(lambda: build_model(config, label_space, rngs=nnx.Rngs(0)))
@@ -106,10 +106,12 @@ def two_steps(drawn_parts):
     import numpy as np
 
     from mlmoe_jax.data.labels.space import synthetic_label_space
-    from mlmoe_jax.models.params import initial_state
+    from mlmoe_jax.data.prepare import Preprocess
     from mlmoe_jax.runtime.sharding import make_mesh, place
+    from mlmoe_jax.training.objective import make_objective
     from mlmoe_jax.training.optim import make_optimizer
-    from mlmoe_jax.training.step import Preprocess, make_objective, make_train_step
+    from mlmoe_jax.training.state import initial_state
+    from mlmoe_jax.training.step import make_train_step
 
     def run(config):
         prompts = config.model.prompts

@@ -10,9 +10,8 @@ from mlmoe_jax.config.loading import (
     parse_arg,
     set_key,
     to_json,
-    validate,
-    warnings,
 )
+from mlmoe_jax.config.validation import validate, warnings
 
 __all__ = [
     "CONFIG_FOLDER",

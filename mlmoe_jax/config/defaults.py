@@ -2,8 +2,6 @@
 
 from ml_collections import ConfigDict
 
-SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # what each choice of model.prompts.sides has
-
 
 def default_config() -> ConfigDict:
     """Return the defaults of every key; methods and data sets change what they need."""

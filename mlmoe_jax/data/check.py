@@ -18,8 +18,8 @@ from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import to_json
 from mlmoe_jax.runtime.progress import Progress
+from mlmoe_jax.runtime.storage import to_json
 
 TOP = 10  # co-occurrences, and pairs that never meet
 EXAMPLES = 5  # of anything that is wrong

@@ -35,8 +35,8 @@ from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.preemption import asked_to_stop
+from mlmoe_jax.runtime.storage import Folder
 
 SAVE_EVERY = 5.0  # seconds; an object store limits how often one object may be replaced
 LOOK_EVERY = 0.2  # seconds between looks at how far the workers are
@@ -74,7 +74,7 @@ def pack(config, output: str | os.PathLike) -> int:
 
     settings = Settings.of(config)
     splits = _open_splits(config)
-    folder = RunFolder(epath.Path(output).expanduser())
+    folder = Folder(epath.Path(output).expanduser())
     with _plain_errors(folder), folder.writing(), asked_to_stop() as asked:
         manifest = _resume(folder, _empty_manifest(config, settings, splits), settings)
         shards = [shard for split in splits for shard in _missing(manifest, split, settings)]
@@ -106,7 +106,7 @@ def _open_splits(config) -> list[Split]:
 
 
 @contextlib.contextmanager
-def _plain_errors(folder: RunFolder) -> Iterator[None]:
+def _plain_errors(folder: Folder) -> Iterator[None]:
     """Turn what goes wrong with the output folder into one sentence."""
     try:
         yield
@@ -143,7 +143,7 @@ def _fingerprint(split: Split) -> str:
     return digest.hexdigest()
 
 
-def _resume(folder: RunFolder, wanted: dict[str, Any], settings: Settings) -> dict[str, Any]:
+def _resume(folder: Folder, wanted: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Return `wanted` with the shards that are in the folder already; UserError where it holds something else."""
     found = next((name for name in (UNFINISHED, MANIFEST) if (folder / name).exists()), None)
     if found is None:
@@ -162,7 +162,7 @@ def _resume(folder: RunFolder, wanted: dict[str, Any], settings: Settings) -> di
     return wanted | {"splits": wanted["splits"] | before["splits"]}
 
 
-def _require_same(folder: RunFolder, before: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _require_same(folder: Folder, before: dict[str, Any], wanted: dict[str, Any]) -> None:
     if before.get("format") != FORMAT:
         raise UserError(f"{folder} was packed by another version of mlmoe_jax; give another --output")
     if before["source"] != wanted["source"]:
@@ -187,12 +187,12 @@ def _require_same(folder: RunFolder, before: dict[str, Any], wanted: dict[str, A
         )
 
 
-def _is_there(folder: RunFolder, entry: dict[str, Any]) -> bool:
+def _is_there(folder: Folder, entry: dict[str, Any]) -> bool:
     path = folder / entry["file"]
     return path.exists() and path.stat().length == entry["bytes"]
 
 
-def _finish(folder: RunFolder, manifest: dict[str, Any], splits: Sequence[Split]) -> None:
+def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> None:
     """Write the labels of each split and then the manifest, which makes the folder a packed data set."""
     for split in splits:
         of_split = manifest["splits"][split.name]
@@ -213,7 +213,7 @@ def _finish(folder: RunFolder, manifest: dict[str, Any], splits: Sequence[Split]
         (folder / UNFINISHED).unlink()
 
 
-def _print_summary(folder: RunFolder, manifest: dict[str, Any], splits: Sequence[Split]) -> None:
+def _print_summary(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> None:
     for split in splits:
         of_split = manifest["splits"][split.name]
         size = sum(entry["bytes"] for entry in of_split["shards"]) / 1e6
@@ -266,7 +266,7 @@ class Packer:
 
         Raises BadImage for an image that cannot be read, unless those are left out, and OSError where it cannot write.
         """
-        folder = RunFolder(self.folder)
+        folder = Folder(self.folder)
         with tempfile.TemporaryDirectory() as elsewhere:
             # Beside its place, so that renaming is atomic.
             temporary = f"{folder}/.{shard.file}.tmp" if folder.is_local else f"{elsewhere}/{shard.file}"
@@ -358,7 +358,7 @@ def _pack_shards(packer: Packer, shards: Sequence[Shard], processes: int, asked:
                 shard = pending.pop(future)
                 manifest["splits"][shard.split]["shards"][shard.number] = future.result()
             if finished and time.monotonic() - saved > SAVE_EVERY:
-                RunFolder(packer.folder).write_json(UNFINISHED, manifest)
+                Folder(packer.folder).write_json(UNFINISHED, manifest)
                 saved = time.monotonic()
     except BrokenProcessPool as error:
         for worker in multiprocessing.active_children():  # the pool waits for one that was started while it broke

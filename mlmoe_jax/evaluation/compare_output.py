@@ -11,9 +11,9 @@ from etils import epath
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.compare import RESAMPLES, Change, Compared, Comparison, Move, compare_split, shared_splits
-from mlmoe_jax.inference.outputs import Target, opened
-from mlmoe_jax.runs.folder import RunFolder, to_json
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.storage import Target, opened, to_json
 
 _SHOWN = 10  # rows of a printed table
 

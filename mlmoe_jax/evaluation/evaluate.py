@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import jax
 import numpy as np
@@ -19,42 +19,19 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
-from mlmoe_jax.evaluation.thresholds import Thresholds, read_thresholds
+from mlmoe_jax.evaluation.results import Scored
 from mlmoe_jax.inference.explain import explain_run
+from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import COOCCURRENCE, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress, say
 from mlmoe_jax.runtime.sharding import on_device
-from mlmoe_jax.training.step import make_eval_step
 
 Metrics = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A split with its probabilities f64[N,K], computed from float32 logits in float64 so that order is kept."""
-
-    split: Split
-    scores: np.ndarray
-
-    @property
-    def read(self) -> np.ndarray:
-        """Which images could be read and therefore have scores, bool[N]."""
-        return ~np.isnan(self.scores).any(axis=1)
-
-    @property
-    def skipped(self) -> SkippedImages:
-        """Those that could not."""
-        return SkippedImages(self.split, np.flatnonzero(~self.read).tolist())
-
-
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """σ of f32[...] in float64, without overflow."""
-    logits = np.asarray(logits, np.float64)
-    return np.exp(-np.logaddexp(0, -logits))
 
 
 def score_split(

@@ -10,9 +10,11 @@ from mlmoe_jax import config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
-from mlmoe_jax.evaluation.thresholds import Thresholds, fit, write_thresholds
-from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, to_json
+from mlmoe_jax.evaluation.thresholds import fit
+from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder
+from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.storage import to_json
 
 _SHOWN = 10  # names in a sentence
 

@@ -14,11 +14,38 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlmoe_jax.data.batch import targets
+from mlmoe_jax.data.pipeline import SkippedImages
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
+from mlmoe_jax.runs.folder import (
+    LABELS,
+    RESULTS,
+    SCORES,
+    RunFolder,
+)
 
 PREFIXES = ("", "eval/")  # of the training, of --mode=eval; the first that has a split counts
 _CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
+
+Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A split with its probabilities f64[N,K], computed from float32 logits in float64 so that order is kept."""
+
+    split: Split
+    scores: np.ndarray
+
+    @property
+    def read(self) -> np.ndarray:
+        """Which images could be read and therefore have scores, bool[N]."""
+        return ~np.isnan(self.scores).any(axis=1)
+
+    @property
+    def skipped(self) -> SkippedImages:
+        """Those that could not."""
+        return SkippedImages(self.split, np.flatnonzero(~self.read).tolist())
 
 
 @dataclass(frozen=True)
@@ -74,19 +101,31 @@ def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) 
     return splits[name]
 
 
-def read_results(folder: RunFolder) -> dict[str, dict[str, float]]:
+def read_results(folder: RunFolder) -> Results:
     """Return split -> metric -> fraction, nan where a metric is undefined; which file counts is as in `read_scores`.
 
     Raises UserError where there are none, or a file is damaged.
     """
-    found: dict[str, dict[str, float]] = {}
+    found: Results = {}
     for name in _present(folder, RESULTS):
-        stored = folder.read_json(name)
-        if not (isinstance(stored, dict) and all(map(_is_table, stored.values()))):
-            raise UserError(f"{folder / name} is damaged: it should hold a number for each metric of each split")
-        for split, metrics in stored.items():
-            found.setdefault(split, {key: math.nan if value is None else value for key, value in metrics.items()})
+        for split, metrics in _results_in(folder, name).items():
+            found.setdefault(split, metrics)
     return found
+
+
+def training_results(folder: RunFolder) -> Results | None:
+    """Return the results of a finished training, as `read_results` does; None if it is not finished."""
+    return _results_in(folder, RESULTS) if (folder / RESULTS).exists() else None
+
+
+def _results_in(folder: RunFolder, name: str) -> Results:
+    stored = folder.read_json(name)
+    if not (isinstance(stored, dict) and all(map(_is_table, stored.values()))):
+        raise UserError(f"{folder / name} is damaged: it should hold a number for each metric of each split")
+    return {
+        split: {key: math.nan if value is None else value for key, value in metrics.items()}
+        for split, metrics in stored.items()
+    }
 
 
 def read_labels(folder: RunFolder) -> tuple[str, ...]:

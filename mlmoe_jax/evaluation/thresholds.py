@@ -5,16 +5,8 @@ A run folder's thresholds.json holds those that prediction uses. Shape letters: 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import RESULTS, THRESHOLDS, RunFolder
 
 Floats = NDArray[np.float64]
 
@@ -156,66 +148,3 @@ def _valid(scores: Floats, mask: ArrayLike | None) -> NDArray[np.bool_]:
     if valid.shape != scores.shape or np.isnan(scores[valid]).any():
         raise ValueError(f"mask must be [N,K] as the scores, which must be no NaN, not {valid.shape} {scores.shape}")
     return valid
-
-
-# ---------------------------------------------------------------------------------------------------------- the file
-@dataclass(frozen=True)
-class Thresholds:
-    """The thresholds of a run: label -> the probability from which on it is given, infinity = never.
-
-    source: where they come from, as thresholds.json says it: `split`, `goal`, …; empty where nothing was fitted.
-    """
-
-    values: dict[str, float]
-    source: dict[str, Any] = field(default_factory=dict)
-
-    def cuts_for(self, split: str, names: Sequence[str]) -> dict[str, Floats]:
-        """Return {"fitted": f64[K]} in the order of `names`, to report a split at the fitted thresholds.
-
-        Empty where nothing was fitted, or on this very split, whose numbers would be too good. Raises UserError where a
-        label has no threshold.
-        """
-        if self.source.get("split", split) == split:
-            return {}
-        if missing := [name for name in names if name not in self.values]:
-            raise UserError(
-                f"{THRESHOLDS} has no threshold for label {missing[0]}; fit it again with --mode=thresholds"
-            )
-        return {"fitted": np.array([self.values[name] for name in names], np.float64)}
-
-
-def read_thresholds(folder: RunFolder) -> Thresholds:
-    """Read thresholds.json; UserError where it is not there or damaged.
-
-    It is either {label: threshold}, or, once fitted, {"thresholds": {label: threshold}, "split": …, …}; null = never.
-    """
-    folder.require(THRESHOLDS)
-    stored = folder.read_json(THRESHOLDS)
-    values, source = stored, {}
-    if isinstance(stored, dict) and isinstance(stored.get("thresholds"), dict):
-        values, source = stored["thresholds"], {key: value for key, value in stored.items() if key != "thresholds"}
-    if not isinstance(values, dict):
-        raise UserError(f"{folder / THRESHOLDS} is damaged: it should hold a threshold for each label")
-    numbers = {name: math.inf if value is None else value for name, value in values.items()}
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise UserError(f"{folder / THRESHOLDS} gives {name} the threshold {value!r}; it should be a number")
-    return Thresholds({name: float(value) for name, value in numbers.items()}, source)
-
-
-def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:
-    """Replace thresholds.json."""
-    flat = dict(thresholds.values)
-    folder.write_json(THRESHOLDS, {**thresholds.source, "thresholds": flat} if thresholds.source else flat)
-
-
-def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> None:
-    """Give every label the same threshold, unless the folder holds fitted ones of a training that has finished.
-
-    A training that still goes on changes the scores, so that thresholds fitted to earlier ones no longer hold.
-    """
-    if (folder / RESULTS).exists() and (folder / THRESHOLDS).exists():
-        present = read_thresholds(folder)
-        if present.source and set(present.values) == set(names):
-            return
-    write_thresholds(folder, Thresholds(dict.fromkeys(names, threshold)))

@@ -15,8 +15,8 @@ N patches; see `models.contracts.Prediction`.
 from __future__ import annotations
 
 import io
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,24 +26,30 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 from PIL import Image
 
-from mlmoe_jax.config.defaults import SIDES
 from mlmoe_jax.data.pipeline import build_loader
+from mlmoe_jax.data.prepare import Batch, Preprocess, prepare
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.losses import gate_entropy
 from mlmoe_jax.models.params import ModelDef, Params
-from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder, to_json
+from mlmoe_jax.models.prompts import SIDES
+from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import say
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, on_device, unpadded
-from mlmoe_jax.training.step import Batch, Preprocess, prepare
+from mlmoe_jax.runtime.storage import to_json
 
 MOST_SAMPLES, MOST_SIDE = 64, 224  # images, and pixels of a thumbnail's side
+
+
 MOST_NUMBERS = 20_000_000  # of one array of explained.npz; a larger one is left out
+
+
 BATCH = 8  # images a device: attention maps of many labels are large
+
+
 QUALITY = 85  # of the thumbnails
 
 
@@ -258,65 +264,6 @@ def _remove(folder: RunFolder) -> None:
     (folder / SAMPLE_ARRAYS).unlink(missing_ok=True)
     for path in (folder / SAMPLES).glob("*.jpg") if (folder / SAMPLES).exists() else ():
         path.unlink()
-
-
-# ------------------------------------------------------------------------------------------------------------- a split
-@dataclass(frozen=True)
-class GateStatistics:
-    """How one kind of gate behaves over the images of a split.
-
-    entropy: f64[K], the mean entropy of a label's weights in nats, from 0 to log E. largest: f64[K], its mean largest
-    weight, from 1/E to 1. mean, deviation: f64[K,E], of a weight over the images; the deviation is 0 where the gate
-    does not look at the image.
-    """
-
-    entropy: np.ndarray
-    largest: np.ndarray
-    mean: np.ndarray
-    deviation: np.ndarray
-
-
-def gate_statistics(run: Run, split: Split) -> dict[str, GateStatistics]:
-    """Return the statistics of each kind of gate over the images of a split that can be read; {} without gates.
-
-    Raises UserError where no image can be read.
-    """
-
-    def gates() -> Iterator[dict[str, np.ndarray]]:
-        for output in _predictions(run, split, batch_size=run.config.eval.batch_size * run.mesh.size, attention=False):
-            weights, mask = jax.device_get((output["prediction"].gates, output["mask"]))
-            if (mask > 0).any():
-                yield {name: w[mask > 0] if len(w) == len(mask) else w for name, w in weights.items()}
-
-    statistics = summarize_gates(gates())
-    if statistics is None:
-        raise UserError(f"none of {len(split):,} images of {split.name} can be read")
-    return statistics
-
-
-def summarize_gates(batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, GateStatistics] | None:
-    """Return the statistics of each kind of gate over batches {gate: f32[n,K,E]}, any n; None without batches."""
-    first, sums, images, batch = {}, defaultdict(float), Counter(), None
-    for batch in batches:
-        for name, weights in batch.items():
-            weights = np.asarray(weights, np.float64)
-            # Sums of differences to the first image lose no digits where a weight hardly changes.
-            change = weights - first.setdefault(name, weights[0])
-            images[name] += len(weights)
-            sums[name, "entropy"] += np.asarray(gate_entropy(weights), np.float64).sum(axis=0)
-            sums[name, "largest"] += weights.max(axis=-1).sum(axis=0)
-            sums[name, "change"] += change.sum(axis=0)
-            sums[name, "square"] += (change**2).sum(axis=0)
-    if batch is None:
-        return None
-    found = {}
-    for name, count in images.items():
-        entropy, largest, change, square = (
-            sums[name, what] / count for what in ("entropy", "largest", "change", "square")
-        )
-        deviation = np.sqrt(np.maximum(square - change**2, 0.0))
-        found[name] = GateStatistics(entropy, largest, first[name] + change, deviation)
-    return found
 
 
 def _predictions(run: Run, split: Split, *, batch_size: int, attention: bool) -> Iterator[dict[str, Any]]:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import json
-import os
-import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TextIO
 
 import numpy as np
@@ -20,8 +13,7 @@ from etils import epath
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
-
-STANDARD_OUTPUT = "-"
+from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target
 
 
 @dataclass(frozen=True)
@@ -38,17 +30,6 @@ class Result:
     scores: dict[str, float] | None = None
     error: str = ""
     gates: dict[str, np.ndarray] | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where predictions go: a file, or standard output where `path` is None; `kind` is csv or jsonl."""
-
-    path: epath.Path | None
-    kind: str
-
-    def __str__(self) -> str:
-        return "standard output" if self.path is None else str(self.path)
 
 
 def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = False, gates: bool = False) -> Target:
@@ -72,59 +53,6 @@ def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = Fals
     if gates and target.kind == "csv":
         raise UserError("--gates needs JSON lines; give --output=FILE.jsonl, or --output=- with --json")
     return target
-
-
-# ----------------------------------------------------------------------------------------------------- files, streams
-@contextlib.contextmanager
-def opened(target: Target) -> Iterator[TextIO]:
-    """Open a target for writing.
-
-    A file gets its name only when the block ends well; until then another one grows beside it, or in the folder for
-    temporary files if the target is an address such as gs://. Standard output is written line by line; where its reader
-    goes away, the block just ends. Paths that are no UTF-8 keep their bytes. Raises UserError where writing fails.
-    """
-    with _standard_output() if target.path is None else _replaced(target.path) as file:
-        yield file
-
-
-@contextlib.contextmanager
-def _replaced(path: epath.Path) -> Iterator[TextIO]:
-    local = "://" not in str(path)
-    with contextlib.ExitStack() as stack:
-        if local:
-            partial = Path(f"{path}.{os.getpid()}.tmp")
-        else:
-            partial = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
-        try:
-            with open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            if local:
-                os.replace(partial, path)
-            else:
-                with open(partial, "rb") as source, path.open("wb") as destination:
-                    shutil.copyfileobj(source, destination)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _standard_output() -> Iterator[TextIO]:
-    sys.stdout.flush()
-    file = io.TextIOWrapper(
-        sys.stdout.buffer, encoding="utf-8", errors="surrogateescape", newline="", line_buffering=True
-    )
-    try:
-        yield file
-    except BrokenPipeError:  # `… | head`; what is still in the buffers goes nowhere, also at the end of the program
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    finally:
-        file.detach()
 
 
 # --------------------------------------------------------------------------------------------------------------- rows

@@ -14,17 +14,17 @@ from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.evaluate import probabilities
-from mlmoe_jax.evaluation.thresholds import read_thresholds
 from mlmoe_jax.inference.inputs import GivenImages, Picture, find_pictures
-from mlmoe_jax.inference.outputs import Result, Target, choose_target, opened, row_writer
+from mlmoe_jax.inference.outputs import Result, choose_target, row_writer
+from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
+from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress, say
 from mlmoe_jax.runtime.sharding import on_device
-from mlmoe_jax.training.step import make_eval_step
+from mlmoe_jax.runtime.storage import Target, opened
 
 BATCH = 32  # pictures a device, where nothing else is asked for
 SHOWN = 20  # rows of the printed table, and errors

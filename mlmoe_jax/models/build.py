@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.config.defaults import SIDES
 from mlmoe_jax.data.labels.graph import frequency_order, label_graph
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.errors import UserError
@@ -28,7 +27,7 @@ from mlmoe_jax.models.heads.query import QueryHead
 from mlmoe_jax.models.heads.routed_experts import RoutedExpertsHead
 from mlmoe_jax.models.heads.sequence import CNNRNNHead
 from mlmoe_jax.models.layers.constants import Constant
-from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, prompt_groups, prompt_mask
+from mlmoe_jax.models.prompts import SIDES, DeepPrompts, PrunablePrompts, ShallowPrompts, prompt_groups, prompt_mask
 from mlmoe_jax.models.query_decoder import QueryDecoder
 
 BackboneShape = ViTShape | ResNetShape | ConvNeXtShape

@@ -15,18 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
 
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.losses import _as_float
 
-
-def _gelu(x: jax.Array) -> jax.Array:
-    return jax.nn.gelu(x, approximate=False)
-
-
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"gelu": _gelu, "relu": jax.nn.relu}
 GATES = ("static", "linear", "mlp")
+
+
 SHARES = ("per_label", "shared")
+
+
 SPREADS = ("compiler", "shard_map")
 
 
@@ -278,3 +280,16 @@ def combine(weights: jax.Array, outputs: Sequence[jax.Array]) -> jax.Array:
         raise ValueError(f"{weights.shape[-1]} routing weights cannot mix {sum(counts)} experts")
     shares = jnp.split(weights, np.cumsum(counts)[:-1], axis=-1)
     return sum(jnp.sum(share[..., None] * part, axis=2) for share, part in zip(shares, outputs, strict=True))
+
+
+def gate_entropy(gates: ArrayLike) -> Array:
+    """Entropy −Σ w log w over the last axis, in nats.
+
+    `gates` f32[...,E] are weights that sum to 1 (not logits). A weight of 0 counts 0 and has a finite gradient, so that
+    the gradient through a softmax is right even where a weight underflows: the result is what log-softmax would give.
+
+    Returns:
+      f32[...], between 0 and log E.
+    """
+    gates = _as_float(gates)
+    return -jnp.sum(gates * jnp.log(jnp.maximum(gates, jnp.finfo(gates.dtype).tiny)), axis=-1)

@@ -151,19 +151,6 @@ def reduce(
     return scale * total
 
 
-def gate_entropy(gates: ArrayLike) -> Array:
-    """Entropy −Σ w log w over the last axis, in nats.
-
-    `gates` f32[...,E] are weights that sum to 1 (not logits). A weight of 0 counts 0 and has a finite gradient, so that
-    the gradient through a softmax is right even where a weight underflows: the result is what log-softmax would give.
-
-    Returns:
-      f32[...], between 0 and log E.
-    """
-    gates = _as_float(gates)
-    return -jnp.sum(gates * jnp.log(jnp.maximum(gates, jnp.finfo(gates.dtype).tiny)), axis=-1)
-
-
 def _focus(miss: Array, gamma: float, detach: bool) -> Array:
     """miss^gamma for the probability `miss` given to the wrong answer; negative ones (below the clip) count as 0."""
     # The derivative of 0^gamma is infinite for gamma < 1, and infinity times a zero gradient is NaN.

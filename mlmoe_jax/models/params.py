@@ -8,42 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models import rules
 
 Params = dict[str, jax.Array]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
-    """The state of a run after `step` steps.
-
-    stats: values that the forward pass updates and no optimizer touches. ema: moving averages of trainable and stats
-    together.
-    """
-
-    step: jax.Array
-    trainable: Params
-    frozen: Params
-    stats: Params
-    opt: Any
-    ema: Params
-
-    def replace(self, **changes) -> TrainState:
-        """Return a copy with some fields changed."""
-        return replace(self, **changes)
-
-    def raw(self) -> Params:
-        """Return trainable and stats, the counterpart of `ema`."""
-        return {**self.trainable, **self.stats}
 
 
 class ModelDef:
@@ -118,13 +91,3 @@ def parameter_table(trainable: Params, frozen: Params) -> str:
     lines += [f"{name:<{width}}  {row[0]:>13,}  {row[1]:>13,}" for name, row in rows.items()]
     lines.append(f"{learned:,} of {total:,} parameters trainable ({100 * learned / total:.2f} %)")
     return "\n".join(lines)
-
-
-def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) -> TrainState:
-    """Return the state before the first step; the moving averages start at the initial values.
-
-    Everything that a step will donate is a buffer of its own: one array in two places could not be donated.
-    """
-    ema = {**trainable, **stats}
-    trainable, stats, opt, ema = jax.tree.map(jnp.copy, (trainable, stats, opt, ema))
-    return TrainState(jnp.zeros((), jnp.int32), trainable, frozen, stats, opt, ema)

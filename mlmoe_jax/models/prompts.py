@@ -196,3 +196,6 @@ class PrunablePrompts(DeepPrompts):
             present = self.token_mask[...] != 0 if self.absent else None
         key_value = self.key_value[...] if self.key_values else None
         return Prompts(tokens, present=present, key_value=key_value)
+
+
+SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # what each choice of model.prompts.sides has

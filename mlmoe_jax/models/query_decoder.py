@@ -12,7 +12,7 @@ from flax import nnx
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import PATCHES, Features
-from mlmoe_jax.models.experts import ACTIVATIONS
+from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.layers.detr import EPSILON, INITS, DecoderLayer, EncoderLayer
 from mlmoe_jax.models.layers.initializers import torch_linear

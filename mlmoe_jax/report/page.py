@@ -17,7 +17,8 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.report import labels, results, samples, scores, training
 from mlmoe_jax.report.components import Section
 from mlmoe_jax.report.run_files import COST, RunFiles
-from mlmoe_jax.runs.folder import RunFolder, to_json
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.storage import to_json
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent

@@ -21,7 +21,6 @@ from mlmoe_jax import config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import PREFIXES, SplitScores, read_labels, read_results, read_scores
-from mlmoe_jax.evaluation.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runs.folder import (
     BACKBONE,
     CONFIG,
@@ -38,6 +37,7 @@ from mlmoe_jax.runs.folder import (
     RunFolder,
 )
 from mlmoe_jax.runs.history import read_starts
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 
 COST = "cost.json"
 

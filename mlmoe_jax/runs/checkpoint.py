@@ -22,9 +22,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from mlmoe_jax.runtime import distributed, watchdog
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
+from mlmoe_jax.runtime import distributed, watchdog
 from mlmoe_jax.runtime.progress import say
 
 

@@ -10,45 +10,24 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runtime import distributed
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.backbones.resnet import FROZEN_BATCH_NORM, ResNetShape
-from mlmoe_jax.models.build import Classifier, backbone_shape, build_model, label_axes_of_head
-from mlmoe_jax.models.heads.query import FIXED_QUERIES
-from mlmoe_jax.models.prompts import PRUNING_MASKS
-from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.models.params import ModelDef, Params, fingerprint
+from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.assemble import Parts, _unpublished, as_kept, assemble, label_axes, preprocess_for
 from mlmoe_jax.runs.folder import BACKBONE, CHECKPOINTS, CONFIG, FROZEN, LABEL_SPACE, LABELS, PREPROCESS, RunFolder
-from mlmoe_jax.runtime.sharding import LabelAxes, make_mesh, place
-from mlmoe_jax.models.params import ModelDef, Params, fingerprint, split_trainable
-from mlmoe_jax.training.step import Preprocess
-from mlmoe_jax.evaluation.thresholds import write_fixed
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runs.thresholds import write_fixed
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.sharding import LabelAxes, place, setup_jax
 
 _MAY_DIFFER = ("data", "eval", "metrics", "report", "mesh")  # sections that do not change what a trained model is
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A model's structure and its values, split by who changes them.
-
-    unpublished: the paths of the frozen values that no published file holds.
-    """
-
-    definition: ModelDef
-    trainable: Params
-    frozen: Params
-    stats: Params
-    unpublished: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -65,103 +44,6 @@ class Run:
     labels: LabelAxes | None  # how the values lie over the mesh
     step: int
     notes: dict[str, Any]
-
-
-def start_jax(config: ConfigDict, *, training: bool = True) -> Mesh:
-    """Set what JAX must know before its first computation, and return the mesh.
-
-    training: `train.batch_size` has to split over the devices and `train.accumulate` (`eval.batch_size` is that of one
-    device). Raises UserError where it does not, or the mesh does not fit the devices.
-    """
-    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
-    mesh = make_mesh(config.mesh)
-    if training:
-        require_whole_batch(config, mesh.size)
-    return mesh
-
-
-def require_whole_batch(config: ConfigDict, devices: int) -> None:
-    """Raise UserError unless a training batch splits into equal parts for every device and every accumulation."""
-    size, parts = config.train.batch_size, config.train.accumulate
-    if size % (devices * parts):
-        near = max(1, round(size / devices / parts)) * devices * parts
-        over = " and ".join(
-            f"{count} {what}" for count, what in ((devices, "devices"), (parts, "accumulations")) if count > 1
-        )
-        raise UserError(
-            f"train.batch_size is {size}, which does not split over {over}; {near} does: set "
-            f"--config.train.batch_size={near}"
-        )
-
-
-def label_axes(config: ConfigDict, labels: int, mesh: Mesh) -> LabelAxes | None:
-    """Return which parameters of a config's model lie over the mesh by their K = `labels` labels; None = none do."""
-    axes = label_axes_of_head(config, labels) if mesh.shape["expert"] > 1 else {}
-    return LabelAxes(labels, axes) if axes else None
-
-
-def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
-    """Build the model of a config with its pretrained backbone, if it names one; the rest is drawn from the seed."""
-    model = build_model(config, label_space, rngs=nnx.Rngs(config.seed))
-    if load_backbone:
-        fill_backbone(model, config)
-    return split_model(model, config)
-
-
-def fill_backbone(model: Classifier, config: ConfigDict) -> None:
-    """Give a model the pretrained backbone that its config names, if it names one."""
-    weights = config.model.backbone.weights
-    if weights == "none":
-        return
-    report = load_weights(model.backbone, config.model.backbone.name if weights == "auto" else weights)
-    for what, names in (("tensors were not used", report.unused), ("values were not there", report.missing)):
-        if names:
-            say(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
-
-
-def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
-    """Split the values of a model as the config says; a published backbone is taken to be what the publisher gives."""
-    definition, params, stats = ModelDef.split(model)
-    trainable, frozen = split_trainable(params, trainable_rules(config))
-    if not trainable:
-        raise UserError("config.trainable freezes every parameter; leave at least the head trainable")
-    return Parts(definition, trainable, as_kept(frozen, config), stats, _unpublished(frozen, config))
-
-
-def _unpublished(frozen: Params, config: ConfigDict) -> frozenset[str]:
-    published = config.model.backbone.weights == "auto"
-    return frozenset(path for path in frozen if not (published and path.startswith("backbone/")))
-
-
-def as_kept(frozen: Params, config: ConfigDict) -> Params:
-    """Return frozen weights in the type they are kept in: only kernels change, which bfloat16 products round anyway."""
-    dtype = config.model.frozen_dtype
-    return {path: v.astype(dtype) if path.endswith("/kernel") else v for path, v in frozen.items()}
-
-
-def trainable_rules(config: ConfigDict) -> tuple:
-    """Return `config.trainable`, before it what the settings of the parts freeze."""
-    frozen = []
-    if isinstance(backbone_shape(config), ResNetShape) and config.model.backbone.batch_norm == "frozen":
-        frozen.append(FROZEN_BATCH_NORM)  # no gradient reaches them, but weight decay would
-    if config.model.prompts.masks == "fixed":
-        frozen.append(PRUNING_MASKS)
-    if config.model.head.decoder.fixed_queries:
-        frozen.append(FIXED_QUERIES)
-    return (*frozen, *config.trainable)
-
-
-def preprocess_for(config: ConfigDict) -> Preprocess:
-    """Return the preprocessing that the config's backbone expects, at the config's image size."""
-    entry = catalog.entry(config.model.backbone.name)
-    if not isinstance(entry.shape, ResNetShape) and config.data.image_size % entry.shape.patch:
-        raise UserError(
-            f"data.image_size is {config.data.image_size}, no multiple of {config.model.backbone.name}'s patch size "
-            f"{entry.shape.patch}"
-        )
-    if config.model.backbone.normalization == "imagenet":
-        return Preprocess(config.data.image_size, catalog.IMAGENET_MEAN, catalog.IMAGENET_STD)
-    return Preprocess(config.data.image_size, entry.mean, entry.std)
 
 
 def require_same_frozen(folder: RunFolder, frozen: Params) -> None:
@@ -228,7 +110,7 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
     image_size = preprocess_for(config).image_size
     preprocess = Preprocess(image_size, tuple(stored["mean"]), tuple(stored["std"]))
 
-    mesh = start_jax(config, training=False)
+    mesh = setup_jax(config, training=False)
     parts = parts_of_run(folder, config, label_space)
     restored = selected_values(folder, parts, mesh)
     labels = label_axes(config, len(label_space.names), mesh)

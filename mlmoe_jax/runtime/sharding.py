@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 
@@ -177,3 +178,30 @@ def on_device(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[
         present = following
     if present is not None:
         yield present
+
+
+def setup_jax(config: ConfigDict, *, training: bool = True) -> Mesh:
+    """Set what JAX must know before its first computation, and return the mesh.
+
+    training: `train.batch_size` has to split over the devices and `train.accumulate` (`eval.batch_size` is that of one
+    device). Raises UserError where it does not, or the mesh does not fit the devices.
+    """
+    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
+    mesh = make_mesh(config.mesh)
+    if training:
+        require_whole_batch(config, mesh.size)
+    return mesh
+
+
+def require_whole_batch(config: ConfigDict, devices: int) -> None:
+    """Raise UserError unless a training batch splits into equal parts for every device and every accumulation."""
+    size, parts = config.train.batch_size, config.train.accumulate
+    if size % (devices * parts):
+        near = max(1, round(size / devices / parts)) * devices * parts
+        over = " and ".join(
+            f"{count} {what}" for count, what in ((devices, "devices"), (parts, "accumulations")) if count > 1
+        )
+        raise UserError(
+            f"train.batch_size is {size}, which does not split over {over}; {near} does: set "
+            f"--config.train.batch_size={near}"
+        )

@@ -13,25 +13,18 @@ from mlmoe_jax.data.labels.space import label_space_of
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.sources import open_split, original_name
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.params import initial_state
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import (
-    describe_run,
-    has_checkpoint,
-    parts_of_run,
-    preprocess_for,
-    read_run,
-    selected_values,
-    start_jax,
-)
+from mlmoe_jax.runs.restore import describe_run, has_checkpoint, parts_of_run, read_run, selected_values
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import say
-from mlmoe_jax.runtime.sharding import make_mesh, place
+from mlmoe_jax.runtime.sharding import make_mesh, place, setup_jax
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.optim import make_optimizer
 from mlmoe_jax.training.selection import Selection
+from mlmoe_jax.training.state import initial_state
 
 
 def import_run(config: ConfigDict, folder: RunFolder) -> None:
@@ -53,7 +46,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     preprocess = preprocess_for(config)
     split = open_split(config.data, config.data.train_split, seed=config.seed)
     label_space = label_space_of(split, original_name(config.data), config.model, config.seed)
-    mesh = start_jax(config)
+    mesh = setup_jax(config)
     parts = initial_parts(config, label_space)
     total_steps = config.train.epochs * steps_per_epoch(len(split), config.train.batch_size)
     optimizer = make_optimizer(config.optim, total_steps, parts.trainable)

@@ -25,16 +25,19 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
+from mlmoe_jax.data.prepare import prepare
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import Progress, say
 from mlmoe_jax.runtime.sharding import REPLICATED, on_device
-from mlmoe_jax.training.loop import Results, read_results, require_same_config, train
-from mlmoe_jax.training.step import prepare, training_objective
+from mlmoe_jax.training.loop import train
+from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.resume import require_same_config
 
 SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance_{}.npz", "prune.csv"
 MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
@@ -176,7 +179,7 @@ def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
 def _train_once(config: ConfigDict, folder: RunFolder, what: str) -> Results:
     """Return the results of a training, taken, or taken up, unless it is finished."""
     require_same_config(config, folder)
-    if (finished := read_results(folder)) is not None:
+    if (finished := training_results(folder)) is not None:
         say(f"{what}: finished before")
         return finished
     say(what)

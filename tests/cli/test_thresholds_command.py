@@ -5,8 +5,8 @@ import json
 import pytest
 from helpers.scored_run import drawn_split, write_run
 
-from mlmoe_jax.evaluation.thresholds import read_thresholds
 from mlmoe_jax.main import main
+from mlmoe_jax.runs.thresholds import read_thresholds
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from mlmoe_jax.config import (
     validate,
 )
 from mlmoe_jax.models.build import HEADS
-from mlmoe_jax.models.experts import ACTIVATIONS
 from mlmoe_jax.models.heads.group_experts import COMBINE
+from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.batch_norm import BATCH_NORMS
 from mlmoe_jax.models.prompts import MASKS
 

@@ -10,7 +10,7 @@ from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.build import build_model, reads_final_norm
 from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.runs.restore import trainable_rules
+from mlmoe_jax.runs.assemble import trainable_rules
 from mlmoe_jax.training.preflight import cost
 
 METHODS = [

@@ -9,7 +9,7 @@ from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.runs.restore import trainable_rules
+from mlmoe_jax.runs.assemble import trainable_rules
 from mlmoe_jax.training.preflight import cost
 
 BACKBONE = 86_580_480  # DINOv2-B

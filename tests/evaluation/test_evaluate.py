@@ -16,17 +16,9 @@ from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.evaluation import evaluate
-from mlmoe_jax.evaluation.evaluate import (
-    Scored,
-    evaluate_run,
-    format_results,
-    measure,
-    probabilities,
-    score_split,
-    score_with,
-    write_results,
-)
-from mlmoe_jax.evaluation.thresholds import Thresholds
+from mlmoe_jax.evaluation.evaluate import evaluate_run, format_results, measure, score_split, score_with, write_results
+from mlmoe_jax.evaluation.results import Scored
+from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -34,10 +26,11 @@ from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs import restore as assembly
+from mlmoe_jax.runs.assemble import assemble, preprocess_for, trainable_rules
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import assemble, describe_run, open_run, preprocess_for, require_same_frozen, start_jax
-from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.step import make_eval_step
+from mlmoe_jax.runs.restore import describe_run, open_run, require_same_frozen
+from mlmoe_jax.runs.thresholds import Thresholds
+from mlmoe_jax.runtime.sharding import make_mesh, setup_jax
 
 CLASSES = ("a", "b", "c")
 
@@ -352,7 +345,7 @@ def test_batch_norm_that_is_frozen_is_not_trained(refusal):
     config.trainable = ((r"", True),)
 
     def trains(path):
-        return rules.first_match(assembly.trainable_rules(config), path, None)
+        return rules.first_match(trainable_rules(config), path, None)
 
     assert trains("backbone/stem/norm/scale")
     config.model.backbone.name = "resnet50"
@@ -465,13 +458,13 @@ def test_images_must_fit_the_patches(config, refusal):
 
 
 def test_start_jax_sets_the_precision_and_checks_the_batches(config, refusal, monkeypatch):
-    mesh = start_jax(config)
+    mesh = setup_jax(config)
     assert mesh.size == len(jax.devices())
     assert jax.config.jax_default_matmul_precision == "highest"
     monkeypatch.setattr(assembly, "make_mesh", lambda sizes: SimpleNamespace(size=3))
     config.train.batch_size, config.eval.batch_size = 9, 6
-    assert start_jax(config).size == 3
+    assert setup_jax(config).size == 3
     config.train.batch_size, config.eval.batch_size = 10, 7
     sentence = "train.batch_size is 10, which does not split over 3 devices; 9 does: set --config.train.batch_size=9"
-    assert refusal(start_jax, config) == sentence
-    assert start_jax(config, training=False).size == 3
+    assert refusal(setup_jax, config) == sentence
+    assert setup_jax(config, training=False).size == 3

@@ -7,8 +7,9 @@ from helpers.scored_run import drawn_split, write_run
 from sklearn.metrics import f1_score, precision_score
 
 from mlmoe_jax.evaluation.fit_thresholds import fit_run, fit_split, format_fitted
-from mlmoe_jax.evaluation.thresholds import Thresholds, fit, read_thresholds
+from mlmoe_jax.evaluation.thresholds import fit
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 
 F1 = dict(per="class", goal="f1", precision=0.9, difficult="negative", fixed=0.5)
 

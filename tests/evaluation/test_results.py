@@ -5,8 +5,8 @@ import pytest
 from helpers.scored_run import drawn_split, write_run, write_scores
 
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.evaluation.evaluate import Scored, write_results
-from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_results, read_scores, require_split
+from mlmoe_jax.evaluation.evaluate import write_results
+from mlmoe_jax.evaluation.results import Scored, SplitScores, read_labels, read_results, read_scores, require_split
 from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
 
 

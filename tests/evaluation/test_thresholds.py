@@ -7,8 +7,8 @@ from helpers.paths import PARITY
 
 from mlmoe_jax.evaluation import thresholds
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
-from mlmoe_jax.evaluation.thresholds import Thresholds
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_fixed, write_thresholds
 
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
@@ -175,32 +175,32 @@ FITTED = Thresholds({"a": 0.25, "b": np.inf}, {"split": "val", "goal": "f1"})
 def test_thresholds_are_written_and_read_back(tmp_path):
     folder = RunFolder(tmp_path)
     for kept in (FITTED, Thresholds({"a": 0.5, "thresholds": 1.0})):
-        thresholds.write_thresholds(folder, kept)
-        assert thresholds.read_thresholds(folder) == kept
+        write_thresholds(folder, kept)
+        assert read_thresholds(folder) == kept
     assert folder.read_json("thresholds.json") == {"a": 0.5, "thresholds": 1.0}, "as older folders have it"
     folder.write_json("thresholds.json", {"a": 1, "b": None})
-    assert thresholds.read_thresholds(folder) == Thresholds({"a": 1.0, "b": np.inf})
+    assert read_thresholds(folder) == Thresholds({"a": 1.0, "b": np.inf})
 
 
 @pytest.mark.parametrize("stored", [[0.5], {"a": "high"}, {"thresholds": {"a": [1]}, "split": "val"}, {"a": True}])
 def test_damaged_thresholds(tmp_path, refusal, stored):
     folder = RunFolder(tmp_path)
-    assert "no thresholds.json" in refusal(thresholds.read_thresholds, folder)
+    assert "no thresholds.json" in refusal(read_thresholds, folder)
     folder.write_json("thresholds.json", stored)
-    assert str(folder / "thresholds.json") in refusal(thresholds.read_thresholds, folder)
+    assert str(folder / "thresholds.json") in refusal(read_thresholds, folder)
 
 
 def test_fitted_thresholds_outlive_a_finished_training(tmp_path):
     folder = RunFolder(tmp_path)
     fixed = Thresholds({"a": 0.5, "b": 0.5})
     for results, names, expected in ((False, "ab", fixed), (True, "ab", FITTED), (True, "ac", None)):
-        thresholds.write_thresholds(folder, FITTED)
+        write_thresholds(folder, FITTED)
         if results:
             folder.write_json("results.json", {})
-        thresholds.write_fixed(folder, names, 0.5)
-        assert thresholds.read_thresholds(folder) == (expected or Thresholds({"a": 0.5, "c": 0.5}))
-    thresholds.write_fixed(folder, "ab", 0.75)
-    assert thresholds.read_thresholds(folder).values == {"a": 0.75, "b": 0.75}, "those fixed before are replaced"
+        write_fixed(folder, names, 0.5)
+        assert read_thresholds(folder) == (expected or Thresholds({"a": 0.5, "c": 0.5}))
+    write_fixed(folder, "ab", 0.75)
+    assert read_thresholds(folder).values == {"a": 0.75, "b": 0.75}, "those fixed before are replaced"
 
 
 def test_fitted_cuts_are_for_other_splits(refusal):

@@ -11,8 +11,8 @@ from PIL import Image
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.evaluation import thresholds
 from mlmoe_jax.evaluation.metrics import multilabel
+from mlmoe_jax.runs import thresholds
 from mlmoe_jax.runs.folder import RunFolder
 
 # Names that would do harm if a page took them for markup.

@@ -10,6 +10,7 @@ from PIL import Image
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.inference import explain
 from mlmoe_jax.inference.explain import (
@@ -17,19 +18,17 @@ from mlmoe_jax.inference.explain import (
     explain_images,
     explain_run,
     gate_entries,
-    gate_statistics,
     prompt_places,
     sample_split,
-    summarize_gates,
     thumbnail,
     write_samples,
 )
+from mlmoe_jax.inference.gate_statistics import gate_statistics, summarize_gates
 from mlmoe_jax.models.prompts import prompt_groups
 from mlmoe_jax.report.run_files import RunFiles
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import make_mesh, on_device
-from mlmoe_jax.training.step import Preprocess
 
 K, IMAGES = 4, 11
 CLASSES = ("a", "b", "c", "d")

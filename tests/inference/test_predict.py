@@ -17,12 +17,12 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.inference import predict
 from mlmoe_jax.inference.predict import Predictor, even_batch, predict_files
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.step import Preprocess
 
 NAMES = ("red", "green", "blue", "dark")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.paths import PARITY
 
-from mlmoe_jax.models import losses
+from mlmoe_jax.models import experts, losses
 
 ARRAYS = np.load(PARITY / "losses.npz")
 CASES = json.loads((PARITY / "losses.json").read_text())["cases"]
@@ -188,7 +188,7 @@ def test_reduce_of_nothing_is_zero():
 
 def test_gate_entropy_by_hand():
     gates = jnp.array([[0.2] * 5, [0, 0, 1, 0, 0], [0.5, 0, 0.5, 0, 0]])
-    np.testing.assert_allclose(losses.gate_entropy(gates), [math.log(5), 0, math.log(2)], atol=1e-7)
+    np.testing.assert_allclose(experts.gate_entropy(gates), [math.log(5), 0, math.log(2)], atol=1e-7)
 
 
 @pytest.mark.parametrize("logits", [[0.3, -1.0, 2.0], [0.0, -200.0, 1.0], [0.0, 0.0, 500.0]])
@@ -198,7 +198,7 @@ def test_gate_entropy_through_a_softmax_is_that_of_log_softmax(logits):
         return -jnp.sum(jnp.exp(log_w) * log_w)
 
     x = jnp.array(logits)
-    value, gradient = jax.value_and_grad(lambda x: losses.gate_entropy(jax.nn.softmax(x)))(x)
+    value, gradient = jax.value_and_grad(lambda x: experts.gate_entropy(jax.nn.softmax(x)))(x)
     expected, slope = jax.value_and_grad(reference)(x)
     assert value == pytest.approx(float(expected), abs=1e-6)
     np.testing.assert_allclose(gradient, slope, atol=1e-6)
@@ -207,10 +207,10 @@ def test_gate_entropy_through_a_softmax_is_that_of_log_softmax(logits):
 def test_descending_on_gate_entropy_sharpens_the_gate():
     """DR-MoE's printed sign: 200 steps of rate 1 from almost uniform gates end at one-hot ones."""
     x = jnp.array([0.1, 0.0, 0.0, 0.0, -0.1])
-    assert losses.gate_entropy(jax.nn.softmax(x)) == pytest.approx(1.6074, abs=1e-4)
-    slope = jax.grad(lambda x: losses.gate_entropy(jax.nn.softmax(x)))
+    assert experts.gate_entropy(jax.nn.softmax(x)) == pytest.approx(1.6074, abs=1e-4)
+    slope = jax.grad(lambda x: experts.gate_entropy(jax.nn.softmax(x)))
     x = jax.lax.fori_loop(0, 200, lambda _, x: x - slope(x), x)
-    assert losses.gate_entropy(jax.nn.softmax(x)) == pytest.approx(0.00549, rel=0.02)
+    assert experts.gate_entropy(jax.nn.softmax(x)) == pytest.approx(0.00549, rel=0.02)
     assert jax.nn.softmax(x).max() == pytest.approx(0.99944, abs=2e-5)
 
 

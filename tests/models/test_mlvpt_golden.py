@@ -19,7 +19,7 @@ from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.training.step import make_objective
+from mlmoe_jax.training.objective import make_objective
 
 FORWARD, LOSS, GRADIENT = 2e-5, 1e-5, {"A": 1e-3, "B": 1e-4}
 TERMS = {"co": "co_logit", "dc": "dc_logit", "co_gate": "moe_co_logit", "dc_gate": "moe_dc_logit"}

@@ -7,14 +7,18 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.params import ModelDef, TrainState, fingerprint, initial_state, parameter_table, split_trainable
+from mlmoe_jax.models.params import ModelDef, fingerprint, parameter_table, split_trainable
 from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.step import Preprocess, make_eval_step, make_objective, make_train_step
+from mlmoe_jax.training.objective import make_objective
+from mlmoe_jax.training.state import TrainState, initial_state
+from mlmoe_jax.training.step import make_train_step
 
 CO, DC = [0, 1, 0], [1, 1, 0]
 

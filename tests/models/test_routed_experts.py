@@ -12,9 +12,8 @@ from flax import nnx
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import build_backbone
 from mlmoe_jax.models.contracts import Features
-from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES
+from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, gate_entropy
 from mlmoe_jax.models.heads.routed_experts import SETTINGS, FeatureClassifier, RoutedExpertsHead, entropy_penalty
-from mlmoe_jax.models.losses import gate_entropy
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import QueryDecoder
 from mlmoe_jax.training.preflight.cost import count_macs

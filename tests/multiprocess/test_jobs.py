@@ -15,8 +15,9 @@ from jobs import BROKEN, checkpoints, digests, rows, until
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.evaluation.evaluate import evaluate_run
-from mlmoe_jax.runs.folder import RunFolder, to_json
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
+from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.watchdog import HUNG
 from mlmoe_jax.training.loop import train
 

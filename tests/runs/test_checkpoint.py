@@ -8,12 +8,12 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.models.params import TrainState, initial_state
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.checkpoint import open_manager, restore_newest, save
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime.sharding import make_mesh, place
 from mlmoe_jax.training.optim import make_optimizer
+from mlmoe_jax.training.state import TrainState, initial_state
 
 # Orbax leaves coroutines unfinished where a file cannot be read.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -9,8 +9,8 @@ from etils import epath
 
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.metric_log import MetricLog
 from mlmoe_jax.runs.trackers import EventFiles, open_trackers
-from mlmoe_jax.runtime.progress import MetricLog
 
 PROGRESS = SimpleNamespace(images_per_second=12.5, data_wait=0.25)
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.metric_log import MetricLog
 from mlmoe_jax.runtime.preemption import asked_to_stop
-from mlmoe_jax.runtime.progress import LINE_EVERY, MetricLog, Progress, say
+from mlmoe_jax.runtime.progress import LINE_EVERY, Progress, say
 
 
 class Clock:

@@ -6,7 +6,6 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.models.params import initial_state
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.sharding import (
     AXES,
@@ -19,6 +18,7 @@ from mlmoe_jax.runtime.sharding import (
     unpadded,
     without_padding,
 )
+from mlmoe_jax.training.state import initial_state
 
 
 @pytest.fixture

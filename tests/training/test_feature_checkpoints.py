@@ -16,7 +16,8 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _named
 from mlmoe_jax.pretrained.rules import query
 from mlmoe_jax.training import initialization
-from mlmoe_jax.training.initialization import LABEL_ROWS, initial_parts
+from mlmoe_jax.training.initialization import initial_parts
+from mlmoe_jax.training.label_transfer import LABEL_ROWS
 
 SPACE = synthetic_label_space(4, 2)
 

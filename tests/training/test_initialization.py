@@ -33,12 +33,15 @@ from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import export_official
 from mlmoe_jax.runs import checkpoint, restore
+from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import describe_run, open_run, preprocess_for
+from mlmoe_jax.runs.restore import describe_run, open_run
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.convert import export_run, import_run
-from mlmoe_jax.training.initialization import LABEL_ROWS, Counterparts, carry_over, initial_parts, starting_parts
-from mlmoe_jax.training.loop import set_up, start
+from mlmoe_jax.training.initialization import initial_parts, starting_parts
+from mlmoe_jax.training.label_transfer import LABEL_ROWS, Counterparts, carry_over
+from mlmoe_jax.training.resume import start
+from mlmoe_jax.training.setup import set_up
 
 TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
 

@@ -54,12 +54,15 @@ class Bench:
         from flax import nnx
 
         from mlmoe_jax.data.labels.space import synthetic_label_space
+        from mlmoe_jax.data.prepare import Preprocess
+        from mlmoe_jax.inference.step import make_eval_step
         from mlmoe_jax.models.build import build_model
-        from mlmoe_jax.models.params import initial_state
-        from mlmoe_jax.runs.restore import label_axes, split_model
+        from mlmoe_jax.runs.assemble import label_axes, split_model
         from mlmoe_jax.runtime.sharding import make_mesh, place
+        from mlmoe_jax.training.objective import make_objective
         from mlmoe_jax.training.optim import make_optimizer
-        from mlmoe_jax.training.step import Preprocess, make_eval_step, make_objective, make_train_step
+        from mlmoe_jax.training.state import initial_state
+        from mlmoe_jax.training.step import make_train_step
 
         self.mesh = make_mesh(dict(zip(("data", "fsdp", "expert"), sizes, strict=True)), devices)
         self.labels = label_axes(config, LABELS, self.mesh)

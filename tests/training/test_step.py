@@ -12,19 +12,16 @@ from helpers.paths import REPOSITORY
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.augment import augment
+from mlmoe_jax.data.prepare import Preprocess, prepare
+from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models import losses
 from mlmoe_jax.models.contracts import Prediction
-from mlmoe_jax.models.params import ModelDef, initial_state, split_trainable
+from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runtime.sharding import make_mesh, place, shard_batch
+from mlmoe_jax.training.objective import _negatives_over_positives, make_objective
 from mlmoe_jax.training.optim import make_optimizer
-from mlmoe_jax.training.step import (
-    Preprocess,
-    _negatives_over_positives,
-    make_eval_step,
-    make_objective,
-    make_train_step,
-    prepare,
-)
+from mlmoe_jax.training.state import initial_state
+from mlmoe_jax.training.step import make_train_step
 
 B, K, SIDE = 8, 3, 4
 PREPROCESS = Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1))

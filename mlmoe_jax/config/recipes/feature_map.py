@@ -8,7 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config import default_config, parse_arg
-from mlmoe_jax.config.recipes.prompt_tuning import use_dataset
+from mlmoe_jax.config.recipes.benchmarks import use_dataset
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import backbone_shape

@@ -11,9 +11,8 @@ from flax import nnx
 
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import LABELS, Features, Prediction
-from mlmoe_jax.models.experts import SHARES, Gates, LabelExperts, combine
+from mlmoe_jax.models.experts import SHARES, Gates, LabelExperts, combine, gate_entropy
 from mlmoe_jax.models.layers.initializers import torch_linear
-from mlmoe_jax.models.losses import gate_entropy
 
 # The sign of λ·H in the loss.
 ENTROPY = {"paper": 1.0, "maximize": -1.0, "off": 0.0}

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from flax.nnx import Initializer
 
-from mlmoe_jax.models.experts import ACTIVATIONS
+from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.attention import FusedProjection, attention_weights
 from mlmoe_jax.models.layers.initializers import torch_linear
 from mlmoe_jax.models.layers.transformer import layer_norm

@@ -25,16 +25,20 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.sources import count_labels
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.params import ModelDef, TrainState, initial_state, split_trainable
-from mlmoe_jax.runs.folder import to_json
-from mlmoe_jax.runs.restore import as_kept, label_axes, preprocess_for, require_whole_batch, trainable_rules
+from mlmoe_jax.models.params import ModelDef, split_trainable
+from mlmoe_jax.runs.assemble import as_kept, label_axes, preprocess_for, trainable_rules
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
 from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.sharding import require_whole_batch
+from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.optim import make_optimizer
 from mlmoe_jax.training.preflight import hlo
-from mlmoe_jax.training.step import make_eval_step, make_train_step, training_objective
+from mlmoe_jax.training.state import TrainState, initial_state
+from mlmoe_jax.training.step import make_train_step
 
 # libtpu asks the cloud's metadata service where it runs, unless it is told.
 WITHOUT_TPU = {

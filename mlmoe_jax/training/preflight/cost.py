@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.sources import count_labels
+from mlmoe_jax.inference.step import predicted
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.backbones.vit import ViTShape
@@ -28,9 +29,8 @@ from mlmoe_jax.models.build import Classifier, backbone_shape, build_backbone, b
 from mlmoe_jax.models.contracts import CLS, Features
 from mlmoe_jax.models.layers.transformer import hidden_width
 from mlmoe_jax.models.params import ModelDef, module_rows, split_trainable
-from mlmoe_jax.runs.restore import as_kept, preprocess_for, trainable_rules
+from mlmoe_jax.runs.assemble import as_kept, preprocess_for, trainable_rules
 from mlmoe_jax.training.optim import make_optimizer
-from mlmoe_jax.training.step import predicted
 
 
 def summarize(config: ConfigDict) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
-from mlmoe_jax.runs.restore import preprocess_for
-from mlmoe_jax.training.loop import Results, changed_keys, read_results
+from mlmoe_jax.training.resume import changed_keys
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[Swept]) -> list[
             "another --workdir"
         )
     for run in runs:
-        run.results = read_results(run.folder)
+        run.results = training_results(run.folder)
         run.selected = selection_of(run.folder) if run.results is not None else {}
     return runs
 

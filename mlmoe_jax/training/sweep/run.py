@@ -20,9 +20,10 @@ from ml_collections import ConfigDict
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import RunFolder, to_json
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.training.loop import Stopped, train
 from mlmoe_jax.training.sweep.grid import GridRun, Swept, as_text, plan, selection_of, short_names
 from mlmoe_jax.training.sweep.plot import Line, draw

@@ -6,9 +6,9 @@ import pytest
 from helpers.paths import PARITY
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_fscore_support
 
-from mlmoe_jax.evaluation.evaluate import probabilities
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.published import PRESETS, preset
+from mlmoe_jax.inference.step import probabilities
 
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]

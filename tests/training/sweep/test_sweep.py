@@ -8,7 +8,8 @@ from mlmoe_jax import config as configuration
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
-from mlmoe_jax.training.loop import Stopped, changed_keys
+from mlmoe_jax.training.loop import Stopped
+from mlmoe_jax.training.resume import changed_keys
 from mlmoe_jax.training.sweep import run as sweeping
 from mlmoe_jax.training.sweep.grid import Swept, as_text, folder_name, parse, plan, selection_of, short_names
 from mlmoe_jax.training.sweep.run import format_table, over_seeds, picture, sweep

@@ -1,0 +1,30 @@
+"""From a batch of images to the input of the network."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from mlmoe_jax.data.augment import augment
+
+Batch = dict[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How a backbone wants its pictures: the side in pixels, and mean and deviation of each channel, for 0…1."""
+
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+def prepare(batch: Batch, preprocess: Preprocess, augmentation=None, key: jax.Array | None = None) -> jax.Array:
+    """Return the network's input f32[B,H,W,3] from `batch["image"]` u8[B,H,W,3]; with a key, augmented first.
+
+    Training, evaluation and prediction all go through here, so that what a model is shown cannot drift apart.
+    """
+    image = batch["image"].astype(jnp.float32)
+    if key is not None:
+        image = augment(image, key, augmentation)
+    return (image / 255 - jnp.asarray(preprocess.mean)) / jnp.asarray(preprocess.std)

@@ -1,0 +1,85 @@
+"""The rows of metrics.jsonl and where else they go."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import TABLE, RunFolder
+from mlmoe_jax.runs.trackers import Tracker
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import Progress
+
+
+class MetricLog:
+    """The rows of metrics.jsonl, one a logged step, and the same rows for every one of `trackers`.
+
+    A row waits until the next step is under way, so that fetching its numbers does not hold the device up.
+    metrics.csv has the same rows as a table; it is written whole, with every evaluation and at the end.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        learning_rate: Callable[[int], jax.Array],
+        steps_per_epoch: int,
+        trackers: Sequence[Tracker] = (),
+    ):
+        self.folder, self.learning_rate, self.steps_per_epoch = folder, learning_rate, steps_per_epoch
+        self.trackers, self.summary, self._evaluated = trackers, "", False
+        self._row: dict[str, float] = {}
+        self._on_device: dict[str, jax.Array] = {}
+
+    def note(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
+        """Remember a step's metrics, still on the device."""
+        self._on_device = {**metrics, "learning_rate": self.learning_rate(step - 1)}
+        self._row = {
+            "step": step,
+            "epoch": step / self.steps_per_epoch,
+            "images_per_second": progress.images_per_second,
+            "data_wait": progress.data_wait,
+        }
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Add evaluation metrics to the waiting row."""
+        self._row |= values
+        self._evaluated = True
+
+    def write(self) -> None:
+        """Write the waiting row, if there is one; UserError where the loss is not finite."""
+        if not self._row:
+            return
+        step = self._row["step"]
+        numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
+        require_finite(step, numbers["loss"])
+        if distributed.is_first():
+            row = {**self._row, **numbers}
+            self.folder.append_row(row)
+            for tracker in self.trackers:
+                tracker.write(row)
+            if self._evaluated:
+                self._write_table()
+        self.summary = f"loss {numbers['loss']:.4g}, rate {numbers['learning_rate']:.3g}"
+        self._row, self._evaluated = {}, False
+
+    def close(self) -> None:
+        """Finish the table and the trackers."""
+        if distributed.is_first():
+            self._write_table()
+        for tracker in self.trackers:
+            tracker.close()
+
+    def _write_table(self) -> None:
+        rows = self.folder.rows()
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        self.folder.write_csv(TABLE, columns, [[row.get(name, "") for name in columns] for row in rows])
+
+
+def require_finite(step: int, loss: float) -> None:
+    """Raise UserError where the loss of a step is not a finite number."""
+    if not math.isfinite(loss):
+        raise UserError(
+            f"the loss is {loss} at step {step}; lower config.optim.learning_rate and start in a new --workdir (the "
+            "checkpoints before it are kept)"
+        )

@@ -1,0 +1,93 @@
+"""The training loss of a config."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.batch import targets
+from mlmoe_jax.data.prepare import Batch
+from mlmoe_jax.models import losses
+from mlmoe_jax.models.contracts import Prediction
+
+Metrics = dict[str, jax.Array]
+
+
+Objective = Callable[..., tuple[jax.Array, Metrics]]  # of a Prediction and its Batch, see make_objective
+
+
+def make_objective(settings, positive_weight: jax.Array | None = None) -> Objective:
+    """Build the training loss from `config.loss`: a weighted sum over the named terms, plus the model's penalties.
+
+    It takes a prediction, its batch, and the whole batch where that is only a part of one: the losses of the parts add
+    up to the loss of the whole.
+    positive_weight: f32[K] for `bce`, used where `loss.positive_weight` is 0.
+    """
+    if settings.kind == "asymmetric":
+
+        def per_element(logits, labels):
+            return losses.asymmetric_loss(
+                logits,
+                labels,
+                gamma_neg=settings.gamma_neg,
+                gamma_pos=settings.gamma_pos,
+                clip=settings.clip,
+                eps=settings.eps,
+                detach=settings.detach,
+            )
+    elif settings.kind == "bce":
+        weight = settings.positive_weight or positive_weight
+
+        def per_element(logits, labels):
+            return losses.binary_cross_entropy(logits, labels, positive_weight=weight)
+    elif settings.kind == "softmax":
+        per_element = losses.softmax_cross_entropy
+    else:
+
+        def per_element(logits, labels):
+            return losses.focal_loss(logits, labels, gamma=settings.gamma_neg, detach=settings.detach)
+
+    weights = {name: weight for name, weight in settings.terms.items() if weight}
+
+    def objective(prediction: Prediction, batch: Batch, whole: Batch | None = None) -> tuple[jax.Array, Metrics]:
+        whole = batch if whole is None else whole
+        logits = {"logits": prediction.logits, **prediction.terms}
+        entries, images = losses.count_valid(whole["label_mask"], whole["mask"]), jnp.sum(whole["mask"] != 0)
+        parts = {
+            name: losses.reduce(
+                per_element(logits[name], batch["label"]),
+                batch["label_mask"],
+                batch["mask"],
+                how=settings.reduce,
+                scale=settings.scale,
+                count=entries,
+            )
+            for name in weights
+        }
+        parts |= {
+            name: losses.reduce(value[:, None], jnp.ones_like(value)[:, None], batch["mask"], count=images)
+            for name, value in prediction.penalties.items()
+        }
+        total = sum(weights.get(name, 1.0) * part for name, part in parts.items())
+        return total, {f"loss/{name}": part for name, part in parts.items()}
+
+    return objective
+
+
+def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
+    """Return the loss of a config; `labels` i8[N,K] of the training split balance it where it asks for that."""
+    balanced = config.loss.kind == "bce" and not config.loss.positive_weight
+    return make_objective(config.loss, _negatives_over_positives(labels, config.data.difficult) if balanced else None)
+
+
+def _negatives_over_positives(labels: np.ndarray, difficult: str) -> jax.Array:
+    """The weight that balances each label's positives with its known negatives, f32[K]; 1 where it has no positive."""
+    positives, known = (np.zeros(labels.shape[1]) for _ in range(2))
+    for rows in np.array_split(labels, max(1, len(labels) // 10_000)):
+        label, mask = targets(rows, difficult)
+        positives += (label * mask).sum(axis=0)
+        known += mask.sum(axis=0)
+    weight = np.where(positives > 0, (known - positives) / np.maximum(positives, 1), 1.0)
+    return jnp.asarray(np.maximum(weight, 1e-3), jnp.float32)

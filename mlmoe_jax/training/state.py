@@ -1,0 +1,46 @@
+"""The state of a training: parameters, statistics, optimizer, moving averages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mlmoe_jax.models.params import Params
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """The state of a run after `step` steps.
+
+    stats: values that the forward pass updates and no optimizer touches. ema: moving averages of trainable and stats
+    together.
+    """
+
+    step: jax.Array
+    trainable: Params
+    frozen: Params
+    stats: Params
+    opt: Any
+    ema: Params
+
+    def replace(self, **changes) -> TrainState:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+    def raw(self) -> Params:
+        """Return trainable and stats, the counterpart of `ema`."""
+        return {**self.trainable, **self.stats}
+
+
+def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) -> TrainState:
+    """Return the state before the first step; the moving averages start at the initial values.
+
+    Everything that a step will donate is a buffer of its own: one array in two places could not be donated.
+    """
+    ema = {**trainable, **stats}
+    trainable, stats, opt, ema = jax.tree.map(jnp.copy, (trainable, stats, opt, ema))
+    return TrainState(jnp.zeros((), jnp.int32), trainable, frozen, stats, opt, ema)
