@@ -24,7 +24,7 @@ def program(tmp_path_factory):
     make_weights = (
         "import runner, jax, numpy as np\n"
         "from flax import nnx\nfrom safetensors.numpy import save_file\n"
-        "from mlmoe_jax.models.backbones.vit import ViT\nfrom mlmoe_jax.state import ModelDef\n"
+        "from mlmoe_jax.models.backbones.vit import ViT\nfrom mlmoe_jax.models.params import ModelDef\n"
         "params = ModelDef.split(ViT(runner.tiny, rngs=nnx.Rngs(9)))[1]\n"
         "save_file({path: np.asarray(value) for path, value in params.items()}, 'tiny.safetensors')\n"
     )
@@ -244,7 +244,7 @@ def test_predict_gives_the_scores_of_eval(program, trained, tmp_path):
 @pytest.mark.slow
 def test_the_same_from_python(program, trained, photos):
     code = (
-        "import runner, sys, numpy as np\nfrom PIL import Image\nfrom mlmoe_jax.predict import Predictor\n"
+        "import runner, sys, numpy as np\nfrom PIL import Image\nfrom mlmoe_jax.inference.predict import Predictor\n"
         "predictor, folder = Predictor.from_run(sys.argv[1]), sys.argv[2]\n"
         "path = f'{folder}/a.jpg'\n"
         "pixels = np.asarray(Image.open(path).convert('RGB'))\n"

@@ -3,7 +3,6 @@ import json
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax import config as configuration
 from mlmoe_jax.config import (
     apply_overrides,
     default_config,
@@ -112,7 +111,7 @@ def test_a_config_file_gets_its_argument_and_the_overrides(tmp_path):
 
 
 def test_a_bare_name_is_looked_for_in_the_config_folder(tmp_path, monkeypatch, refusal):
-    monkeypatch.setattr(configuration, "CONFIG_FOLDER", tmp_path)
+    monkeypatch.setattr("mlmoe_jax.config.loading.CONFIG_FOLDER", tmp_path)
     (tmp_path / "mine.py").write_text(FILE)
     assert load_config("mine", []) == load_config("mine.py", [])
     assert refusal(load_config, "mien", []) == "there is no config 'mien'; did you mean 'mine'?"

@@ -25,7 +25,6 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs import restore as assembly
 from mlmoe_jax.runs.assemble import assemble, preprocess_for, trainable_rules
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import describe_run, open_run, require_same_frozen
@@ -461,7 +460,7 @@ def test_start_jax_sets_the_precision_and_checks_the_batches(config, refusal, mo
     mesh = setup_jax(config)
     assert mesh.size == len(jax.devices())
     assert jax.config.jax_default_matmul_precision == "highest"
-    monkeypatch.setattr(assembly, "make_mesh", lambda sizes: SimpleNamespace(size=3))
+    monkeypatch.setattr("mlmoe_jax.runtime.sharding.make_mesh", lambda sizes: SimpleNamespace(size=3))
     config.train.batch_size, config.eval.batch_size = 9, 6
     assert setup_jax(config).size == 3
     config.train.batch_size, config.eval.batch_size = 10, 7

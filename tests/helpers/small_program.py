@@ -19,7 +19,7 @@ SMALL = (
 _RUNNER = """
 import sys
 import mlmoe_jax.data.sources.digits as digits
-from mlmoe_jax.pretrained import catalog
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
 import dataclasses
 digits.SCENES = {"train": 200, "val": 60, "test": 70, "test_shift": 70}

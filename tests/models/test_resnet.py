@@ -280,8 +280,8 @@ def test_what_is_not_read_is_none(make):
 DEVICES = """
 import jax, numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from mlmoe_jax.models.normalization import BatchNorm
-from mlmoe_jax.state import ModelDef
+from mlmoe_jax.models.layers.batch_norm import BatchNorm
+from mlmoe_jax.models.params import ModelDef
 
 definition, params, stats = ModelDef.split(BatchNorm(3, mode="trainable"))
 x = np.random.default_rng(0).normal(3, 2, (8, 2, 2, 3)).astype(np.float32) * np.arange(1, 9)[:, None, None, None]

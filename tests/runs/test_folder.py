@@ -41,7 +41,7 @@ def test_the_lock_holds_between_processes_and_ends_with_its_holder(folder, tmp_p
     code = (
         "import sys\n"
         "from mlmoe_jax.errors import UserError\n"
-        "from mlmoe_jax.runfolder import RunFolder\n"
+        "from mlmoe_jax.runs.folder import RunFolder\n"
         "try:\n"
         "    with RunFolder(sys.argv[1]).writing(): print('written')\n"
         "except UserError: print('refused')\n"

@@ -176,7 +176,7 @@ def test_what_is_no_common_work_the_first_process_does(alone, monkeypatch):
 
 
 def test_starting_and_asking_who_one_is_imports_no_jax():
-    program = "import mlmoe_jax.distributed as d, sys; assert d.is_first(); assert 'jax' not in sys.modules"
+    program = "import mlmoe_jax.runtime.distributed as d, sys; assert d.is_first(); assert 'jax' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", program], check=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     )
@@ -298,7 +298,7 @@ def test_every_kind_has_its_own_time():
 
 def test_a_process_that_hangs_ends_with_a_message():
     program = (
-        "from mlmoe_jax import watchdog; import time\n"
+        "from mlmoe_jax.runtime import watchdog; import time\n"
         "watchdog.start('process 1 of 3', 1)\n"
         "[watchdog.sign('train', 'step 4') for _ in range(3)]\n"
         "time.sleep(60)"

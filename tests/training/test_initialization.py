@@ -32,7 +32,7 @@ from mlmoe_jax.models.heads.sequence import CNNRNNHead
 from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import export_official
-from mlmoe_jax.runs import checkpoint, restore
+from mlmoe_jax.runs import assemble, checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import describe_run, open_run
@@ -64,7 +64,7 @@ def _values_drawn_in_numpy(monkeypatch):
             model.prompts.token_mask[...] = jnp.array([float(digit) for digit in kept])
         return model
 
-    for module in (restore, initialization):
+    for module in (assemble, initialization):
         monkeypatch.setattr(module, "build_model", build)
 
 
