@@ -1,14 +1,14 @@
-"""What training steps need on TPU slices, compiled without any TPU, and how far that should scale.
+"""Memory, FLOPs and collectives of training steps on TPU slices, compiled without a TPU, and predicted scaling.
 
-    python -m benchmarks.scaling_table                      # compile what is missing, write the table
+    python -m benchmarks.scaling_table                      # compile missing rows, write the table
     python -m benchmarks.scaling_table --only="B/14 at 224 v5e" --minutes=30
-    python -m benchmarks.scaling_table --also=v5e:16x16     # larger slices too, to see that a chip's program stays
+    python -m benchmarks.scaling_table --also=v5e:16x16     # larger slices too, to check the program of a chip
     python -m benchmarks.scaling_table --again --only=DR-MoE  # the model has changed since
-    python -m benchmarks.scaling_table --minutes=0          # only write the table again
+    python -m benchmarks.scaling_table --minutes=0          # only rewrite the table
 
-The table goes into docs/scaling.md, which has the formula of the prediction too. Compiling needs libtpu (`pip install
-"jax[tpu]"`). Raw results are lines of benchmarks/scaling_table.jsonl, one a row and slice; what is there is not
-compiled again, so that the same command goes on where it was stopped. Another row is another entry of ROWS.
+The table is written to docs/scaling.md, which also explains the prediction. Compiling needs libtpu (`pip install
+"jax[tpu]"`). Raw results are lines of benchmarks/scaling_table.jsonl, one per row and slice. Results that exist are not
+compiled again, so rerunning the same command resumes an interrupted one. To add a row, add an entry to ROWS.
 """
 
 import argparse
@@ -36,7 +36,7 @@ MARKS = "<!-- table: benchmarks/scaling_table.py -->", "<!-- end of table -->"
 
 @dataclass(frozen=True)
 class Row:
-    """A training at a fixed number of images a device. labels: how many; 0 = those of the data set."""
+    """A training with a fixed number of images per device. labels: number of labels; 0 = those of the data set."""
 
     name: str
     config: str
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Chip:
-    """Published figures of a chip. flops: dense bfloat16, a second. memory: bytes a second of its HBM. link: bytes a
+    """Published figures of a chip. flops: dense bfloat16, per second. memory: HBM bytes per second. link: bytes per
     second of one link of its interconnect in one direction.
     """
 
@@ -68,7 +68,7 @@ TOPOLOGIES = (
     ("v6e:2x2", "v6e:4x4", "v6e:8x8", "v6e:16x16"),
     ("v5p:2x2x1", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x8x8"),
 )
-# Pictures are augmented on the host, and products and frozen weights are in bfloat16, as one would train there.
+# Images are augmented on the host; matrix products and frozen weights are in bfloat16, as is usual on TPUs.
 SETTINGS = (("augment.where", "host"), ("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"))
 
 
@@ -119,7 +119,7 @@ def _version(package: str) -> str:
 
 
 def stored() -> dict[tuple[str, str], dict]:
-    """Return the results so far, (row, topology) -> raw result; those of a row that has changed since are left out."""
+    """Return the stored results, (row, topology) -> raw result, without those of rows that have changed since."""
     asked = {row.name: asked_for(row) for row in ROWS}
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     results = [json.loads(line) for line in lines]
@@ -131,7 +131,7 @@ def stored() -> dict[tuple[str, str], dict]:
 
 
 def asked_for(row: Row) -> dict:
-    """Return what a row asks for, as its raw results keep it."""
+    """Return the settings of a row as stored with its raw results."""
     settings = [list(pair) for pair in (*SETTINGS, *row.overrides)]
     return {
         "config": row.config,
@@ -144,12 +144,12 @@ def asked_for(row: Row) -> dict:
 
 # ------------------------------------------------------------------------------------------------------ prediction
 def predict(result: dict, topology: str, efficiency: float) -> dict[str, float]:
-    """Predict a step on a slice from what was compiled for one of its kind, in seconds.
+    """Predict the time of a step on a slice, in seconds, from a compilation for a slice of the same kind of chip.
 
-    compute = max(FLOPs / (efficiency · peak), bytes accessed / memory bandwidth); communication = what the ring
-    algorithms send / one link in one direction + a latency for each hop, there and back along every axis of the slice.
-    In pure data parallelism, which all rows have, a chip's program is the same on every slice, but for the chips that a
-    collective goes over: over n of them a ring sends (n − 1)/n of what it sends over many.
+    compute = max(FLOPs / (efficiency · peak), bytes accessed / memory bandwidth); communication = bytes sent
+    by ring algorithms / one link in one direction + a latency per hop, there and back along every axis of the slice.
+    All rows use pure data parallelism, so the program of a chip is the same on every slice except for the chips in a
+    collective: over n chips, a ring sends (n − 1)/n of the bytes it sends over many.
     """
     kind, sides = split(topology)
     chip, devices = CHIPS[kind], math.prod(sides)
@@ -162,26 +162,26 @@ def predict(result: dict, topology: str, efficiency: float) -> dict[str, float]:
         "communication": communication,
         "images_per_second": result["images"] * devices / (compute + communication),
         "efficiency": compute / (compute + communication),
-        # computing shrinks with the images, communicating does not
+        # computation is proportional to the number of images, communication is not
         "least_images": max(1, math.ceil(result["images"] * 9 * communication / compute)) if compute else math.nan,
     }
 
 
 def split(topology: str) -> tuple[str, list[int]]:
-    """Return kind of chip and sides of a slice: "v5e:4x4" -> ("v5e", [4, 4])."""
+    """Return the kind of chip and the sides of a slice: "v5e:4x4" -> ("v5e", [4, 4])."""
     kind, _, shape = topology.partition(":")
     return kind, [int(side) for side in shape.split("x")]
 
 
 def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
-    """Return the table as Markdown, what is missing from it, and what larger slices were compiled for."""
+    """Return the table as Markdown, followed by the missing rows and the larger slices that were compiled."""
     sizes = " / ".join(str(math.prod(split(topology)[1])) for topology in TOPOLOGIES[0])
     lines = [
-        f"Assumed: {100 * efficiency:g} % of the peak. HBM, FLOPs and bytes are of one chip and one training step.",
+        f"Assumed: {100 * efficiency:g} % of the peak. HBM, FLOPs and bytes are per chip and training step.",
         "",
-        f"| training | chip | images a chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | compute, ms | "
+        f"| training | chip | images per chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | compute, ms | "
         f"communication, ms, on {sizes} chips | images/s on {sizes} chips | weak scaling to {sizes.split()[-1]} | "
-        "images a chip for 90 % |",
+        "images per chip for 90 % |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     missing, larger = [], []
@@ -198,7 +198,7 @@ def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
     if larger:
         lines += [
             "",
-            "Larger slices that were compiled too, and what a chip needs there beside what it needs on the smallest:",
+            "Larger slices that were also compiled; requirements per chip relative to the smallest slice:",
             "",
             "| training | slice | HBM | FLOPs | bytes accessed | bytes in collectives |",
             "|---|---|---:|---:|---:|---:|",
@@ -208,7 +208,7 @@ def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
 
 
 def _line(result: dict, family: Sequence[str], efficiency: float) -> str:
-    """Return the line of a row and a kind of chip from what was compiled for the smallest slice."""
+    """Return the table row of a training and a kind of chip, from the compilation for the smallest slice."""
     hbm = f"{result['needed'] / GIB:.2f} of {result['capacity'] / GIB:.2f}"
     start = f"| {result['row']} | {split(family[0])[0]} | {result['images']} |"
     if not result["fits"]:
@@ -225,7 +225,7 @@ def _line(result: dict, family: Sequence[str], efficiency: float) -> str:
 
 
 def _beside(larger: dict, smallest: dict) -> str:
-    """Return the line of a larger slice: its figures over those of the smallest, in percent."""
+    """Return the table row of a larger slice: its figures relative to the smallest slice, in percent."""
     start = f"| {larger['row']} | {larger['topology']} |"
     if not (larger["fits"] and smallest["fits"]):
         return f"{start} does not fit | | | |"
@@ -235,17 +235,17 @@ def _beside(larger: dict, smallest: dict) -> str:
 
 
 def _moved(result: dict) -> int:
-    """Return the bytes in collectives of a chip and a step."""
+    """Return the bytes in collectives per chip and step."""
     return sum(kind["bytes"] for kind in result["collectives"].values())
 
 
 def write_page(text: str) -> None:
-    """Put the table between its marks in docs/scaling.md."""
+    """Write the table between its marks in docs/scaling.md."""
     start, end = MARKS
     before, found, rest = PAGE.read_text().partition(start)
     _, closed, after = rest.partition(end)
     if not (found and closed):
-        raise SystemExit(f"{PAGE} has no lines '{start}' and '{end}' for the table to go between")
+        raise SystemExit(f"{PAGE} has no lines '{start}' and '{end}' to write the table between")
     PAGE.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
 
 
@@ -254,10 +254,10 @@ def main():
     parser.add_argument(
         "--only", default="", help="compile only rows and slices, as in 'NAME v5e:4x4', that match this"
     )
-    parser.add_argument("--also", nargs="*", default=[], help="slices to compile beside the smallest of each chip")
-    parser.add_argument("--again", action="store_true", help="compile what is there too; the newest result counts")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further compilation after these")
-    parser.add_argument("--efficiency", type=float, default=0.5, help="share of the peak that computing reaches")
+    parser.add_argument("--also", nargs="*", default=[], help="slices to compile besides the smallest of each chip")
+    parser.add_argument("--again", action="store_true", help="recompile existing results; the newest result counts")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further compilation after this time")
+    parser.add_argument("--efficiency", type=float, default=0.5, help="assumed share of peak FLOPs")
     options = parser.parse_args()
     results, started = stored(), time.monotonic()
     for topology in [*(family[0] for family in TOPOLOGIES), *options.also]:
