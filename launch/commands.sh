@@ -1,12 +1,12 @@
-# What the launch scripts share; sourced by them. Runs in bash 3.2, which macOS has, and newer.
+# Functions shared by the launch scripts, which source this file. Compatible with bash 3.2 (macOS) and newer.
 
-# One sentence, and the exit code of everything that the user can put right.
+# Print an error of one sentence and exit with 2, the code of user errors.
 fail() {
   echo "error: $1" >&2
   exit 2
 }
 
-# The words as a shell would have to be given them; of --flag=value only the value is quoted.
+# Print the words quoted for a shell; in --flag=value, only the value is quoted.
 quoted() {
   local word flag line="" apostrophe="'" escaped="'\\''"
   for word in "$@"; do
@@ -23,7 +23,7 @@ quoted() {
   printf '%s\n' "${line# }"
 }
 
-# Run a command, or only print it where $flag_dry_run is set.
+# Run a command, or only print it if $flag_dry_run is set.
 call() {
   if [ -n "${flag_dry_run:-}" ]; then
     quoted "$@"
@@ -32,15 +32,15 @@ call() {
   fi
 }
 
-# A tool that the commands need, and where it comes from.
+# need TOOL SOURCE: fail if the tool is not installed, and say where to get it.
 need() {
-  [ -n "${flag_dry_run:-}" ] || command -v "$1" > /dev/null || fail "$1 is not on the path; install $2"
+  [ -n "${flag_dry_run:-}" ] || command -v "$1" > /dev/null || fail "$1 is not on the PATH; install $2"
 }
 
 # read_command ACTIONS VALUES SWITCHES WORD...
 #
-# Fill the array `actions`; $flag_NAME for each --NAME=VALUE and --SWITCH; and the array `program` with all after "--".
-# Without any words, and with --help, print the comment at the head of the script.
+# Fill the array `actions`, $flag_NAME for each --NAME=VALUE and --SWITCH, and the array `program` with all words after
+# "--". With --help, print the comment at the head of the script.
 read_command() {
   local known_actions=" $1 " known_values=" $2 " known_switches=" $3 " word key
   shift 3
@@ -64,30 +64,30 @@ read_command() {
         printf -v "flag_${key//-/_}" %s yes
         ;;
       *)
-        [[ "$known_actions" == *" $word "* ]] || fail "$0 does not know \"$word\"; it knows:${known_actions% }"
+        [[ "$known_actions" == *" $word "* ]] || fail "$0 has no action \"$word\"; choose from:${known_actions% }"
         actions+=("$word")
         ;;
     esac
   done
-  [ ${#actions[@]} -gt 0 ] || fail "say what to do:${known_actions% }; see --help"
+  [ ${#actions[@]} -gt 0 ] || fail "no action is given; choose from:${known_actions% }, or see --help"
 }
 
-# require_form NAME REGEX EXAMPLE: the flag --NAME is given and looks as it should.
+# require_form NAME REGEX EXAMPLE: fail unless the flag --NAME is given and matches the regular expression.
 require_form() {
   local variable="flag_${1//-/_}"
-  [ -n "${!variable:-}" ] || fail "--$1 is missing; write for example --$1=$3"
-  [[ "${!variable}" =~ ^($2)$ ]] || fail "--$1=${!variable} is not of the right form; write for example --$1=$3"
+  [ -n "${!variable:-}" ] || fail "--$1 is missing; for example, write --$1=$3"
+  [[ "${!variable}" =~ ^($2)$ ]] || fail "--$1=${!variable} is not valid; for example, write --$1=$3"
 }
 
-# What a person has to agree to, unless --yes is given.
+# Ask for confirmation, unless --yes is given.
 agree() {
   local answer=""
   [ -z "${flag_yes:-}${flag_dry_run:-}" ] || return 0
   read -r -p "$1 [y/N] " answer || true
-  [ "$answer" = y ] || fail "nothing was deleted; answer y, or give --yes"
+  [ "$answer" = y ] || fail "nothing was deleted; answer y, or pass --yes"
 }
 
-# The exit code of a process in the background. A trap ends `wait` before the process does, so it is asked again.
+# Return the exit code of a background process. A trap interrupts `wait` before the process ends, so wait again.
 wait_for() {
   while wait "$1" || true; kill -0 "$1" 2> /dev/null; do :; done
   wait "$1"

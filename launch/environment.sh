@@ -1,9 +1,9 @@
-# Makes the project's own Python environment, or reuses one that matches; sourced by the other scripts.
+# Creates the project's own Python environment, or reuses one that matches; sourced by the other scripts.
 #
-#   use_environment            what requirements.txt lists
-#   use_environment dev        that, and the tools of the extra "dev" in pyproject.toml
+#   use_environment            with the packages of requirements.txt
+#   use_environment dev        also with those of the extra "dev" in pyproject.toml
 #
-# MLMOE_VENV names another place than .venv; PYTHON another interpreter than the first suitable one on the path.
+# MLMOE_VENV overrides the folder .venv; PYTHON overrides the interpreter, by default the first suitable one on the PATH.
 
 find_python() {
   local candidate
@@ -13,7 +13,7 @@ find_python() {
       return
     fi
   done
-  echo "error: no Python 3.11 or newer on the path; install one, or name it with PYTHON=/path/to/python3" >&2
+  echo "error: no Python 3.11 or newer is on the PATH; install one, or set PYTHON=/path/to/python3" >&2
   exit 2
 }
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The main job on this machine: set up, train ML-VPT on the embedded data set, print the metrics.
+# Train ML-VPT on the embedded data set on this machine: set up an environment, train, print the metrics.
 #
 #   bash launch/local.sh                                # configs/mlvpt_digits.py into runs/digits
-#   bash launch/local.sh --config.train.epochs=2        # any flag of mlmoe_jax.main may follow
+#   bash launch/local.sh --config.train.epochs=2        # accepts all flags of mlmoe_jax.main
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
 use_environment
 
-# Large pages for large arrays: training on a CPU gains about a fifth. What is no glibc takes no notice.
+# Large pages for large arrays speed up training on a CPU by about a fifth. Only glibc reads this variable.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 
 arguments=("$@")

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Run one job in N processes on this machine, such as one for each of its GPUs, or to try out what many hosts do.
+# Run one job in N processes on this machine, for example one per GPU, or to simulate several hosts.
 #
 #   bash launch/multiprocess.sh 2 --config=configs/mlvpt_digits.py --workdir=runs/digits
 #
-# Every line is marked with the number of the process that wrote it. When one fails the others end as well; the exit
-# code is that of the first that failed. Ctrl-C and SIGTERM reach all of them, which save and stop. The same command, also
-# with another N, goes on from the last checkpoint. GPUs are shared out equally.
+# Each output line is prefixed with the number of its process. When one process fails, the others end as well; the exit
+# code is that of the first failure. Ctrl-C and SIGTERM are forwarded to all processes, which save a checkpoint and stop.
+# The same command, also with another N, resumes from the last checkpoint. GPUs are divided equally.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=launch/commands.sh
@@ -13,12 +13,12 @@ cd "$(dirname "$0")/.."
 # shellcheck source=launch/environment.sh
 . launch/environment.sh
 
-[[ "${1:-}" =~ ^[1-9][0-9]*$ ]] || fail "\"${1:-}\" is no number of processes; write launch/multiprocess.sh N --config=…"
+[[ "${1:-}" =~ ^[1-9][0-9]*$ ]] || fail "\"${1:-}\" is not a number of processes; write launch/multiprocess.sh N --config=…"
 count=$1
 shift
 # shellcheck disable=SC2119
 use_environment
-grace=${MLMOE_GRACE_SECONDS:-30} # from the first failure to SIGTERM, and on to SIGKILL: all shall say why they end
+grace=${MLMOE_GRACE_SECONDS:-30} # from the first failure to SIGTERM, and from there to SIGKILL: time for all to print why they end
 
 port="$("$python_in_environment" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')"
 export MLMOE_COORDINATOR="127.0.0.1:$port" MLMOE_PROCESSES="$count"
@@ -26,13 +26,13 @@ listed="${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,nohea
 IFS=, read -ra gpus <<< "$listed"
 share=$((${#gpus[@]} / count))
 
-endings="$(mktemp -u)" # a pipe of lines "number code", one for each process that has ended
+endings="$(mktemp -u)" # a pipe with a line "number code" for each process that has ended
 mkfifo "$endings"
 exec 3<> "$endings"
 rm "$endings"
 
-work() { # process $1, given the flags that follow
-  trap : INT TERM # the shell outlives the process, to tell how it ended
+work() { # run process $1 with the flags that follow
+  trap : INT TERM # the shell outlives the process, to report its exit code
   local number=$1 code=0
   shift
   if [ "$share" -gt 0 ]; then
@@ -43,13 +43,13 @@ work() { # process $1, given the flags that follow
   echo "$number $code" >&3
 }
 
-mark() { # pass the lines of process $1 on until it ends
+mark() { # prefix the lines of process $1 until it ends
   trap '' INT TERM
   local line
   while IFS= read -r line || [ -n "$line" ]; do printf '[%s] %s\n' "$1" "$line"; done
 }
 
-# With job control each process has a group of its own, which Ctrl-C reaches once, through this script.
+# With job control, each process has its own group, so Ctrl-C reaches it once, through this script.
 set -m
 jobs=()
 tell() { local job; for job in "${jobs[@]}"; do kill "-$1" -- "-$job" 2>/dev/null || true; done; }

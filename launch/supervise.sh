@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Run a training and start it again after a crash; its own checkpoints say where it goes on.
+# Run a training and restart it after a crash; it resumes from its own checkpoints.
 #
 #   bash launch/supervise.sh --restarts=10 -- python -m mlmoe_jax.main --config=… --workdir=…
 #
-# Exit codes 0 (done), 2 (something the user can put right) and 130 (stopped on request, after saving) end it; any other
-# is a crash. SIGTERM is passed on and ends it too. With --state=FOLDER the exit code is left in FOLDER/run.exit.
-# MLMOE_RESTART_PAUSE seconds (10) lie between two starts.
+# Exit codes 0 (done), 2 (user error) and 130 (interrupted, after saving a checkpoint) end it; any other code is a crash.
+# SIGTERM is forwarded and ends it too. With --state=FOLDER, the exit code is written to FOLDER/run.exit.
+# MLMOE_RESTART_PAUSE sets the pause between two starts in seconds (10).
 set -euo pipefail
 # shellcheck source=launch/commands.sh
 . "$(dirname "$0")/commands.sh"
@@ -42,7 +42,7 @@ for ((start = 0; ; start++)); do
   case "$code" in 0 | 2 | 130) break ;; esac
   [ -z "$asked" ] || break
   [ "$start" -lt "$restarts" ] || break
-  echo "supervise: exit code $code; start again, $((start + 1)) of $restarts" >&2
+  echo "supervise: exit code $code; restart $((start + 1)) of $restarts" >&2
   sleep "${MLMOE_RESTART_PAUSE:-10}" &
   wait $! || true
   [ -z "$asked" ] || break

@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# Train on a Cloud TPU slice of any size, with the gcloud command and nothing else.
+# Train on a Cloud TPU slice of any size; needs only the gcloud command.
 #
 #   bash launch/tpu_vm.sh ACTION… --name=NAME --zone=ZONE [FLAG…] [-- FLAGS OF mlmoe_jax.main]
 #
-# Actions, in the order in which they are given:
-#   up       create the slice, or reuse it; one that was preempted is deleted and created again
-#   sync     send the files that git knows to all workers, with what was changed in them
-#   setup    give every worker its own Python and environment (once; again after a change of requirements)
-#   run      train on all workers; a lost connection does not stop it, after a crash it starts again
-#   logs     follow the output of a worker to the end of the training, and end with its exit code
-#   status   say how the slice and the training on each worker stand
-#   stop     let the training save and end
+# Actions, which run in the given order:
+#   up       create the slice, or reuse it; a preempted slice is deleted and created again
+#   sync     send the files tracked by git to all workers, including uncommitted changes
+#   setup    install Python and the environment on every worker (once, and after a change of requirements)
+#   run      train on all workers; survives a lost connection and restarts after a crash
+#   logs     follow the output of a worker until the training ends, and exit with its exit code
+#   status   print the state of the slice and of the training on each worker
+#   stop     let the training save a checkpoint and end
 #   down     delete the slice
 #
 # Flags:
 #   --name=NAME  --zone=ZONE   which slice
-#   --project=PROJECT          another project than gcloud's own
-#   --type=TYPE                what to create, such as v5litepod-16, v6e-256, v5p-8, v4-32
-#   --runtime=VERSION          another image than the usual one of that type
-#   --spot                     cheaper capacity that can be taken away
-#   --queued                   wait in the queue for capacity (a queued resource); give it to "down" as well
+#   --project=PROJECT          project, by default that of gcloud
+#   --type=TYPE                up: type of the slice, such as v5litepod-16, v6e-256, v5p-8, v4-32
+#   --runtime=VERSION          up: image, by default the usual one of that type
+#   --spot                     up: cheaper capacity that can be preempted
+#   --queued                   up: wait in the queue for capacity (a queued resource); pass it to "down" as well
 #   --internal-ip              connect to the addresses inside the network
-#   --worker=N                 logs: of another worker than 0, or of "all"
-#   --restarts=N               run: start again after at most N crashes (10)
-#   --yes                      down: do not ask
+#   --worker=N                 logs: number of the worker (0), or "all"
+#   --restarts=N               run: restart after at most N crashes (10)
+#   --yes                      down: do not ask for confirmation
 #   --dry-run                  print every command and run none
 set -euo pipefail
 # shellcheck source=launch/commands.sh
@@ -45,14 +45,14 @@ need gcloud "the Google Cloud CLI, https://cloud.google.com/sdk/docs/install"
 place=("--zone=$flag_zone" ${flag_project:+"--project=$flag_project"})
 
 # ------------------------------------------------------------------------------------------------- the slice
-# The image of each generation: https://cloud.google.com/tpu/docs/runtimes
+# The default image of each generation: https://cloud.google.com/tpu/docs/runtimes
 usual_runtime() {
   case "$flag_type" in
     v6e-*) echo v2-alpha-tpuv6e ;;
     v5p-*) echo v2-alpha-tpuv5 ;;
     v5litepod-*) echo v2-alpha-tpuv5-lite ;;
     v2-* | v3-* | v4-*) echo tpu-ubuntu2204-base ;;
-    *) fail "the usual image of --type=$flag_type is not known here; name it with --runtime=VERSION" ;;
+    *) fail "there is no default image for --type=$flag_type; choose one with --runtime=VERSION" ;;
   esac
 }
 
@@ -62,7 +62,7 @@ tpu() {
   call gcloud compute tpus "$group" "$action" "$flag_name" "${place[@]}" "$@"
 }
 
-# Set `state` to what Cloud TPU says of the slice, "" where there is none; a dry run takes it to be the first argument.
+# Set `state` to the state of the slice, "" if there is none; a dry run sets it to the first argument.
 look() {
   local group=tpu-vm format='value(acceleratorType,state)' type
   if [ -n "$flag_queued" ]; then
@@ -74,10 +74,10 @@ look() {
   elif state="$(tpu "$group" describe "--format=$format" 2>&1)"; then
     state="${state##*$'\n'}" type="${state%%$'\t'*}" state="${state##*$'\t'}"
     if [ -n "$type" ] && [ -n "$flag_type" ] && [ "$type" != "$flag_type" ]; then
-      fail "$flag_name is a $type already; give another --name, or delete it first with \"down\""
+      fail "$flag_name exists as a $type; choose another --name, or delete it first with \"down\""
     fi
   else
-    [[ "$state" == *NOT_FOUND* ]] || fail "gcloud cannot look at $flag_name: ${state//$'\n'/ }"
+    [[ "$state" == *NOT_FOUND* ]] || fail "gcloud cannot describe $flag_name: ${state//$'\n'/ }"
     state=""
   fi
 }
@@ -93,7 +93,7 @@ up() {
   look READY
   until [ "$state" = READY ] || [ "$state" = ACTIVE ]; do
     case "$state" in
-      "" | PREEMPTED | TERMINATED | FAILED | SUSPENDED) fail "$flag_name was not given (${state:-it is gone}); try again" ;;
+      "" | PREEMPTED | TERMINATED | FAILED | SUSPENDED) fail "$flag_name was not created (${state:-not found}); try again" ;;
     esac
     echo "$flag_name: $state" >&2
     sleep "${MLMOE_POLL:-15}"
@@ -141,7 +141,7 @@ sync() {
     echo "$pack"
   else
     mkdir -p build
-    bash -o pipefail -c "$pack" || fail "cannot pack the files that git knows; \"git status\" says which are missing"
+    bash -o pipefail -c "$pack" || fail "cannot pack the files tracked by git; \"git status\" lists missing ones"
   fi
   call gcloud compute tpus tpu-vm scp "$archive" "$flag_name:mlmoe-code.tgz" "${place[@]}" --worker=all \
     ${flag_internal_ip:+--internal-ip} || fail "sending the code to $flag_name failed; gcloud's message is above"
@@ -155,12 +155,12 @@ for action in "${actions[@]}"; do
     up | sync | down) "$action" ;;
     setup | stop) on_all "$action" "$worker $action" ;;
     run)
-      [ ${#program[@]} -gt 0 ] || fail "run needs the flags of the program; write them after --"
+      [ ${#program[@]} -gt 0 ] || fail "run needs the flags of mlmoe_jax.main; write them after --"
       on_all run "$worker start --restarts=$flag_restarts -- $(quoted "${program[@]}")"
       ;;
     logs) on_workers "$flag_worker" "$worker logs" || exit $? ;;
     status)
-      tpu tpu-vm describe "--format=value(state)" || fail "gcloud cannot look at $flag_name; its message is above"
+      tpu tpu-vm describe "--format=value(state)" || fail "gcloud cannot describe $flag_name; its message is above"
       on_all status "$worker status"
       ;;
   esac

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The part of tpu_vm.sh that runs on each worker of the slice, below one folder:
+# The part of tpu_vm.sh that runs on each worker of the slice. It uses one folder:
 #
-#   mlmoe/code        the code, as it was when it was last sent
-#   mlmoe/venv        its own environment, with its own Python
-#   mlmoe/run.log     all that the training printed; run.pid and run.exit say how it stands
+#   mlmoe/code        the code as last sent
+#   mlmoe/venv        the environment, with its own Python
+#   mlmoe/run.log     the output of the training; run.pid and run.exit hold its state
 #
-#   worker.sh install                        put the code that was just unpacked in its place
-#   worker.sh setup                          make the environment, or reuse it
+#   worker.sh install                        replace the code by the version just unpacked
+#   worker.sh setup                          create the environment, or reuse it
 #   worker.sh start [--restarts=N] -- FLAG…  train, detached from this shell
 #   worker.sh logs | status | stop
 set -euo pipefail
@@ -20,12 +20,12 @@ running() {
 }
 
 install() {
-  ! running || fail "a training runs on $(hostname); stop it before its code is replaced"
+  ! running || fail "a training is running on $(hostname); stop it before replacing its code"
   rm -rf "$root/code"
   mv "$root/incoming" "$root/code"
 }
 
-# Ubuntu 22.04, which the TPU images are, has Python 3.10 only; uv fetches a newer one without touching the system.
+# The TPU images are Ubuntu 22.04, which has only Python 3.10; uv installs a newer one without changing the system.
 setup() {
   export PATH="$HOME/.local/bin:$PATH"
   command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
@@ -40,27 +40,27 @@ setup() {
 start() {
   local restarts="$1"
   shift
-  ! running || fail "a training runs on $(hostname) already; see its logs, or stop it first"
+  ! running || fail "a training is already running on $(hostname); see its logs, or stop it first"
   [ -x "$root/venv/bin/python" ] || fail "$(hostname) has no environment yet; run setup first"
   rm -f "$root/run.exit"
   cd "$root/code"
-  # A session of its own: when the ssh connection goes, nothing of it is told.
+  # A separate session, which gets no signal when the ssh connection is lost.
   setsid bash launch/supervise.sh --restarts="$restarts" --state="$root" -- \
     "$root/venv/bin/python" -m mlmoe_jax.main "$@" >> "$root/run.log" 2>&1 < /dev/null &
   echo $! > "$root/run.pid"
   echo "training on $(hostname)"
 }
 
-# Follow the log to the end of the training, and end with its exit code.
+# Follow the log until the training ends, and exit with its exit code.
 logs() {
-  [ -f "$root/run.log" ] || fail "nothing was started on $(hostname) yet"
+  [ -f "$root/run.log" ] || fail "no training has been started on $(hostname) yet"
   tail --pid="$(cat "$root/run.pid")" --sleep-interval=0.2 -n 200 -f "$root/run.log"
-  [ -f "$root/run.exit" ] || fail "the training on $(hostname) was killed; \"run\" goes on from its last checkpoint"
+  [ -f "$root/run.exit" ] || fail "the training on $(hostname) was killed; \"run\" resumes from its last checkpoint"
   exit "$(cat "$root/run.exit")"
 }
 
 status() {
-  local now="nothing was started yet"
+  local now="not started yet"
   if running; then
     now="training; $(tail -n 1 "$root/run.log" | tr '\r' '\n' | tail -n 1)"
   elif [ -f "$root/run.exit" ]; then
@@ -84,5 +84,5 @@ case "${1:-}" in --restarts=*) restarts="${1#*=}" && shift ;; esac
 case "$action" in
   install | setup | logs | status | stop) "$action" ;;
   start) start "$restarts" "$@" ;;
-  *) fail "worker.sh does not know \"$action\"; it knows: install setup start logs status stop" ;;
+  *) fail "worker.sh has no action \"$action\"; choose from: install setup start logs status stop" ;;
 esac

@@ -1,4 +1,4 @@
-"""launch/gke.sh: the manifest that it makes of launch/jobset.yaml, and what it asks of the tools."""
+"""launch/gke.sh: the manifest rendered from launch/jobset.yaml, and the calls of the tools."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ def parts(manifest):
         ("v4", "4x4x8", "tpu-v4-podslice", 32, 4, "ct4p-hightpu-4t"),
     ],
 )
-def test_a_slice_has_its_hosts_chips_and_machines(machines, tpu, topology, accelerator, hosts, chips, machine):
+def test_hosts_chips_and_machines_of_a_slice(machines, tpu, topology, accelerator, hosts, chips, machine):
     job, pod, container = parts(render(machines, f"--tpu={tpu} --topology={topology}"))
     assert (job["completions"], job["parallelism"]) == (hosts, hosts)
     assert pod["nodeSelector"] == {
@@ -58,20 +58,20 @@ def test_a_slice_has_its_hosts_chips_and_machines(machines, tpu, topology, accel
     assert (f"--tpu-topology={topology}" in call) == (hosts > 1)
 
 
-def test_the_program_gets_its_flags_as_they_were_given(machines):
+def test_flags_reach_the_program_unchanged(machines):
     program = " ".join("'" + flag.replace("'", "'\\''") + "'" for flag in FLAGS)
     _, _, container = parts(render(machines, program=f"-- {program}"))
     assert container["args"] == FLAGS
     assert container["image"] == IMAGE.removeprefix("--image=")
 
 
-def test_a_mistake_fails_the_jobset_and_anything_else_starts_it_again(machines):
+def test_a_user_error_fails_the_jobset_and_any_other_failure_restarts_it(machines):
     manifest = render(machines, "--tpu=v5e --topology=4x4 --restarts=7")
     job, pod, container = parts(manifest)
     assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 7
-    # A pod that fails fails the job, and the JobSet starts all pods again ...
+    # A failed pod fails the job, and the JobSet restarts all pods ...
     assert (job["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
-    # ... unless it ended with exit code 2, which makes the job fail for a reason of its own.
+    # ... unless its exit code is 2, which fails the job with a separate reason.
     (rule,) = job["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2]}
     (last,) = manifest["spec"]["failurePolicy"]["rules"]
@@ -81,7 +81,7 @@ def test_a_mistake_fails_the_jobset_and_anything_else_starts_it_again(machines):
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_spot_and_account_are_asked_for_only_when_wanted(machines):
+def test_spot_and_account_are_set_only_if_requested(machines):
     _, pod, _ = parts(render(machines))
     assert "tolerations" not in pod
     assert pod["serviceAccountName"] == "default"
@@ -91,14 +91,14 @@ def test_spot_and_account_are_asked_for_only_when_wanted(machines):
     assert pod["serviceAccountName"] == "trainer"
 
 
-def test_run_sends_what_render_prints(machines):
+def test_run_sends_the_rendered_manifest(machines):
     slice_and_program = f"--name=my-run {IMAGE} --tpu=v5e --topology=4x4 -- --config=a"
     rendered = machines(f"bash launch/gke.sh render {slice_and_program}").stdout
     assert machines(f"bash launch/gke.sh run {slice_and_program}").returncode == 0
     assert (machines.fake / "manifest").read_text() == rendered
 
 
-def test_the_schema_refuses_what_kubernetes_would(machines):
+def test_the_schema_rejects_invalid_manifests(machines):
     rendered = render(machines)
 
     def refused(change):
@@ -116,19 +116,19 @@ def test_the_schema_refuses_what_kubernetes_would(machines):
 
 
 MISTAKES = [
-    ("", "say what to do: pool image"),
+    ("", "no action is given; choose from: pool image"),
     ("render", "--name is missing"),
-    ("render --name=My-Run", "--name=My-Run is not of the right form"),
-    (f"render --name={41 * 'a'}", "is not of the right form"),
+    ("render --name=My-Run", "--name=My-Run is not valid"),
+    (f"render --name={41 * 'a'}", "is not valid"),
     (f"render --name=a {IMAGE} --topology=4x4 -- --config=a", "--tpu is missing"),
     (f"run --name=a {IMAGE} --tpu=v5e -- --config=a", "--topology is missing"),
-    (f"render --name=a {IMAGE} --tpu=v9 --topology=4x4 -- --config=a", "--tpu=v9 is none of v4, v5e, v5p, v6e"),
-    (f"render --name=a {IMAGE} --tpu=v5e --topology=4x4x4 -- --config=a", "write for example 4x4"),
-    (f"render --name=a {IMAGE} --tpu=v4 --topology=4x4 -- --config=a", "write for example 4x4x4"),
-    (f"run --name=a {IMAGE} --tpu=v5e --topology=3x3 -- --config=a", "no number of whole machines"),
-    (f"render --name=a {IMAGE} --tpu=v5e --topology=0x4 -- --config=a", "no number of whole machines"),
+    (f"render --name=a {IMAGE} --tpu=v9 --topology=4x4 -- --config=a", "--tpu=v9 is not one of v4, v5e, v5p, v6e"),
+    (f"render --name=a {IMAGE} --tpu=v5e --topology=4x4x4 -- --config=a", "for example, write 4x4"),
+    (f"render --name=a {IMAGE} --tpu=v4 --topology=4x4 -- --config=a", "for example, write 4x4x4"),
+    (f"run --name=a {IMAGE} --tpu=v5e --topology=3x3 -- --config=a", "is a multiple of 4"),
+    (f"render --name=a {IMAGE} --tpu=v5e --topology=0x4 -- --config=a", "is a multiple of 4"),
     ("run --name=a --tpu=v5e --topology=4x4 -- --config=a", "--image is missing"),
-    (f"run --name=a {IMAGE} --tpu=v5e --topology=4x4", "needs the flags of the program"),
+    (f"run --name=a {IMAGE} --tpu=v5e --topology=4x4", "needs the flags of mlmoe_jax.main"),
     (f"run --name=a {IMAGE} --tpu=v5e --topology=4x4 -- $'a\\nb'", "a line break"),
     ("image --name=a --image='a b'", "--image=a b is not"),
     ("pool --name=a --tpu=v5e --topology=4x4 --location=us-west4-a", "--cluster is missing"),
@@ -137,21 +137,21 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_one_sentence_and_nothing_is_asked(machines):
+def test_user_errors_are_one_sentence_and_call_no_tool(machines):
     for arguments, part in MISTAKES:
         assert part in machines.refused(f"bash launch/gke.sh {arguments}")
         assert machines.calls("gcloud", "kubectl", "docker") == []
 
 
-def test_what_a_tool_refuses_is_said(machines):
+def test_failures_of_the_tools_are_reported(machines):
     for action, part in {
-        f"image {IMAGE}": "the image was not made",
+        f"image {IMAGE}": "docker could not build the image",
         f"run {IMAGE} --tpu=v5e --topology=4x4": "the cluster refused the JobSet",
         "pool --tpu=v5e --topology=4x4 --cluster=c --location=us-west4": "gcloud could not create the node pool",
-        "logs": "there is no output of a yet",
-        "status": "kubectl cannot look at a",
+        "logs": "a has no output yet",
+        "status": "kubectl cannot get a",
         "down --yes": "a was not deleted",
     }.items():
         command = f"bash launch/gke.sh {action} --name=a -- --config=a"
         assert part in machines.refused(command, FAIL=" ")
-        assert re.search("(docker|kubectl|gcloud) is not on the path", machines.refused(command, tools=False))
+        assert re.search("(docker|kubectl|gcloud) is not on the PATH", machines.refused(command, tools=False))

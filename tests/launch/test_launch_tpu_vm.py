@@ -1,4 +1,4 @@
-"""launch/tpu_vm.sh and launch/worker.sh on a slice of two workers, which are two folders of this machine."""
+"""launch/tpu_vm.sh and launch/worker.sh on a fake slice of two workers, which are two local folders."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def ready(machines):
 
 
 def verbs(machines):
-    """What the last command asked of gcloud about the slice, without looking at it."""
+    """Return the gcloud actions of the last command, without `describe`."""
     return [call[4] for call in machines.calls("gcloud") if call[4] != "describe"]
 
 
@@ -43,7 +43,7 @@ def verbs(machines):
         ("v5litepod-16\tSTOPPED\n", ["start"]),
     ],
 )
-def test_up_creates_waits_reuses_or_replaces(machines, states, asked):
+def test_up_creates_waits_for_reuses_or_replaces_the_slice(machines, states, asked):
     (machines.fake / "states").write_text(states)
     done = machines(f"bash launch/tpu_vm.sh up {NEW}")
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def test_up_creates_waits_reuses_or_replaces(machines, states, asked):
         ("v4-32", "tpu-ubuntu2204-base"),
     ],
 )
-def test_each_generation_has_its_image(machines, kind, image):
+def test_default_image_of_each_generation(machines, kind, image):
     machines(f"bash launch/tpu_vm.sh up {SLICE} --type={kind} --project=my-project")
     (create,) = (call for call in machines.calls("gcloud") if call[4] == "create")
     assert f"--version={image}" in create
@@ -69,7 +69,7 @@ def test_each_generation_has_its_image(machines, kind, image):
     assert "--version=of-my-own" in create
 
 
-def test_the_queue_is_waited_for(machines):
+def test_up_waits_in_the_queue(machines):
     queue = r"\tWAITING_FOR_RESOURCES\n\tPROVISIONING\nv6e-256\tACTIVE\n"
     done = machines(f"bash launch/tpu_vm.sh up {SLICE} --type=v6e-256 --queued", CREATED=queue)
     assert done.returncode == 0, done.stderr
@@ -77,22 +77,22 @@ def test_the_queue_is_waited_for(machines):
     assert [call[3:5] for call in machines.calls("gcloud")] == [
         ["queued-resources", action] for action in ("describe", "create", "describe", "describe", "describe")
     ]
-    # One that failed, or lost its machines, is replaced.
+    # A slice that failed or lost its machines is replaced.
     (machines.fake / "states").write_text("v6e-256\tSUSPENDED\n")
     machines(f"bash launch/tpu_vm.sh up {SLICE} --type=v6e-256 --queued")
     assert verbs(machines) == ["delete", "create"]
 
 
 MISTAKES = [
-    ("", "say what to do: up sync"),
-    ("fly", 'does not know "fly"'),
+    ("", "no action is given; choose from: up sync"),
+    ("fly", 'has no action "fly"'),
     ("up --zone=us-west4-a", "--name is missing"),
     ("up --name=a", "--zone is missing"),
-    ("up --name=My_Slice --zone=us-west4-a", "--name=My_Slice is not of the right form"),
+    ("up --name=My_Slice --zone=us-west4-a", "--name=My_Slice is not valid"),
     (f"up {SLICE}", "--type is missing"),
-    (f"up {SLICE} --type=v9x-8", "the usual image of --type=v9x-8 is not known"),
-    (f"up {SLICE} --type=big", "--type=big is not of the right form"),
-    ("up --name=a --zone=earth", "--zone=earth is not of the right form"),
+    (f"up {SLICE} --type=v9x-8", "there is no default image for --type=v9x-8"),
+    (f"up {SLICE} --type=big", "--type=big is not valid"),
+    ("up --name=a --zone=earth", "--zone=earth is not valid"),
     (f"up {SLICE} --project='a b'", "--project=a b is not"),
     (f"logs {SLICE} --worker=first", "--worker=first is not"),
     (f"run {SLICE} --restarts=-1 -- --config=a", "--restarts=-1 is not"),
@@ -100,30 +100,30 @@ MISTAKES = [
     (f"up {SLICE} --fast", "has no flag --fast"),
     ("up --name --zone=us-west4-a", "--name has no value"),
     ("up --name= --zone=us-west4-a", "--name has no value"),
-    (f"run {SLICE}", "run needs the flags of the program"),
+    (f"run {SLICE}", "run needs the flags of mlmoe_jax.main"),
 ]
 
 
-def test_mistakes_are_one_sentence_and_nothing_is_changed(machines):
+def test_user_errors_are_one_sentence_and_change_nothing(machines):
     for arguments, part in MISTAKES:
         assert part in machines.refused(f"bash launch/tpu_vm.sh {arguments}")
         assert verbs(machines) == []
 
 
-def test_what_gcloud_refuses_is_said(machines):
+def test_failures_of_gcloud_are_reported(machines):
     up = f"bash launch/tpu_vm.sh up {NEW}"
-    assert "gcloud is not on the path" in machines.refused(up, tools=False)
-    assert machines.refused(up, FAIL=" describe ") == "gcloud cannot look at my-slice: it went wrong"
+    assert "gcloud is not on the PATH" in machines.refused(up, tools=False)
+    assert machines.refused(up, FAIL=" describe ") == "gcloud cannot describe my-slice: it went wrong"
     assert "gcloud could not create my-slice" in machines.refused(up, FAIL=" create ")
-    assert "was not given" in machines.refused(up, CREATED=r"\tFAILED\n")
+    assert "was not created" in machines.refused(up, CREATED=r"\tFAILED\n")
     (machines.fake / "states").write_text("v5litepod-16\tREADY\n")
     assert "gcloud could not delete my-slice" in machines.refused(
         f"bash launch/tpu_vm.sh down {SLICE} --yes", FAIL=" delete "
     )
-    assert "is a v5litepod-16 already" in machines.refused(f"bash launch/tpu_vm.sh up {SLICE} --type=v5litepod-256")
+    assert "exists as a v5litepod-16" in machines.refused(f"bash launch/tpu_vm.sh up {SLICE} --type=v5litepod-256")
 
 
-def test_down_asks(ready):
+def test_down_asks_for_confirmation(ready):
     assert "nothing was deleted" in ready.refused(f"bash launch/tpu_vm.sh down {SLICE}")
     assert verbs(ready) == []
     assert ready(f"echo y | bash launch/tpu_vm.sh down {SLICE}").returncode == 0
@@ -131,7 +131,7 @@ def test_down_asks(ready):
 
 
 # ----------------------------------------------------------------------------------------------- the workers
-def test_sync_sends_what_git_knows_as_it_is_now(ready):
+def test_sync_sends_the_tracked_files_of_the_working_tree(ready):
     (ready.root / "launch" / "local.sh").write_text("changed")
     (ready.root / "photo.jpg").write_text("git does not know it")
     (ready.fake / "worker-1" / "mlmoe" / "code" / "removed.py").write_text("from an earlier sync")
@@ -145,7 +145,7 @@ def test_sync_sends_what_git_knows_as_it_is_now(ready):
     assert "git status" in ready.refused(f"bash launch/tpu_vm.sh sync {SLICE}")
 
 
-def test_setup_makes_an_environment_with_a_python_of_its_own_once(machines):
+def test_setup_creates_an_environment_with_its_own_python_once(machines):
     machines(f"bash launch/tpu_vm.sh up sync setup {NEW}")
     assert [call[1:] for call in machines.calls("uv")] == 2 * [
         ["python", "install", "3.12"],
@@ -163,7 +163,7 @@ def test_setup_makes_an_environment_with_a_python_of_its_own_once(machines):
     assert "setup failed on a worker" in machines.refused(f"bash launch/tpu_vm.sh setup {SLICE}", FAIL="install 3.12")
 
 
-def test_the_program_gets_its_flags_as_they_were_given(ready):
+def test_flags_reach_the_program_unchanged(ready):
     done = ready(f"bash launch/tpu_vm.sh run logs {SLICE} -- {RUN}")
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout
@@ -172,14 +172,14 @@ def test_the_program_gets_its_flags_as_they_were_given(ready):
     assert ready.calls("python") == [program, program]
 
 
-def test_a_training_outlives_its_connection_and_stops_when_told(ready):
+def test_a_training_survives_a_lost_connection_and_stops_on_request(ready):
     ready.train('trap "echo saved; exit 130" TERM; echo begun; while :; do sleep 0.02; done')
     assert ready(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a").returncode == 0
     homes = [ready.fake / worker / "mlmoe" for worker in ("worker-0", "worker-1")]
     until(lambda: all("begun" in (home / "run.log").read_text() for home in homes))
     for home in homes:
         assert os.getsid(int((home / "run.pid").read_text())) not in (os.getsid(0), os.getsid(os.getpid()))
-    # Its code is not replaced under its feet, and it does not run twice.
+    # Its code is not replaced while it runs, and it is not started twice.
     assert "run failed on a worker" in ready.refused(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a")
     assert "sync failed on a worker" in ready.refused(f"bash launch/tpu_vm.sh sync {SLICE}")
     assert "begun" in ready(f"bash launch/tpu_vm.sh status {SLICE}").stdout
@@ -187,14 +187,14 @@ def test_a_training_outlives_its_connection_and_stops_when_told(ready):
     for home in homes:
         assert "saved\nsupervise: ended with exit code 130\n" in (home / "run.log").read_text()
     assert ready(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("ended with exit code 130") == 2
-    # The exit code of the training is that of logs, and what would come after it does not.
+    # The exit code of logs is that of the training, and later actions are skipped.
     done = ready(f"bash launch/tpu_vm.sh logs down {SLICE} --worker=1 --yes")
     assert done.returncode == 130
     assert verbs(ready) == ["ssh"]
-    assert ready(f"bash launch/tpu_vm.sh stop {SLICE}").returncode == 0  # nothing runs: nothing to stop
+    assert ready(f"bash launch/tpu_vm.sh stop {SLICE}").returncode == 0  # no training to stop
 
 
-def test_a_crash_starts_it_again_and_a_mistake_does_not(ready):
+def test_a_crash_is_restarted_and_a_user_error_is_not(ready):
     ready.train('echo start >> starts; [ "$(wc -l < starts)" -gt 2 ] || exit 1')
     done = ready(f"bash launch/tpu_vm.sh run logs {SLICE} --restarts=2 -- --config=a")
     assert done.returncode == 0
@@ -205,24 +205,24 @@ def test_a_crash_starts_it_again_and_a_mistake_does_not(ready):
     assert done.stdout.count("no such thing") == 1
 
 
-def test_what_is_missing_on_a_worker_is_said(machines):
+def test_missing_parts_on_a_worker_are_reported(machines):
     machines(f"bash launch/tpu_vm.sh up sync {NEW}")
     done = machines(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a")
     assert done.returncode == 2
     assert "has no environment yet; run setup first" in done.stderr
-    assert machines(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("nothing was started yet") == 2
+    assert machines(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("not started yet") == 2
     done = machines(f"bash launch/tpu_vm.sh logs {SLICE}")
     assert done.returncode == 2
-    assert "nothing was started" in done.stderr
+    assert "no training has been started" in done.stderr
 
 
-def test_a_training_that_was_killed_is_not_taken_for_done(ready):
+def test_a_killed_training_is_not_reported_as_done(ready):
     ready.train("echo begun; while :; do sleep 0.02; done")
     ready(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a")
     for worker in ("worker-0", "worker-1"):
         home = ready.fake / worker / "mlmoe"
         until(lambda home=home: "begun" in (home / "run.log").read_text())
-        os.killpg(int((home / "run.pid").read_text()), signal.SIGKILL)  # the session, with all that is in it
+        os.killpg(int((home / "run.pid").read_text()), signal.SIGKILL)  # the whole session
     until(lambda: ready(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("was killed") == 2)
     done = ready(f"bash launch/tpu_vm.sh logs {SLICE}")
     assert done.returncode == 2
