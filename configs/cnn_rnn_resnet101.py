@@ -1,14 +1,14 @@
-"""CNN-RNN on ResNet-101 (Wang et al., CVPR 2016): labels one after another, by an LSTM and beam search.
+"""CNN-RNN on ResNet-101 (Wang et al., CVPR 2016): labels as a sequence, predicted by an LSTM and beam search.
 
     python -m mlmoe_jax.main --config=configs/cnn_rnn_resnet101.py:root=/data/coco --workdir=runs/cnn_rnn
     python -m mlmoe_jax.main --config=configs/cnn_rnn_resnet101.py:dataset=digits --workdir=runs/cnn_rnn_digits
 
-The paper has VGG-16 and no code that its authors published; rate and number of epochs are ours. A label scores the
-largest probability that it has at any step of any path in the beam. Its loss is that of the sequence, so that the other
-keys of config.loss do nothing; an unknown label counts as absent. The backbone does not learn unless tune=yes.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
-yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
+The paper uses VGG-16 and its authors published no code; learning rate and number of epochs are our choice. The score of
+a label is its largest probability at any step of any path in the beam. The loss is that of the sequence, so the other
+keys of config.loss have no effect; an unknown label counts as absent. The backbone is frozen unless tune=yes.
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
+tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, small
@@ -17,7 +17,7 @@ from mlmoe_jax.config.recipes.feature_map import feature_map, small
 def get_config(arg=""):
     config, options = feature_map(arg, tune="no")
     config.model.head.kind = "cnn_rnn"
-    config.loss.terms.logits = 0.0  # its loss is that of the sequence
+    config.loss.terms.logits = 0.0  # the head computes the loss of the sequence
     if options.dataset == "digits":
         return small(config, rate=1e-2)
     config.augment.geometry, config.augment.flip = "random_resized_crop", True

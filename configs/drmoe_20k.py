@@ -1,16 +1,16 @@
-"""DR-MoE for 20,000 labels: nothing of the size labels × labels, and what belongs to labels spread over `mesh.expert`.
+"""DR-MoE for 20,000 labels: no array of size labels × labels; arrays per label sharded over `mesh.expert`.
 
     python -m mlmoe_jax.main --mode=compile --config=configs/drmoe_20k.py --topology=v5e:4x4 --config.mesh.expert=16
     python -m mlmoe_jax.main --config=configs/drmoe_20k.py --config.mesh.expert=8 --workdir=runs/drmoe_20k
 
-dataset: synthetic (`--config.data.labels=20000` of them; the default), digits, or a benchmark with root=FOLDER; for
-your own images set config.data.* instead. resolution: pixels, by default 224. backbone: any of
-models.backbones.catalog, by default dinov2_vitb14. tune: yes | no | auto, whether the backbone learns; auto = a CNN
-does, a ViT does not.
+dataset: synthetic (the default, with `--config.data.labels=20000`), digits, or a benchmark with root=FOLDER; for your
+own images, set config.data.* instead. resolution: in pixels, default 224. backbone: any name in
+models.backbones.catalog, default dinov2_vitb14. tune: train the backbone, yes | no | auto; auto trains a CNN, but not a
+ViT.
 
-No decoder layer lets labels see one another, one gate serves all labels, and label features are 256 wide: a label owns
-a query (256), one expert (256 → 64) and a classifier (64), 16,769 numbers. The focal weight of the asymmetric loss is
-what lets a few positives count beside 20,000 negatives.
+The decoder has no self-attention between labels, all labels share one gate, and label features have width 256. Each
+label has a query (256), one expert (256 → 64) and a classifier (64): 16,769 parameters. The focal weight of the
+asymmetric loss keeps a few positives from being outweighed by 20,000 negatives.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, use_routed_experts

@@ -1,16 +1,17 @@
-"""DR-MoE on ResNet-101: label queries, shared and task experts, a gate a label that depends on the image.
+"""DR-MoE on ResNet-101: label queries, shared and task experts, one image-dependent gate per label.
 
     python -m mlmoe_jax.main --config=configs/drmoe_resnet101.py:root=/data/coco --workdir=runs/drmoe
     python -m mlmoe_jax.main --config=configs/drmoe_resnet101.py:dataset=digits --workdir=runs/drmoe_digits
 
-preset: recommended (a classifier a label; gates are kept from collapsing, as the text means it; the default) | literal
-(as printed; warns) | static (recommended, with gates that do not look at the image).
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
-yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
+preset: recommended (the default: one classifier per label, and an entropy term that keeps gates from collapsing, as
+the text intends) | literal (as printed; warns) | static (recommended, with gates that do not depend on the image).
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
+tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
 
-Adam with decay 1e-5 added to the gradient, 1e-4, a tenth of it after 30 and after 40 of 50 epochs, batches of 32 (16 on
-VOC), random resized crops, flips and colour jitter; how strong, the paper does not say, and of hue there is none here.
+Adam with weight decay 1e-5 added to the gradient, learning rate 1e-4, divided by 10 after 30 and after 40 of 50 epochs,
+batches of 32 (16 on VOC), random resized crops, flips and color jitter. The paper does not state the strength of the
+jitter; hue is not changed here.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, small, use_routed_experts

@@ -1,16 +1,16 @@
-"""E2VPT: deep prompts, further keys and values, and pruning of prompts (Han et al., ICCV 2023).
+"""E2VPT: deep prompts, additional keys and values, and pruning of prompts (Han et al., ICCV 2023).
 
     python -m mlmoe_jax.main --config=configs/e2vpt.py:dataset=digits --workdir=runs/e2vpt_digits
     python -m mlmoe_jax.main --mode=prune --config=configs/e2vpt.py:dataset=digits --workdir=runs/e2vpt_pruned
 
-The first trains without pruning, as the ML-VPT paper most likely compared it. The second is the whole procedure: a
-training with learned masks, the importance of every prompt and segment, one training from scratch for every level of
-pruning in `config.prune`, the choice among them on validation; a stopped one goes on with the same command.
+The first command trains without pruning, most likely as in the comparison of the ML-VPT paper. The second runs the
+whole procedure: train with learned masks, measure the importance of every prompt and segment, train from scratch for every
+pruning level in `config.prune`, and choose a level on validation. Rerun the same command to resume.
 
-prompts: how many a block (0 = 30; 18 on digits). key_values: further keys and values a block. shared: they are the same
-tensor. dropout: of prompts.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: a ViT of models.backbones.catalog; by default dinov2_vitb14, for digits vit_digits.
+prompts: number per block (0 = 30; 18 on digits). key_values: additional keys and values per block. shared: use one
+tensor for keys and values. dropout: of prompts.
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: 224 | 448. backbone: a ViT in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
 """
 

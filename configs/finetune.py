@@ -1,9 +1,9 @@
-"""Full fine-tuning: every parameter of the backbone learns, with a linear classifier on the class token.
+"""Full fine-tuning: train all parameters of the backbone and a linear classifier on the class token.
 
     python -m mlmoe_jax.main --config=configs/finetune.py:dataset=digits --workdir=runs/finetune_digits
 
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: any of models.backbones.catalog; by default dinov2_vitb14, for digits vit_digits.
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: 224 | 448. backbone: any name in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
 """
 

@@ -1,12 +1,12 @@
-"""GVPT: ML-VPT's prompts for groups of labels, without experts and gates; with one side, VPT-CO or VPT-DC.
+"""GVPT: ML-VPT's group prompts without experts and gates; with one side only, VPT-CO or VPT-DC.
 
     python -m mlmoe_jax.main --config=configs/gvpt.py:dataset=digits --workdir=runs/gvpt_digits
     python -m mlmoe_jax.main --config=configs/gvpt.py:sides=co,root=/data/coco --workdir=runs/vpt_co
 
-sides: both | co (labels grouped by co-occurrence) | dc (by exclusion). per_group: prompts a group; 0 = 3, or 2 for one
-side, which makes the 10 prompts of the paper's ablation with 5 groups.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: a ViT of models.backbones.catalog; by default dinov2_vitb14, for digits vit_digits.
+sides: both | co (labels grouped by co-occurrence) | dc (by exclusion). per_group: prompts per group; 0 = 3, or 2 with
+one side, which with 5 groups gives the 10 prompts of the paper's ablation.
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: 224 | 448. backbone: a ViT in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
 """
 

@@ -3,13 +3,13 @@
     python -m mlmoe_jax.main --config=configs/hsq_resnet101.py:root=/data/coco --workdir=runs/hsq
     python -m mlmoe_jax.main --config=configs/hsq_resnet101.py:dataset=digits --workdir=runs/hsq_digits
 
-Its code was never published. Known are a query decoder, task experts of each label and shared ones, and a gate a label
-over both that depends on the label's feature; numbers, widths and recipe are ours, after Query2Label.
+The authors published no code. The paper describes a query decoder, task experts per label, shared experts, and one gate
+per label over both that depends on the label's feature. Numbers, widths and recipe are our choice, after Query2Label.
 
-task, shared: experts of a label, and of all labels.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
-yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
+task: number of experts per label. shared: number of experts shared by all labels.
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
+tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, q2l_recipe, small, use_q2l, use_routed_experts

@@ -1,15 +1,15 @@
-"""ML-Decoder (Ridnik et al., WACV 2023) on ResNet-101: one decoder layer and fixed queries, a group of labels each.
+"""ML-Decoder (Ridnik et al., WACV 2023) on ResNet-101: one decoder layer and fixed queries, one per group of labels.
 
     python -m mlmoe_jax.main --config=configs/ml_decoder_resnet101.py:root=/data/coco --workdir=runs/ml_decoder
     python -m mlmoe_jax.main --config=configs/ml_decoder_resnet101.py:dataset=digits,groups=5 --workdir=runs/mld_digits
 
-groups: at most so many queries; with as many as labels each has its own (full decoding).
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
-yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
+groups: maximum number of queries; if it reaches the number of labels, each label has its own query (full decoding).
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
+tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
 
-Adam with decay 1e-4 on matrices, added to the gradient, one-cycle to 1e-4, 40 epochs of batches of 56, EMA, the
-asymmetric loss with 4, 0 and 0.05 summed over images and labels. The authors train a TResNet.
+Adam with weight decay 1e-4 on matrices, added to the gradient, one-cycle with peak 1e-4, 40 epochs, batches of 56, EMA,
+the asymmetric loss with 4, 0 and 0.05 summed over images and labels. The authors train a TResNet.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, small, use_ml_decoder

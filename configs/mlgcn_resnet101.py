@@ -1,17 +1,17 @@
-"""ML-GCN on ResNet-101 (Chen et al., CVPR 2019): a graph of labels makes the classifiers from their word vectors.
+"""ML-GCN on ResNet-101 (Chen et al., CVPR 2019): classifiers computed from word vectors by a label graph.
 
     python -m mlmoe_jax.main --config=configs/mlgcn_resnet101.py:root=/data/coco,vectors=glove.txt --workdir=runs/mlgcn
     python -m mlmoe_jax.main --config=configs/mlgcn_resnet101.py:dataset=digits --workdir=runs/mlgcn_digits
 
-vectors: a text file of word vectors, as the authors have it; without one, vectors come from the training labels.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: pixels. backbone: any of models.backbones.catalog; by default resnet101, for digits vit_digits. tune:
-yes | no | auto, whether the backbone learns; auto = a CNN does, as published, a ViT does not.
+vectors: a text file of word vectors, as the authors use; by default, vectors are computed from the training labels.
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
+tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
 
-SGD with momentum 0.9 and decay 1e-4, 0.1 and a tenth of it for the backbone, gradients clipped at 10, batches of 16,
-crops at several scales and flips. The authors' flags end after 20 epochs at a constant rate, their paper says 100 with
-0.01, a tenth of it after every 40 (schedule=paper). On VOC the authors train labels marked difficult as positive; here
-they are negative, as data.difficult says.
+SGD with momentum 0.9 and weight decay 1e-4, learning rate 0.1 and a tenth of it for the backbone, gradients clipped at
+10, batches of 16, multi-scale crops and flips. The authors' flags train 20 epochs at a constant rate; their paper says
+100 epochs at 0.01, divided by 10 after every 40 (schedule=paper). On VOC the authors train labels marked difficult as
+positive; here they are negative, the default of data.difficult.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, gcn_recipe, small

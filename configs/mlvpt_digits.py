@@ -1,4 +1,4 @@
-"""ML-VPT on the embedded data set: the main job, a few minutes on a laptop's CPU.
+"""ML-VPT on the embedded data set; takes a few minutes on a laptop's CPU.
 
 python -m mlmoe_jax.main --config=configs/mlvpt_digits.py --workdir=runs/digits
 """

@@ -3,12 +3,13 @@
     python -m mlmoe_jax.main --config=configs/mlvpt_dinov2.py:dataset=coco2014,root=/data/coco --workdir=runs/coco
     python -m mlmoe_jax.main --config=configs/mlvpt_dinov2.py:dataset=voc2012,root=/data/VOCdevkit --workdir=runs/voc
 
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: a DINOv2, by default dinov2_vitb14; for digits vit_digits.
-preset: code (what the authors ran; the default) | paper (what they wrote).
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: 224 | 448. backbone: a DINOv2, default dinov2_vitb14; on digits vit_digits.
+preset: code (the authors' code; the default) | paper (the text of the paper).
 
-AdamW, one-cycle, 40 epochs of batches of 64, weight decay 0.01 on everything trainable, EMA, evaluation of raw and EMA
-weights each epoch, selection on test. Pictures are resized to squares, then cutout and RandAugment, as published.
+AdamW, one-cycle, 40 epochs, batches of 64, weight decay 0.01 on all trainable parameters, EMA, evaluation of raw and
+EMA weights after each epoch, selection on test. Images are resized to squares, followed by cutout and RandAugment, as
+published.
 """
 
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt

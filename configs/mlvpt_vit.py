@@ -4,9 +4,9 @@
 
 backbone: in1k (supervised, ImageNet-21k then 1k) | in21k (supervised) | mae | mocov3. Prompts are read after the last
 LayerNorm for in1k and before it for the others, as in the authors' code.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits. resolution: 224 | 448.
-preset: code (what the authors ran; the default) | paper (what they wrote; the supervised ViTs then get pictures
-normalised with 0.5, as they were trained, and not with ImageNet's mean and deviation).
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits. resolution: 224 | 448.
+preset: code (the authors' code; the default) | paper (the text of the paper; images for the supervised ViTs are then
+normalized with 0.5, as in their training, and not with ImageNet's mean and standard deviation).
 """
 
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt

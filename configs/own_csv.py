@@ -1,23 +1,23 @@
-"""Train on your own pictures: a folder of images and one table of labels. Copy this file and change what you need.
+"""Train on your own images: a folder of images and one table of labels. Copy this file and adapt it.
 
-    python -m mlmoe_jax.main --mode=data --config=configs/own_csv.py:root=photos        # look at the data first
+    python -m mlmoe_jax.main --mode=data --config=configs/own_csv.py:root=photos        # inspect the data first
     python -m mlmoe_jax.main --config=configs/own_csv.py:root=photos --workdir=runs/photos
     python -m mlmoe_jax.main --mode=predict --workdir=runs/photos --images=new_photos
 
-`photos/labels.csv` names each picture, below `photos`, and what it shows; nothing after the comma means nothing of it:
+`photos/labels.csv` lists the path of each image, relative to `photos`, and its labels; an empty field means none:
 
     image,labels
     beach/001.jpg,sea;boat
     002.jpg,
 
-With a column a class instead, 1, 0 or empty for unknown, say label_column= (empty):
+For a table with one column per class (1, 0, or empty for unknown), pass label_column= (empty):
 
     image,sea,boat
     beach/001.jpg,1,1
     002.jpg,0,
 
-root: the folder. table: the CSV (or .jsonl) in it. label_column: see above. backbone: a name of
-models.backbones.catalog. resolution: pixels. epochs: over the training pictures.
+root: the folder. table: the CSV (or .jsonl) file in it. label_column: see above. backbone: a name in
+models.backbones.catalog. resolution: in pixels. epochs: number of passes over the training images.
 """
 
 from mlmoe_jax.config import default_config, parse_arg
@@ -36,22 +36,22 @@ def get_config(arg=""):
     )
     config = default_config()
 
-    # ---- these five lines are the data set
+    # ---- the data set
     config.data.name = "jsonl" if options.table.endswith(".jsonl") else "csv"
     config.data.root = options.root
-    config.data.table = options.table  # "{split}.csv" where each split has a table of its own
+    config.data.table = options.table  # "{split}.csv" if each split has its own table
     config.data.label_column = options.label_column
-    config.data.val_fraction = 0.1  # held out at random to choose the best epoch; 0 where there is a split "val"
+    config.data.val_fraction = 0.1  # held out at random to choose the best epoch; 0 if there is a split "val"
 
-    config.data.test_splits = ()  # ("test",) where the table has a column "split", or a file test.csv, with it
-    config.data.bad_images = "skip"  # pictures that cannot be read are left out and listed in the run folder
+    config.data.test_splits = ()  # ("test",) if a column "split" or a file test.csv defines it
+    config.data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
     config.data.image_size = options.resolution
 
-    # ---- the method: ML-VPT on a frozen backbone; label groups come from your training labels
+    # ---- the method: ML-VPT on a frozen backbone; label groups are computed from your training labels
     use_ml_vpt(config)
     config.model.backbone.name = options.backbone
     config.model.prompts.num_groups = 2  # at most the number of your classes
-    config.augment.flip = True  # False where left and right matter
+    config.augment.flip = True  # False if left and right matter
     config.augment.cutout = 0.5
     config.augment.randaugment = "uda"
 

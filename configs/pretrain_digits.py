@@ -1,9 +1,9 @@
-"""Pretrain the small ViT that ships: 10-way on pictures of one digit, from scratch, on the train scans only.
+"""Pretrain the small ViT that ships with the package: 10-way classification of single digits, on the train scans only.
 
     python -m mlmoe_jax.main --config=configs/pretrain_digits.py --workdir=runs/pretrain
 
-writes `backbone.safetensors` into the run folder; copied to mlmoe_jax/pretrained/files/vit_digits.safetensors it is
-what `model.backbone.name=vit_digits` loads. `precision@1` is its accuracy.
+writes `backbone.safetensors` into the run folder. `model.backbone.name=vit_digits` loads a copy of it,
+mlmoe_jax/pretrained/files/vit_digits.safetensors. `precision@1` is the accuracy.
 """
 
 from mlmoe_jax.config import default_config, parse_arg
@@ -16,11 +16,11 @@ def get_config(arg=""):
     config.model.backbone.weights = "none"
     config.trainable = ((r"", True),)
 
-    # Prompts read the patch tokens and probes the class token: both are to know the digit.
+    # Prompts use the patch tokens, linear probes the class token: train both to predict the digit.
     config.model.head.pool = "both"
     config.loss.terms.update({"logits": 0.0, "cls": 1.0, "patches": 1.0})
     config.loss.kind = "softmax"
-    config.loss.scale = 10.0  # the mean over 10 labels becomes the cross-entropy of an image
+    config.loss.scale = 10.0  # turns the mean over 10 labels into the cross-entropy per image
     config.optim.name = "muon"
     config.optim.learning_rate = 2e-3
     config.optim.schedule, config.optim.warmup_steps = "cosine", 200

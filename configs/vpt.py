@@ -3,11 +3,11 @@
     python -m mlmoe_jax.main --config=configs/vpt.py:dataset=digits --workdir=runs/vpt_digits
     python -m mlmoe_jax.main --config=configs/vpt.py:variant=shallow,root=/data/coco --workdir=runs/vpt_shallow
 
-variant: deep (a set of prompts for every block) | shallow (one set that travels through the blocks). prompts: how many
-(0 = as compared in the ML-VPT paper: 30; 18 on digits). dropout: of prompts; the VPT authors' own runs have 0.1.
-project: width in which prompts are learned before a linear layer; 0 = the backbone's.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER, or digits, which needs no download.
-resolution: 224 | 448. backbone: a ViT of models.backbones.catalog; by default dinov2_vitb14, for digits vit_digits.
+variant: deep (one set of prompts per block) | shallow (one set, passed through all blocks). prompts: number of prompts
+(0 = as in the ML-VPT paper: 30; 18 on digits). dropout: of prompts; 0.1 in the VPT authors' runs. project: width in
+which prompts are learned before a linear layer; 0 = the backbone's width, without that layer.
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: 224 | 448. backbone: a ViT in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
 """
 
