@@ -1,10 +1,10 @@
-"""Compare methods on digits-v1: mAP over seeds, the fall where correlations are broken, parameters, training speed.
+"""Compare methods on digits-v1: mAP over seeds, drop without correlations, parameters, training speed.
 
     python -m benchmarks.digits_methods --seeds=0,1,2 --out=runs/digits_methods
 
-One run folder a method and seed; what is finished there is read and not trained again. Further flags are overrides of
-every config, such as --config.train.epochs=4. Speed is measured on training steps of the methods in turn, so that only
-ratios count.
+Each method and seed has its own run folder; finished runs are read, not trained again. Further flags override every
+config, such as --config.train.epochs=4. Speed is measured by alternating training steps of the methods, so only ratios
+are meaningful.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SPLITS = ("val", "test", "test_shift")
 
 
 def results_of(config: str, seed: int, out: Path, overrides: list[str]) -> dict:
-    """Return the metrics of one method with one seed, trained now unless that is done."""
+    """Return the metrics of one method and seed; train it first if there are no results."""
     folder = out / f"{config.replace(':', '_')}-seed{seed}"
     if not (folder / "results.json").exists():
         command = [sys.executable, "-m", "mlmoe_jax.main", f"--config={config}", f"--workdir={folder}"]
@@ -49,7 +49,7 @@ def results_of(config: str, seed: int, out: Path, overrides: list[str]) -> dict:
 
 
 def speeds(configs: list[str], pairs: list[tuple[str, str]], *, rounds: int = 5, steps: int = 5) -> list[tuple]:
-    """Return (trainable parameters, images a second of training) of each config; the best of `rounds`, in turn."""
+    """Return (trainable parameters, training images per second) per config; median of `rounds` alternating rounds."""
     running = []
     for reference in configs:
         config = load_config(reference, pairs)
@@ -83,12 +83,12 @@ def main():
     seeds = [int(seed) for seed in options.seeds.split(",")]
     runs = {config: [results_of(config, seed, options.out, overrides) for seed in seeds] for config in options.configs}
     measured = speeds(list(options.configs), pairs)
-    print("mAP in percent, mean ± standard deviation over seeds; fall = test − test_shift\n")
-    print("| config | trainable | val | test | test_shift | fall | training images/s |")
+    print("mAP in percent, mean ± standard deviation over seeds; drop = test − test_shift\n")
+    print("| config | trainable | val | test | test_shift | drop | training images/s |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for (config, results), (trainable, speed) in zip(runs.items(), measured, strict=True):
         columns = {name: np.array([100 * r[name]["mAP"] for r in results]) for name in SPLITS}
-        columns["fall"] = columns["test"] - columns["test_shift"]
+        columns["drop"] = columns["test"] - columns["test_shift"]
         cells = " | ".join(f"{x.mean():.2f} ± {x.std():.2f}" for x in columns.values())
         print(f"| `{config}` | {trainable:,} | {cells} | {speed:.0f} |", flush=True)
 

@@ -1,9 +1,9 @@
-"""Compare DINOv2-B at full size with PyTorch's, weights drawn at random and written as they are published.
+"""Compare DINOv2-B at full size with PyTorch, with random weights stored in the published file format.
 
     python -m benchmarks.full_size_parity --torch=PYTHON [--sides=224,448]
 
-`--torch` names a Python with torch and transformers. Prints the largest difference at the end, relative to the largest
-entry, with and without the last norm, and the parameters.
+`--torch` is a Python interpreter with torch and transformers. Prints the number of parameters, and the largest
+difference of the output relative to the largest entry, with and without the last norm.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main():
     parser.add_argument("--sides", default="224,448")
     options = parser.parse_args()
     jax.config.update("jax_default_matmul_precision", "highest")
-    # transformers resamples positions by size, the DINOv2 repository with an offset
+    # transformers resamples positions by size, the DINOv2 repository by scale with an offset
     shape = dataclasses.replace(catalog.entry("dinov2_vitb14").shape, position_offset=0.0)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(__file__).with_name("full_size_parity_torch.py")

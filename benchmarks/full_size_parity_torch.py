@@ -1,4 +1,4 @@
-"""The PyTorch side of full_size_parity.py: a DINOv2-B of `transformers` with random weights, its file and its outputs.
+"""The PyTorch side of full_size_parity.py: writes a random DINOv2-B of `transformers` and its outputs.
 
 PYTHON benchmarks/full_size_parity_torch.py FOLDER SIDE SIDE …
 """
@@ -16,7 +16,7 @@ config = Dinov2Config(hidden_size=768, num_hidden_layers=12, num_attention_heads
 model = Dinov2Model(config).eval()
 with torch.no_grad():
     for name, value in model.named_parameters():
-        # the layer scales start at 1, the biases and positions at 0: draw them, so that a mistake in them shows
+        # layer scales start at 1, biases and positions at 0: draw random values, so that mistakes in them are visible
         if "lambda1" in name:
             value.uniform_(0.05, 0.5)
         elif value.ndim == 1 or "embeddings" in name:

@@ -1,9 +1,9 @@
-"""What the gates of trained mixtures of experts do on a split: their entropy, and whether they look at the image.
+"""Statistics of the gates of trained mixtures of experts on a split: entropy, and dependence on the image.
 
     python -m benchmarks.gate_statistics runs/digits_methods/mlvpt_digits-seed0 runs/digits_methods/... --split=test
 
-A row a run and kind of gate: mean entropy in nats beside its largest possible value, the mean largest weight, and the
-standard deviation of a weight over images, averaged over labels and experts (0 where gates do not depend on the image).
+One row per run and kind of gate: mean entropy in nats and its maximum, the mean largest weight, and the standard
+deviation of a weight over images, averaged over labels and experts (0 if the gates do not depend on the image).
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main():
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--split", default="test")
     options = parser.parse_args()
-    print("| run | gate | experts | entropy | at most | largest weight | std over images |")
+    print("| run | gate | experts | entropy | maximum | largest weight | std over images |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for folder in options.runs:
         run = open_run(RunFolder(folder))

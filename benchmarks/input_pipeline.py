@@ -1,10 +1,11 @@
-"""How fast pictures get from JPEG files into batches, images/s on one core, beside a PyTorch DataLoader with PIL.
+"""Speed of the input pipeline from JPEG files to batches, images/s on one core, compared with a PyTorch DataLoader.
 
     python -m benchmarks.input_pipeline --images=FOLDER [--size=224] [--seconds=5] [--torch=PYTHON]
 
-Each row reads the same files: ours through data/pipeline.py, theirs as is usual (PIL decode and square bilinear resize,
-cutout, torchvision's RandAugment, to a normalised tensor). `full` is a whole training input: decode, resize, cutout and
-RandAugment; `device` leaves the last two to the accelerator. `--torch` names a Python that has torch and torchvision.
+All rows read the same files: with data/pipeline.py, or in PyTorch with PIL decoding, square bilinear resizing, cutout,
+torchvision's RandAugment and conversion to a normalized tensor. `full` is the complete training input: decoding,
+resizing, cutout and RandAugment; `device` leaves the last two to the accelerator. `--torch` is a Python interpreter
+with torch and torchvision.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import numpy as np
 
 
 def rows() -> dict[str, dict]:
-    """Name -> changes to config.data and config.augment."""
+    """Return name -> changes to config.data and config.augment."""
     published = {"cutout": 0.5, "randaugment": "uda"}
     return {
         "decode + resize": {"data": {}, "augment": {}},
@@ -32,7 +33,7 @@ def rows() -> dict[str, dict]:
 
 
 def ours(changes: dict, files: list[str], size: int, seconds: float) -> float:
-    """Images a second of one thread of this process."""
+    """Return images per second of one thread of this process."""
     from mlmoe_jax.config import default_config
     from mlmoe_jax.data.images import ImageFiles
     from mlmoe_jax.data.pipeline import build_loader
@@ -51,7 +52,7 @@ def ours(changes: dict, files: list[str], size: int, seconds: float) -> float:
 
 
 def mean_difference(files: list[str], size: int) -> float:
-    """Mean absolute difference, in grey levels, that reduced decoding makes after the resize."""
+    """Return the mean absolute difference caused by reduced decoding after resizing, in gray levels."""
     from mlmoe_jax.data.images import read_image
     from mlmoe_jax.data.transforms import resize_square
 
@@ -61,7 +62,7 @@ def mean_difference(files: list[str], size: int) -> float:
 
 
 def theirs(python: str, files: list[str], size: int, seconds: float, full: bool) -> float:
-    """Images a second of a PyTorch DataLoader, in a process of another Python."""
+    """Return images per second of a PyTorch DataLoader, in a process of another Python interpreter."""
     request = json.dumps([files, size, seconds, full])
     program = Path(__file__).with_name("input_pipeline_torch.py")
     done = subprocess.run([python, program], input=request, stdout=subprocess.PIPE, text=True, check=True)
@@ -72,16 +73,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", required=True, type=Path, help="folder with JPEG files")
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--torch", default="", help="a Python with torch and torchvision")
+    parser.add_argument("--torch", default="", help="Python interpreter with torch and torchvision")
     options = parser.parse_args()
     files = sorted(str(path) for path in options.images.rglob("*.jpg"))[:500]
     if not files:
         parser.error(f"{options.images} holds no .jpg file")
 
     figures = defaultdict(list)
-    for _ in range(options.repeats):  # alternating, so that a busy moment hits every row
+    for _ in range(options.repeats):  # alternating, so that other load affects all rows
         for name, changes in rows().items():
             figures[name].append(ours(changes, files, options.size, options.seconds))
         for name, full in (("PyTorch: decode + resize", False), ("PyTorch: full", True)) if options.torch else ():
@@ -90,7 +91,7 @@ def main():
     for name, values in figures.items():
         print(f"{name:<28}{statistics.median(values):>8.0f}  ({min(values):.0f} … {max(values):.0f})")
     difference = mean_difference(files[:100], options.size)
-    print(f"reduced decoding changes a pixel by {difference:.2f} grey levels on average")
+    print(f"reduced decoding changes a pixel by {difference:.2f} gray levels on average")
 
 
 if __name__ == "__main__":

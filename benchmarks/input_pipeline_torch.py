@@ -1,4 +1,4 @@
-"""The PyTorch side of input_pipeline.py: reads its request from stdin, prints images a second of one thread."""
+"""The PyTorch side of input_pipeline.py: reads its request from stdin, prints images per second of one thread."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 
 
 def cutout(image: Image.Image) -> Image.Image:
-    """Cover a square of half the side with one random colour."""
+    """Cover a square of half the side with one random color."""
     x, y = np.random.randint(0, size, 2).tolist()
     corners = [max(0, x - size // 4), max(0, y - size // 4), min(size, x + size // 4), min(size, y + size // 4)]
     ImageDraw.Draw(image).rectangle(corners, fill=tuple(np.random.randint(0, 256, 3).tolist()))

@@ -1,11 +1,11 @@
-"""What a training step of configs/drmoe_20k.py needs of a device where all devices lie along `expert`.
+"""Requirements per device of a training step of configs/drmoe_20k.py, with all devices along `expert`.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=64 python -m benchmarks.label_scaling --devices here:8 here:64
     python -m benchmarks.label_scaling --devices v5e:2x4 v5e:4x4 --spreads compiler shard_map
 
-`here:8` are eight devices of this host, simulated or not. The batch is the same however many they are (strong scaling),
-so that memory should fall as a device's share of the labels does. A TPU slice needs libtpu (`pip install "jax[tpu]"`)
-and no TPU. The results are in docs/scaling.md.
+`here:8` are eight devices of this host, simulated or real. The batch does not depend on the number of devices (strong
+scaling), so memory should decrease with the number of labels per device. A TPU slice needs libtpu (`pip install
+"jax[tpu]"`), but no TPU. The results are in docs/scaling.md.
 """
 
 import argparse
@@ -21,7 +21,7 @@ SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"), ("a
 
 
 def row(topology: str, spread: str, batch: int, labels: int) -> str:
-    """Compile one step and return its row of the table."""
+    """Compile one step and return its table row."""
     here, _, count = topology.partition(":")
     devices = jax.devices()[: int(count)] if here == "here" else topology_devices(topology)
     capacity = None if here == "here" else capacity_elsewhere(devices[0])[0]
@@ -50,7 +50,7 @@ def main():
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--labels", type=int, default=20_000)
     options = parser.parse_args()
-    print("| devices | along `expert` | spread by | trained state, GiB | temporaries, GiB | needs, GiB |", end="")
+    print("| devices | along `expert` | sharded by | trained state, GiB | temporaries, GiB | needs, GiB |", end="")
     print(" GFLOPs | GB accessed | MB in collectives |\n|---|---:|---|---:|---:|---:|---:|---:|---|")
     for topology in options.devices:
         for spread in options.spreads:

@@ -1,11 +1,11 @@
-"""How long the metrics of a whole split take, and how much memory they need beside it.
+"""Measure time and memory of computing the metrics of a whole split.
 
-    python -m benchmarks.metrics_speed                         # COCO's test split, and a million images × 100
+    python -m benchmarks.metrics_speed                         # the size of COCO's test split, and 1,000,000 × 100
     python -m benchmarks.metrics_speed --shape=107859x81       # another size
 
-Scores are made up: float64, 3 % positive, a tenth of the entries masked. CPU seconds are those of this process, which
-is busy on one core, so that others on the machine do not count. The peak is what numpy allocated during the call beyond
-its inputs, in multiples of the score matrix.
+Scores are synthetic: float64, 3 % positive, a tenth of the entries masked. CPU seconds are those of this process, so
+other load on the machine is excluded. The peak is the memory allocated by numpy during the call, without its inputs, in
+multiples of the score matrix.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def made_up(images: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def calls(scores: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> dict:
-    """Return what is measured: name -> a function of no arguments."""
+    """Return the measured calls: name -> function without arguments."""
     cuts = {"0.5": 0.5, "per class": np.full(scores.shape[1], 0.7)}
     return {
         "per_class (3 AP, AUC)": lambda: multilabel.per_class(scores, labels, mask=mask),
@@ -41,7 +41,7 @@ def calls(scores: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", action="append", help="images x classes, may be repeated")
+    parser.add_argument("--shape", action="append", help="IMAGESxCLASSES; can be repeated")
     print("| images | classes | call | seconds | CPU seconds | peak, × scores |")
     print("|---:|---:|---|---:|---:|---:|")
     for shape in parser.parse_args().shape or ["40137x80", "1000000x100"]:

