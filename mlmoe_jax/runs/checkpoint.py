@@ -38,16 +38,18 @@ class Restored:
     state: Any = None
 
 
-def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> ocp.CheckpointManager:
-    """Open the checkpoints of a run folder, of which the newest `keep` stay.
+@contextlib.contextmanager
+def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> Iterator[ocp.CheckpointManager]:
+    """Open the checkpoints of a run folder, of which the newest `keep` stay, and close them at the end.
 
-    writing: make the folder and remove what a killed run left half written; where a training may be at work in the
-    folder at this moment, that would remove the checkpoint that it is writing.
+    writing: make the folder and remove checkpoints that a killed run left half written; if a training may be writing
+    to the folder at this moment, that would remove its checkpoint. While the manager is open, `sys.unraisablehook` and
+    the log of asyncio are filtered, see `_failed_reads_kept_quiet`.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
-    return ocp.CheckpointManager(
-        (folder / CHECKPOINTS).resolve() if folder.is_local else folder / CHECKPOINTS, options=options
-    )
+    path = (folder / CHECKPOINTS).resolve() if folder.is_local else folder / CHECKPOINTS
+    with _failed_reads_kept_quiet(), contextlib.closing(ocp.CheckpointManager(path, options=options)) as manager:
+        yield manager
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, notes: dict[str, Any]) -> None:
@@ -82,8 +84,7 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
         plain = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
         items, damage = None, ""
         try:
-            with _reads_under_way_kept_quiet():
-                items = manager.restore(step, args=ocp.args.Composite(**args, **plain))
+            items = manager.restore(step, args=ocp.args.Composite(**args, **plain))
             changed = [
                 f"{name}: {leaf}"
                 for name in wanted
@@ -95,6 +96,8 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
         except Exception as error:  # Orbax raises a bare one where an array on several devices cannot be read
             reason = error.__cause__ or error
             damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+                gc.collect()  # throws away now what Python would throw away, and complain of, as the program ends
         # What one process cannot read, no process goes on from.
         if damages := [damage for damage in distributed.gather(damage) if damage]:
             say(f"checkpoint {step} is damaged and passed over: {damages[0]}")
@@ -108,11 +111,12 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
 
 
 @contextlib.contextmanager
-def _reads_under_way_kept_quiet() -> Iterator[None]:
-    """Keep reads that are under way when another fails inside from printing a traceback each, some of them later.
+def _failed_reads_kept_quiet() -> Iterator[None]:
+    """Keep the reads that are under way when another one fails from printing a traceback each.
 
-    Orbax closes its event loop at the first array that it cannot read, which is then raised. TensorStore goes on
-    reading the others and tells the closed loop, and what waited for them is thrown away unfinished.
+    Orbax closes its event loop at the first array that it cannot read, and raises. TensorStore goes on reading the
+    others and notifies the closed loop, some time later, and the coroutines that waited for them never finish. Replaces
+    `sys.unraisablehook` and filters the log of asyncio until the end of the block; everything else passes.
     """
     show, asyncio_log = sys.unraisablehook, logging.getLogger("asyncio")
 
@@ -128,12 +132,9 @@ def _reads_under_way_kept_quiet() -> Iterator[None]:
     asyncio_log.addFilter(log_others)
     try:
         yield
-    except Exception:
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-            gc.collect()  # throws away now what Python would throw away, and complain of, as the program ends
-        raise
-    sys.unraisablehook = show
-    asyncio_log.removeFilter(log_others)
+    finally:
+        sys.unraisablehook = show
+        asyncio_log.removeFilter(log_others)
 
 
 def _abstract(tree: Any) -> Any:
