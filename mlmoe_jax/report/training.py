@@ -13,7 +13,7 @@ from mlmoe_jax.report import charts
 from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Numbers, Section, Table, percent
 from mlmoe_jax.report.run_files import RunFiles
 from mlmoe_jax.runs.history import versions
-from mlmoe_jax.training.selection import Selection
+from mlmoe_jax.training.selection import Selection, selection_split
 
 MOST_POINTS = 500  # of a curve
 _KEY_METRICS = (
@@ -75,7 +75,7 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
 def selected(files: RunFiles) -> str:
     """Say which weights the training selected, as its rows of metrics.jsonl show it; "" where there are none."""
     config, selection = files.config, Selection({})
-    watched = config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
+    watched = selection_split(config)
     kinds = ("raw", "ema") if config.ema.decay else ("raw",)
     if config.eval.select_on == "none":
         return f"the last {kinds[-1]} weights, whatever their mAP" if files.rows else ""
