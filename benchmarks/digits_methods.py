@@ -20,9 +20,10 @@ import numpy as np
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.sharding import place, shard_batch
-from mlmoe_jax.training.setup import set_up
+from mlmoe_jax.runtime.sharding import setup_jax, shard_batch
+from mlmoe_jax.training.setup import build_steps, open_data
 
 METHODS = (
     "linear_probe:dataset=digits",
@@ -53,23 +54,27 @@ def speeds(configs: list[str], pairs: list[tuple[str, str]], *, rounds: int = 5,
     running = []
     for reference in configs:
         config = load_config(reference, pairs)
-        job, state = set_up(config, RunFolder("unused"))
-        loader = build_loader(config.data, job.train_split, batch_size=config.train.batch_size, augment=config.augment)
-        state = place(state, job.mesh, job.labels)
-        running.append([job, state, shard_batch(next(iter(loader)), job.mesh), []])
+        data, mesh = open_data(config, RunFolder("unused"), resumes=False), setup_jax(config)
+        parts, total_steps = assemble(config, data.label_space), config.train.epochs * data.steps_per_epoch
+        train_labels = data.train_split.labels
+        built = build_steps(config, parts, preprocess_for(config), mesh, train_labels, total_steps=total_steps)
+        size = config.train.batch_size
+        loader = build_loader(config.data, data.train_split, batch_size=size, augment=config.augment)
+        state = built.place(built.initial_state(parts))
+        running.append([built.train_step, state, shard_batch(next(iter(loader)), mesh), size, []])
     for turn in range(rounds + 1):
         for method in running:
-            job, state, batch, seconds = method
+            train_step, state, batch, _, seconds = method
             started = time.perf_counter()
             for _ in range(steps):
-                state, metrics = job.train_step(state, batch)
+                state, metrics = train_step(state, batch)
             jax.block_until_ready(metrics)
             method[1] = state
             if turn:  # the first compiles
                 seconds.append((time.perf_counter() - started) / steps)
     return [
-        (sum(v.size for v in state.trainable.values()), job.config.train.batch_size / statistics.median(seconds))
-        for job, state, _, seconds in running
+        (sum(v.size for v in state.trainable.values()), size / statistics.median(seconds))
+        for _, state, _, size, seconds in running
     ]
 
 

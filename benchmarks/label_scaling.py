@@ -9,13 +9,14 @@ scaling), so memory should decrease with the number of labels per device. A TPU 
 """
 
 import argparse
+import contextlib
 
 import jax
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, device_bytes
-from mlmoe_jax.training.preflight.compile_check import Steps, capacity_elsewhere, examine, topology_devices
+from mlmoe_jax.training.preflight.compile_check import Programs, capacity_elsewhere, examine, tpu_compiler
 
 SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"), ("augment.where", "host")]
 
@@ -23,18 +24,18 @@ SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"), ("a
 def row(topology: str, spread: str, batch: int, labels: int) -> str:
     """Compile one step and return its table row."""
     here, _, count = topology.partition(":")
-    devices = jax.devices()[: int(count)] if here == "here" else topology_devices(topology)
-    capacity = None if here == "here" else capacity_elsewhere(devices[0])[0]
     mesh = [("mesh.data", "1"), ("mesh.expert", "-1"), ("model.head.routing.spread", spread)]
     config = configuration.load_config("drmoe_20k", [*SETTINGS, *mesh])
     configuration.validate(config)
-    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
-    steps = Steps(config, sharding.make_mesh(config.mesh, devices), labels)
-    report = examine(steps.training(batch), len(devices), capacity, quick=True)
+    local = here == "here"
+    with contextlib.nullcontext(jax.devices()[: int(count)]) if local else tpu_compiler(topology) as devices:
+        capacity = None if local else capacity_elsewhere(devices[0])[0]
+        programs = Programs(config, sharding.setup_jax(config, devices, training=False), labels)
+        report = examine(programs.training(batch), len(devices), capacity, quick=True)
     if report["refused"]:
         return f"| {topology} | {len(devices)} | {spread} | does not fit |"
     kinds = ", ".join(f"{kind} {of['bytes'] / 1e6:.1f}" for kind, of in report["collectives"].items())
-    state, memory = steps.state, report["memory"]
+    state, memory = programs.state, report["memory"]
     trained = device_bytes((state.trainable, state.opt, state.ema)) / GIB
     return (
         f"| {topology} | {len(devices)} | {spread} | {trained:.3f} | {memory['temporaries'] / GIB:.3f} | "

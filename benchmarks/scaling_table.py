@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import jax
-
 from mlmoe_jax import config as configuration
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.progress import say
-from mlmoe_jax.training.preflight.compile_check import GIB, Steps, capacity_elsewhere, examine, topology_devices
+from mlmoe_jax.training.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_compiler
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "scaling_table.jsonl"
@@ -91,19 +89,18 @@ ROWS = (
 # ------------------------------------------------------------------------------------------------------- measuring
 def compiled(row: Row, topology: str) -> dict:
     """Compile the training step of a row for a topology; return the raw result, one line of the file."""
-    devices = topology_devices(topology)
     config = configuration.load_config(row.config, [*SETTINGS, *row.overrides])
     configuration.validate(config)
-    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
-    capacity, _ = capacity_elsewhere(devices[0])
-    steps = Steps(config, sharding.make_mesh(config.mesh, devices), row.labels)
-    report = examine(steps.training(row.images * len(devices)), len(devices), capacity, quick=True)
+    with tpu_compiler(topology) as devices:
+        capacity, _ = capacity_elsewhere(devices[0])
+        programs = Programs(config, sharding.setup_jax(config, devices, training=False), row.labels)
+        report = examine(programs.training(row.images * len(devices)), len(devices), capacity, quick=True)
     packages = {name: _version(name) for name in ("jax", "flax", "libtpu")}
     return {
         "row": row.name,
         "topology": topology,
         **asked_for(row),
-        "labels": steps.num_labels,
+        "labels": programs.num_labels,
         "devices": len(devices),
         "capacity": capacity,
         "packages": packages,

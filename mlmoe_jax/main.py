@@ -179,7 +179,8 @@ def _prune(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Namespace) -> int:
-    """Run a training and print what came of it, or that it was stopped."""
+    """Run a training, write the samples that its config asks for, and print its results, or that it was stopped."""
+    from mlmoe_jax.inference.explain import write_requested_samples
     from mlmoe_jax.training.loop import Stopped
 
     try:
@@ -187,6 +188,7 @@ def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Na
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 130
+    write_requested_samples(folder, config)
     _print_results(results, flags.json)
     if config.eval.select_on == "test":
         print("selected on test, as published", file=sys.stderr)
@@ -300,7 +302,7 @@ def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     config = _load_config(flags, overrides)
     from mlmoe_jax.training.preflight.compile_check import print_check
 
-    what = {"find_batch": flags.find_batch, "labels": flags.labels, "quick": flags.quick}
+    what = {"find_batch": flags.find_batch, "num_labels": flags.labels, "quick": flags.quick}
     return print_check(config, flags.topology, as_json=flags.json, **what)
 
 

@@ -197,7 +197,7 @@ def evaluate_run(folder: RunFolder, overrides: list[tuple[str, str]]) -> dict[st
     run = open_run(folder, overrides)
     if not run.config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
-    eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.labels)
+    eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
     fitted = read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
     results = report(folder, scored, run.label_space, run.config, prefix="eval/", fitted=fitted)

@@ -27,18 +27,18 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.data.prepare import Batch, Preprocess, prepare
+from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models import partition
+from mlmoe_jax.inference.step import apply
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.models.prompts import SIDES
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
-from mlmoe_jax.runs.restore import Run
+from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import say
-from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, on_device, unpadded
+from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, on_device
 from mlmoe_jax.runtime.storage import to_json
 
 MOST_SAMPLES, MOST_SIDE = 64, 224  # images, and pixels of a thumbnail's side
@@ -54,18 +54,23 @@ QUALITY = 85  # of the thumbnails
 
 
 def make_explain_step(
-    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, labels: LabelAxes | None = None, *, attention: bool = True
+    definition: ModelDef,
+    preprocess: Preprocess,
+    mesh: Mesh,
+    label_axes: LabelAxes | None = None,
+    *,
+    attention: bool = True,
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step (values, frozen, batch) -> `prediction` (see Prediction), and the batch's `image`, `id`, `mask`.
 
-    labels: how values and frozen were placed. attention: with attention maps and their grid, and not gates alone.
-    Every process receives the whole global batch's results.
+    label_axes: with which values and frozen were placed. attention: with attention maps and their grid, and not gates
+    alone. Every process receives the results of the whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
-        with partition.over(mesh):
-            model = definition.merge(unpadded({**values, **frozen}, labels))
-            prediction = model(prepare(batch, preprocess), explain=attention)
+        prediction, _ = apply(
+            definition, {**values, **frozen}, batch, preprocess, mesh, label_axes, return_attention=attention
+        )
         return {"prediction": prediction, **{name: batch[name] for name in ("image", "id", "mask")}}
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
@@ -169,7 +174,7 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
     Raises UserError where no image can be read.
     """
     found: dict[str, list[np.ndarray]] = {}
-    for output in _predictions(run, split, batch_size=BATCH * run.mesh.size, attention=True):
+    for output in predictions(run, split, batch_size=BATCH * run.mesh.size, attention=True):
         prediction, real = output["prediction"], jax.device_get(output["mask"]) > 0
         arrays = {f"gates/{name}": weights for name, weights in prediction.gates.items()}
         arrays |= {f"attention/{name}": weights for name, weights in prediction.attention.items()}
@@ -232,12 +237,12 @@ def write_samples(
     folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: without it there are no samples
 
 
-def sample_split(data: ConfigDict) -> str:
+def sample_split(data_config: ConfigDict) -> str:
     """Return the split that samples are taken from: the first test split, or else that for validation.
 
-    data: `config.data`. Raises UserError where it names neither.
+    data_config: `config.data`. Raises UserError if it names neither.
     """
-    name = next(iter((*data.test_splits, data.val_split)))
+    name = next(iter((*data_config.test_splits, data_config.val_split)))
     if not name:
         raise UserError("data.test_splits and data.val_split are empty; name the split to take sample images from")
     return name
@@ -248,6 +253,12 @@ def explain_run(folder: RunFolder, run: Run, *, count: int, side: int = MOST_SID
     config = run.config
     split = open_split(config.data, sample_split(config.data), classes=run.label_space.names, seed=config.seed)
     write_samples(folder, run, split, count=count, side=side)
+
+
+def write_requested_samples(folder: RunFolder, config: ConfigDict) -> None:
+    """Write the samples that the config of a finished training asks for with `report.samples`, if it asks for any."""
+    if config.report.samples:
+        explain_run(folder, open_run(folder), count=config.report.samples, side=config.report.sample_side)
 
 
 def thumbnail(image: np.ndarray, side: int) -> bytes:
@@ -266,8 +277,8 @@ def _remove(folder: RunFolder) -> None:
         path.unlink()
 
 
-def _predictions(run: Run, split: Split, *, batch_size: int, attention: bool) -> Iterator[dict[str, Any]]:
+def predictions(run: Run, split: Split, *, batch_size: int, attention: bool) -> Iterator[dict[str, Any]]:
     """Return what the step of `make_explain_step` gives for every batch of a split, images in their order."""
-    step = make_explain_step(run.definition, run.preprocess, run.mesh, run.labels, attention=attention)
+    step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=attention)
     loader = build_loader(run.config.data, split, batch_size=batch_size, process=distributed.process())
     return (step(run.values, run.frozen, batch) for batch in on_device(loader, run.mesh))

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.explain import _predictions
+from mlmoe_jax.inference.explain import predictions
 from mlmoe_jax.models.experts import gate_entropy
 from mlmoe_jax.runs.restore import Run
 
@@ -39,7 +39,7 @@ def gate_statistics(run: Run, split: Split) -> dict[str, GateStatistics]:
     """
 
     def gates() -> Iterator[dict[str, np.ndarray]]:
-        for output in _predictions(run, split, batch_size=run.config.eval.batch_size * run.mesh.size, attention=False):
+        for output in predictions(run, split, batch_size=run.config.eval.batch_size * run.mesh.size, attention=False):
             weights, mask = jax.device_get((output["prediction"].gates, output["mask"]))
             if (mask > 0).any():
                 yield {name: w[mask > 0] if len(w) == len(mask) else w for name, w in weights.items()}

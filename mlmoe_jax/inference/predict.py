@@ -44,7 +44,7 @@ class Predictor:
         self.thresholds = np.array([thresholds[name] for name in self.names], np.float64)
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
-        parts = (run.definition, run.preprocess, run.mesh, run.labels)
+        parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {gates: make_eval_step(*parts, gates=gates) for gates in (False, True)}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The forward step of evaluation and prediction."""
+"""How a model is applied to a batch, and the step of evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.prepare import Batch, Preprocess, prepare
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.params import ModelDef, Params
-from mlmoe_jax.runtime import sharding
-from mlmoe_jax.runtime.sharding import LabelAxes, unpadded
+from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, unpadded
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
@@ -23,24 +24,59 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -logits))
 
 
-def predicted(definition: ModelDef, preprocess: Preprocess, values: Params, batch: Batch) -> Prediction:
-    """Return what a model with all its values says of a batch."""
-    return definition.merge(values)(prepare(batch, preprocess))
+def apply(
+    definition: ModelDef,
+    values: Params,
+    batch: Batch,
+    preprocess: Preprocess,
+    mesh: Mesh,
+    label_axes: LabelAxes | None = None,
+    *,
+    augmentation: ConfigDict | None = None,
+    key: jax.Array | None = None,
+    return_attention: bool = False,
+) -> tuple[Prediction, Params]:
+    """Apply a model to a batch, inside jit; return its prediction, and its statistics after the forward pass.
+
+    Training, pruning, evaluation, prediction and explanations all go through here, so that padding is cut off, and
+    activations are sharded, in each of them alike.
+
+    values: every value of the model, placed on `mesh` with `label_axes`. batch: as in `data.batch`; evaluation needs no
+    labels. key: None for evaluation. With a key the model is in training mode: images are augmented as `augmentation`
+    says, heads that learn from the labels read `batch["label"]`, and everything random is drawn from the key.
+    return_attention: attention maps are part of the prediction.
+    """
+    model = definition.merge(unpadded(values, label_axes))
+    options: dict[str, Any] = {"explain": True} if return_attention else {}
+    if key is None:
+        image = prepare(batch, preprocess)
+    else:
+        augment_key, model_key = jax.random.split(key)
+        image = prepare(batch, preprocess, augmentation, augment_key)
+        model.train()  # merged modules are made for evaluation
+        options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
+    with partition.over(mesh):
+        prediction = model(image, **options)
+    return prediction, definition.stats_of(model)
 
 
 def make_eval_step(
-    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, labels: LabelAxes | None = None, *, gates: bool = False
+    definition: ModelDef,
+    preprocess: Preprocess,
+    mesh: Mesh,
+    label_axes: LabelAxes | None = None,
+    *,
+    gates: bool = False,
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step of evaluation and prediction: (values, frozen, batch) -> logits f32[B,K], `id` and `mask`.
 
-    values: trainable and stats together. labels: how they and the frozen were placed. gates: return `gates` too, name
-    -> f32[B or 1,K,E]. Every process receives the whole global batch's results.
+    values: trainable and stats together. label_axes: with which they and the frozen were placed. gates: return `gates`
+    too, name -> f32[B or 1,K,E]. Every process receives the results of the whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
-        with partition.over(mesh):
-            prediction = predicted(definition, preprocess, unpadded({**values, **frozen}, labels), batch)
+        prediction, _ = apply(definition, {**values, **frozen}, batch, preprocess, mesh, label_axes)
         found = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
         return {**found, "gates": prediction.gates} if gates else found
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, sharding.REPLICATED))
+    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))

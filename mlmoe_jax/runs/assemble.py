@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import jax
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -22,6 +23,7 @@ from mlmoe_jax.runtime.progress import say
 from mlmoe_jax.runtime.sharding import LabelAxes
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
     """A model's structure and its values, split by who changes them.
@@ -29,17 +31,17 @@ class Parts:
     unpublished: the paths of the frozen values that no published file holds.
     """
 
-    definition: ModelDef
+    definition: ModelDef = field(metadata={"static": True})
     trainable: Params
     frozen: Params
     stats: Params
-    unpublished: frozenset[str]
+    unpublished: frozenset[str] = field(metadata={"static": True})
 
 
-def label_axes(config: ConfigDict, labels: int, mesh: Mesh) -> LabelAxes | None:
-    """Return which parameters of a config's model lie over the mesh by their K = `labels` labels; None = none do."""
-    axes = label_axes_of_head(config, labels) if mesh.shape["expert"] > 1 else {}
-    return LabelAxes(labels, axes) if axes else None
+def label_axes_for(config: ConfigDict, num_labels: int, mesh: Mesh) -> LabelAxes | None:
+    """Return which axes of a config's parameters are sharded over the mesh by label; None if none is."""
+    axes = label_axes_of_head(config, num_labels) if mesh.shape["expert"] > 1 else {}
+    return LabelAxes(num_labels, axes) if axes else None
 
 
 def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
@@ -48,6 +50,11 @@ def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool
     if load_backbone:
         fill_backbone(model, config)
     return split_model(model, config)
+
+
+def abstract_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
+    """Return what `assemble` would, with a ShapeDtypeStruct for every value; nothing is read or allocated."""
+    return split_model(nnx.eval_shape(lambda: build_model(config, label_space, rngs=nnx.Rngs(config.seed))), config)
 
 
 def fill_backbone(model: Classifier, config: ConfigDict) -> None:
@@ -62,12 +69,15 @@ def fill_backbone(model: Classifier, config: ConfigDict) -> None:
 
 
 def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
-    """Split the values of a model as the config says; a published backbone is taken to be what the publisher gives."""
+    """Split the values of a model, which may be abstract, as the config says.
+
+    A published backbone is taken to hold the values that its publisher gives. Raises UserError if nothing is trainable.
+    """
     definition, params, stats = ModelDef.split(model)
     trainable, frozen = split_trainable(params, trainable_rules(config))
     if not trainable:
         raise UserError("config.trainable freezes every parameter; leave at least the head trainable")
-    return Parts(definition, trainable, as_kept(frozen, config), stats, _unpublished(frozen, config))
+    return Parts(definition, trainable, cast_frozen(frozen, config), stats, _unpublished(frozen, config))
 
 
 def _unpublished(frozen: Params, config: ConfigDict) -> frozenset[str]:
@@ -75,14 +85,21 @@ def _unpublished(frozen: Params, config: ConfigDict) -> frozenset[str]:
     return frozenset(path for path in frozen if not (published and path.startswith("backbone/")))
 
 
-def as_kept(frozen: Params, config: ConfigDict) -> Params:
-    """Return frozen weights in the type they are kept in: only kernels change, which bfloat16 products round anyway."""
+def cast_frozen(frozen: Params, config: ConfigDict) -> Params:
+    """Cast frozen kernels to `model.frozen_dtype`; the other weights keep their type. Values may be abstract.
+
+    Only kernels change, because bfloat16 products round them anyway.
+    """
     dtype = config.model.frozen_dtype
-    return {path: v.astype(dtype) if path.endswith("/kernel") else v for path, v in frozen.items()}
+
+    def cast(value: jax.Array) -> jax.Array:
+        return value.update(dtype=dtype) if isinstance(value, jax.ShapeDtypeStruct) else value.astype(dtype)
+
+    return {path: cast(value) if path.endswith("/kernel") else value for path, value in frozen.items()}
 
 
 def trainable_rules(config: ConfigDict) -> tuple:
-    """Return `config.trainable`, before it what the settings of the parts freeze."""
+    """Return `config.trainable`, preceded by the rules for parts that other settings freeze."""
     frozen = []
     if isinstance(backbone_shape(config), ResNetShape) and config.model.backbone.batch_norm == "frozen":
         frozen.append(FROZEN_BATCH_NORM)  # no gradient reaches them, but weight decay would

@@ -1,4 +1,4 @@
-"""From a config, or from a run folder, to a model with its values: what training, evaluation and prediction share."""
+"""From a run folder to a model with its values, and the files that make this possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.params import ModelDef, Params, fingerprint
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import Parts, _unpublished, as_kept, assemble, label_axes, preprocess_for
+from mlmoe_jax.runs.assemble import Parts, assemble, cast_frozen, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import BACKBONE, CHECKPOINTS, CONFIG, FROZEN, LABEL_SPACE, LABELS, PREPROCESS, RunFolder
 from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
@@ -41,7 +41,7 @@ class Run:
     values: Params
     frozen: Params
     mesh: Mesh
-    labels: LabelAxes | None  # how the values lie over the mesh
+    label_axes: LabelAxes | None  # with which the values are placed on the mesh
     step: int
     notes: dict[str, Any]
 
@@ -61,17 +61,17 @@ def _require_fingerprint(folder: RunFolder, described: dict[str, Any], frozen: P
         )
 
 
-def describe_run(
+def write_run_metadata(
     folder: RunFolder,
     config: ConfigDict,
     label_space: LabelSpace,
     preprocess: Preprocess,
     frozen: Params,
-    unpublished: Collection[str] | None = None,
+    unpublished: Collection[str],
 ) -> None:
-    """Write what makes a run folder self-contained; frozen weights too where no published file has them.
+    """Write the files that make a run folder self-contained; frozen weights too if no published file has them.
 
-    unpublished: see Parts; None = what the config says of a model that `assemble` made.
+    unpublished: see Parts.
     """
     folder.write_text(LABELS, "".join(f"{name}\n" for name in label_space.names))
     buffer = io.BytesIO()
@@ -88,13 +88,12 @@ def describe_run(
             "fingerprint": fingerprint(frozen),
         },
     )
-    auto = _unpublished(frozen, config) if unpublished is None else unpublished
-    kept = {"always": frozen, "auto": auto, "never": ()}[config.checkpoint.include_frozen]
+    kept = {"always": frozen, "auto": unpublished, "never": ()}[config.checkpoint.include_frozen]
     if kept:
         # numpy's reader of safetensors knows no bfloat16; float32 holds it exactly
         wide = {path: jax.device_get(frozen[path]).astype(np.float32) for path in sorted(kept)}
         folder.write_bytes(FROZEN, save(wide))
-    elif not auto:
+    elif not unpublished:
         (folder / FROZEN).unlink(missing_ok=True)  # that of a training which ended before its first checkpoint
     folder.write_text(CONFIG, configuration.to_json(config))
 
@@ -113,18 +112,18 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
     mesh = setup_jax(config, training=False)
     parts = parts_of_run(folder, config, label_space)
     restored = selected_values(folder, parts, mesh)
-    labels = label_axes(config, len(label_space.names), mesh)
+    label_axes = label_axes_for(config, len(label_space.names), mesh)
     return Run(
-        config,
-        label_space,
-        preprocess,
-        parts.definition,
-        place(restored.selected, mesh, labels),
-        place(parts.frozen, mesh, labels),
-        mesh,
-        labels,
-        restored.notes["step"],
-        restored.notes,
+        config=config,
+        label_space=label_space,
+        preprocess=preprocess,
+        definition=parts.definition,
+        values=place(restored.selected, mesh, label_axes),
+        frozen=place(parts.frozen, mesh, label_axes),
+        mesh=mesh,
+        label_axes=label_axes,
+        step=restored.notes["step"],
+        notes=restored.notes,
     )
 
 
@@ -162,7 +161,7 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     described, stored = folder.read_json(BACKBONE), {}
     if (folder / FROZEN).exists():
         try:
-            stored = as_kept(dict(load((folder / FROZEN).read_bytes())), config)
+            stored = cast_frozen(dict(load((folder / FROZEN).read_bytes())), config)
         except SafetensorError as error:
             raise UserError(f"{folder / FROZEN} is damaged: {error}") from error
     elsewhere = described["frozen_parameters"] - sum(value.size for value in stored.values())

@@ -30,9 +30,9 @@ LEAST_SHARDED = 2**12  # entries of an array from which on it lies over `fsdp`
 
 @dataclass(frozen=True)
 class LabelAxes:
-    """Which axis of a parameter counts the labels: path -> axis; `count` is the number K of labels."""
+    """Which axis of a parameter counts the labels: path -> axis; `num_labels` is their number K."""
 
-    count: int
+    num_labels: int
     axis: Mapping[str, int]
 
     def of(self, path: tuple) -> int | None:
@@ -59,27 +59,27 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
     return Mesh(devices.reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def place(tree: Any, mesh: Mesh, labels: LabelAxes | None = None) -> Any:
+def place(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Put a tree of arrays on the mesh, the axis of the labels padded where it does not divide over `expert`."""
-    padded = jax.tree_util.tree_map_with_path(lambda path, leaf: _pad(leaf, _axis(path, labels), mesh), tree)
-    return jax.tree.map(jax.device_put, padded, placements(padded, mesh, labels))
+    padded = jax.tree_util.tree_map_with_path(lambda path, leaf: _pad(leaf, _axis(path, label_axes), mesh), tree)
+    return jax.tree.map(jax.device_put, padded, placements(padded, mesh, label_axes))
 
 
-def placements(tree: Any, mesh: Mesh, labels: LabelAxes | None = None) -> Any:
+def placements(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Return the NamedSharding of every leaf of `tree` at rest. Leaves may be ShapeDtypeStructs."""
 
     def placement(path: tuple, leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, _spec(np.shape(leaf), _axis(path, labels), mesh))
+        return NamedSharding(mesh, _spec(np.shape(leaf), _axis(path, label_axes), mesh))
 
     return jax.tree_util.tree_map_with_path(placement, tree)
 
 
-def unpadded(tree: Any, labels: LabelAxes | None) -> Any:
+def unpadded(tree: Any, label_axes: LabelAxes | None) -> Any:
     """Cut the padding of `place` off the axis of the labels; for use inside jit and grad."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _cut(leaf, _axis(path, labels), labels), tree)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _cut(leaf, _axis(path, label_axes), label_axes), tree)
 
 
-def without_padding(tree: Any, mesh: Mesh, labels: LabelAxes | None = None) -> Any:
+def without_padding(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Return placed arrays as a checkpoint holds them: what was padded is cut and replicated, the rest is untouched.
 
     Leaves may be ShapeDtypeStructs, which come back as such, with shardings.
@@ -87,30 +87,30 @@ def without_padding(tree: Any, mesh: Mesh, labels: LabelAxes | None = None) -> A
     everywhere = NamedSharding(mesh, REPLICATED)
 
     def cut(path: tuple, leaf: Any) -> Any:
-        axis = _axis(path, labels)
-        if axis is None or leaf.shape[axis] == labels.count:
+        axis = _axis(path, label_axes)
+        if axis is None or leaf.shape[axis] == label_axes.num_labels:
             return leaf
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            shape = _with_size(leaf.shape, axis, labels.count)
+            shape = _with_size(leaf.shape, axis, label_axes.num_labels)
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=everywhere)
-        return jax.jit(lambda x: _cut(x, axis, labels), out_shardings=everywhere)(leaf)
+        return jax.jit(lambda x: _cut(x, axis, label_axes), out_shardings=everywhere)(leaf)
 
     return jax.tree_util.tree_map_with_path(cut, tree)
 
 
-def abstract(tree: Any, mesh: Mesh, labels: LabelAxes | None = None) -> Any:
+def abstract(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Return what `place` would give, as ShapeDtypeStructs with shardings; nothing is allocated."""
 
     def shape_of(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
-        axis = _axis(path, labels)
+        axis = _axis(path, label_axes)
         shape = leaf.shape if axis is None else _with_size(leaf.shape, axis, _padded_size(leaf.shape[axis], mesh))
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, _spec(shape, axis, mesh)))
 
     return jax.tree_util.tree_map_with_path(shape_of, tree)
 
 
-def _axis(path: tuple, labels: LabelAxes | None) -> int | None:
-    return None if labels is None else labels.of(path)
+def _axis(path: tuple, label_axes: LabelAxes | None) -> int | None:
+    return None if label_axes is None else label_axes.of(path)
 
 
 def _spec(shape: tuple[int, ...], label_axis: int | None, mesh: Mesh) -> PartitionSpec:
@@ -142,10 +142,10 @@ def _pad(leaf: Any, axis: int | None, mesh: Mesh) -> Any:
     return jnp.pad(leaf, [(0, missing if i == axis else 0) for i in range(leaf.ndim)])
 
 
-def _cut(leaf: jax.Array, axis: int | None, labels: LabelAxes | None) -> jax.Array:
-    if axis is None or leaf.shape[axis] == labels.count:
+def _cut(leaf: jax.Array, axis: int | None, label_axes: LabelAxes | None) -> jax.Array:
+    if axis is None or leaf.shape[axis] == label_axes.num_labels:
         return leaf
-    return jax.lax.slice_in_dim(leaf, 0, labels.count, axis=axis)
+    return jax.lax.slice_in_dim(leaf, 0, label_axes.num_labels, axis=axis)
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
@@ -180,14 +180,14 @@ def on_device(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[
         yield present
 
 
-def setup_jax(config: ConfigDict, *, training: bool = True) -> Mesh:
-    """Set what JAX must know before its first computation, and return the mesh.
+def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
+    """Set the precision of matrix products, for the whole process, and return the mesh, see `make_mesh`.
 
     training: `train.batch_size` has to split over the devices and `train.accumulate` (`eval.batch_size` is that of one
-    device). Raises UserError where it does not, or the mesh does not fit the devices.
+    device). Raises UserError if it does not, or the mesh does not fit the devices.
     """
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(config.mesh, devices)
     if training:
         require_whole_batch(config, mesh.size)
     return mesh

@@ -9,29 +9,27 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax.data.labels.space import label_space_of
 from mlmoe_jax.data.pipeline import steps_per_epoch
-from mlmoe_jax.data.sources import open_split, original_name
+from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import describe_run, has_checkpoint, parts_of_run, read_run, selected_values
+from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, selected_values, write_run_metadata
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import say
 from mlmoe_jax.runtime.sharding import make_mesh, place, setup_jax
 from mlmoe_jax.training.initialization import initial_parts, require_source
-from mlmoe_jax.training.optim import make_optimizer
 from mlmoe_jax.training.selection import Selection
-from mlmoe_jax.training.state import initial_state
+from mlmoe_jax.training.setup import build_steps, label_space_for
 
 
 def import_run(config: ConfigDict, folder: RunFolder) -> None:
     """Make a run folder out of `config.init_from` without training, for evaluation, prediction and export.
 
     Labels, their order and their groups are those of the training split; no image is read. The folder holds a
-    checkpoint of step 0, from which training can go on. Raises UserError where there is nothing to import, the folder
+    checkpoint of step 0, from which training can resume. Raises UserError if there is nothing to import, the folder
     holds a run already, and whatever `initial_parts` raises.
     """
     configuration.validate(config)
@@ -45,18 +43,17 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     folder.require_place()
     preprocess = preprocess_for(config)
     split = open_split(config.data, config.data.train_split, seed=config.seed)
-    label_space = label_space_of(split, original_name(config.data), config.model, config.seed)
+    label_space = label_space_for(config, split)
     mesh = setup_jax(config)
     parts = initial_parts(config, label_space)
     total_steps = config.train.epochs * steps_per_epoch(len(split), config.train.batch_size)
-    optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
-    first = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
-    state = place(first, mesh)
+    steps = build_steps(config, parts, preprocess, mesh, split.labels, total_steps=total_steps)
+    state = place(steps.initial_state(parts), mesh)  # not padded over the mesh: what is stored is the same on any
     selection = Selection(state.ema, kind="imported")
     writer = distributed.is_first()
     with folder.writing() if writer else contextlib.nullcontext():
         if writer:
-            describe_run(folder, config, label_space, preprocess, state.frozen, parts.unpublished)
+            write_run_metadata(folder, config, label_space, preprocess, state.frozen, parts.unpublished)
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             notes = {**selection.notes(), "skipped": []}
             checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)

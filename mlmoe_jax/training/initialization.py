@@ -1,4 +1,4 @@
-"""The first values of a run: those of `config.init_from`, of the pretrained backbone, or drawn from the seed.
+"""The initial values of a run that starts from `config.init_from`.
 
 `config.init_from` is a checkpoint of the authors' PyTorch code, or the folder of another run. Runs may have other
 labels: what belongs to a label is matched by the label's name, and what has no counterpart keeps its initial value and
@@ -24,7 +24,7 @@ from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
 from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, split_model
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, selected_values
+from mlmoe_jax.runs.restore import parts_of_run, read_run, selected_values
 from mlmoe_jax.runtime.progress import say
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.label_transfer import LABEL_ROWS, LabelRows, _counterparts, _say_labels, carry_over
@@ -34,17 +34,6 @@ SORTED_LABELS = ("add_gcn",)
 
 
 # ------------------------------------------------------------------------------------------------------- where from
-def starting_parts(config: ConfigDict, label_space: LabelSpace, folder: RunFolder) -> Parts:
-    """Return the model of a run as it stands before its checkpoint, if there is one, is restored.
-
-    A run that goes on has its own frozen weights, and needs neither `init_from` nor, where it has stored them, anything
-    else.
-    """
-    if has_checkpoint(folder):
-        return parts_of_run(folder, config, label_space)
-    return initial_parts(config, label_space)
-
-
 def require_source(config: ConfigDict) -> None:
     """Raise UserError where `init_from` is nothing to start from, before anything is done that takes time."""
     given = config.init_from
@@ -61,13 +50,11 @@ def _is_file(given: str) -> bool:
 
 
 def initial_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Return the model of a config with its first values: (1) of `init_from`, (2) pretrained, (3) from the seed.
+    """Return the model of a config with the values of `config.init_from`, which has to be set.
 
-    Raises UserError where `init_from` is nothing to start from, does not fit the model, or could not be found again.
+    Raises UserError if `init_from` is nothing to start from, does not fit the model, or could not be found again.
     """
     given = config.init_from
-    if not given:
-        return assemble(config, label_space)
     require_source(config)
     if _is_file(given):
         parts = _from_official(config, label_space, Path(given))

@@ -19,16 +19,16 @@ from functools import partial
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
-from mlmoe_jax.data.prepare import prepare
+from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
+from mlmoe_jax.inference.step import apply
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
@@ -38,6 +38,7 @@ from mlmoe_jax.runtime.sharding import REPLICATED, on_device
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.resume import require_same_config
+from mlmoe_jax.training.selection import selection_split
 
 SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance_{}.npz", "prune.csv"
 MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
@@ -74,8 +75,9 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
             )
             if distributed.is_first():
                 _write_table(folder, results)
-        best = max(results, key=lambda level: results[level][_watched(config)]["mAP"])
-        say(f"chosen on {_watched(config)}: {best.name}")
+        split = selection_split(config)
+        best = max(results, key=lambda level: results[level][split]["mAP"])
+        say(f"chosen on {split}: {best.name}")
         if distributed.is_first():
             folder.adopt(RunFolder(folder / LEVELS / best.name))
     return results[best]
@@ -89,16 +91,18 @@ def at_level(config: ConfigDict, level: Level) -> ConfigDict:
     return pruned
 
 
-def make_levels(importance: dict[str, np.ndarray], settings: ConfigDict) -> list[Level]:
+def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> list[Level]:
     """Return every combination of token and segment levels of `config.prune`, those with the same masks once.
 
     importance: `tokens` f[P] and `segments` f[P,S]; what has the lowest value goes first, a segment in comparison with
     those of its own prompt. At least one prompt stays, and `prune.keep_segments` segments of each.
     """
     levels: dict[tuple, Level] = {}
-    for tokens, segments in itertools.product(settings.token_levels, settings.segment_levels):
+    for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
         kept_tokens = _kept(importance["tokens"], tokens, at_least=1)
-        kept_segments = tuple(_kept(row, segments, at_least=settings.keep_segments) for row in importance["segments"])
+        kept_segments = tuple(
+            _kept(row, segments, at_least=prune_config.keep_segments) for row in importance["segments"]
+        )
         name = f"tokens={tokens:g},segments={segments:g}"
         levels.setdefault((kept_tokens, kept_segments), Level(name, kept_tokens, kept_segments))
     return list(levels.values())
@@ -145,18 +149,28 @@ def measure_importance(run: Run, *, how: str = "signed", seed: int = 0) -> dict[
 
 
 def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
-    """Return the jitted gradient of the training loss with respect to the masks."""
-    objective, definition = training_objective(run.config, labels), run.definition
+    """Return the jitted gradient of the training loss with respect to the masks.
 
-    def loss_of(masks: Params, values: Params, frozen: Params, batch, key: jax.Array) -> jax.Array:
-        chosen = {path: masks[name] for name, path in MASKS.items()}
-        model = definition.merge({**values, **frozen, **chosen})
-        augment_key, model_key = jax.random.split(key)
-        image = prepare(batch, run.preprocess, run.config.augment, augment_key)
-        return objective(model(image, labels=batch["label"], rngs=nnx.Rngs(model_key)), batch)[0]
+    labels: codes i8[N,K] of the training split.
+    """
+    objective = training_objective(run.config, labels)
+
+    def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
+        values = {**values, **frozen} | {path: masks[name] for name, path in MASKS.items()}
+        prediction, _ = apply(
+            run.definition,
+            values,
+            batch,
+            run.preprocess,
+            run.mesh,
+            run.label_axes,
+            augmentation=run.config.augment,
+            key=key,
+        )
+        return objective(prediction, batch)[0]
 
     @partial(jax.jit, out_shardings=NamedSharding(run.mesh, REPLICATED))
-    def step(values: Params, frozen: Params, batch, key: jax.Array) -> Params:
+    def step(values: Params, frozen: Params, batch: Batch, key: jax.Array) -> Params:
         masks = {name: values[path] for name, path in MASKS.items()}
         return jax.grad(loss_of)(masks, values, frozen, batch, key)
 
@@ -195,10 +209,6 @@ def _write_table(folder: RunFolder, results: dict[Level, Results]) -> None:
         rows.append([level.name, level.kept_tokens.count("1"), kept, *(m["mAP"] for m in measured.values())])
     splits = [f"{name}/mAP" for name in next(iter(results.values()))]
     folder.write_csv(TABLE, ["level", "prompts", "segments", *splits], rows)
-
-
-def _watched(config: ConfigDict) -> str:
-    return config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
 
 
 def _require_prunable(config: ConfigDict) -> None:

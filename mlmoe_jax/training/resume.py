@@ -1,4 +1,4 @@
-"""How a training resumes: which keys may change, and where it starts."""
+"""How a training resumes: which keys may change, and from which checkpoint."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
 from mlmoe_jax.runs.history import record_start
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import say
-from mlmoe_jax.runtime.sharding import place
 from mlmoe_jax.training.selection import Selection
-from mlmoe_jax.training.setup import Job, _copy, _stored_form
-from mlmoe_jax.training.state import TrainState
+from mlmoe_jax.training.setup import Job
+from mlmoe_jax.training.state import TrainState, copied
 
-# Keys that may differ when a run goes on: they change where and how fast, not what.
+# Keys that may differ when a run resumes: they change where and how fast it trains, not what.
 FREE_KEYS = (
     "data.root",
     "data.threads",
     "data.workers",
     "pack.",
     "prune.",
-    "init_from",  # what goes on does not start anew
+    "init_from",  # a run that resumes does not start from it again
     "train.accumulate",
     "train.log_every",
     "eval.batch_size",
@@ -37,28 +36,29 @@ FREE_KEYS = (
 )
 
 
-def start(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[TrainState, Selection]:
-    """Return where training begins: (1) the newest good checkpoint, (2) `config.init_from`, (3) the pretrained
-    backbone, (4) scratch. `state` already holds one of (2) to (4).
+def restore_progress(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[TrainState, Selection]:
+    """Return state and selection of the newest good checkpoint; if there is no checkpoint, those before the first step.
+
+    state: the one before the first step, placed. Rows of metrics.jsonl beyond the restored step are removed, and the
+    start is recorded. Raises UserError if there are checkpoints and all of them are damaged.
     """
-    selection = Selection(_copy(state.ema))
+    steps, selection = job.steps, Selection(copied(state.ema))
     like = {"selected": selection.values, "state": state.replace(frozen={})}
-    restored = checkpoint.restore_newest(manager, **_stored_form(job, like))
+    restored = checkpoint.restore_newest(manager, **steps.stored_form(like))
     if restored is not None:
-        state = place(restored.state, job.mesh, job.labels).replace(frozen=state.frozen)
-        notes = dict(restored.notes)
-        job.skipped.rows.update(notes.pop("skipped", ()))
-        selection = Selection(place(restored.selected, job.mesh, job.labels), **notes)
-        say(f"going on from step {restored.step} of {job.total_steps}")
+        state = steps.place(restored.state).replace(frozen=state.frozen)
+        selection = Selection.from_notes(steps.place(restored.selected), restored.notes)
+        job.data.skipped.rows.update(restored.notes.get("skipped", ()))
+        say(f"going on from step {restored.step} of {steps.total_steps}")
     if distributed.is_first():
         job.folder.drop_rows_after(int(state.step))
-        if int(state.step) < job.total_steps and not selection.finished:
-            record_start(job.folder, int(state.step), job.mesh)
+        if int(state.step) < steps.total_steps and not selection.finished:
+            record_start(job.folder, int(state.step), steps.mesh)
     return state, selection
 
 
 def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
-    """Raise UserError where the folder holds a run that was configured otherwise."""
+    """Raise UserError if the folder holds a run with a different config."""
     if changed := changed_keys(config, folder):
         raise UserError(
             f"{folder} holds a run with another config ({'; '.join(changed)}); give its own command to go on, or "

@@ -36,11 +36,15 @@ class TrainState:
         return {**self.trainable, **self.stats}
 
 
+def copied(values: Any) -> Any:
+    """Return a copy of a tree of values that the next step, which donates its state, does not take away."""
+    return jax.tree.map(jnp.copy, values)
+
+
 def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) -> TrainState:
     """Return the state before the first step; the moving averages start at the initial values.
 
     Everything that a step will donate is a buffer of its own: one array in two places could not be donated.
     """
-    ema = {**trainable, **stats}
-    trainable, stats, opt, ema = jax.tree.map(jnp.copy, (trainable, stats, opt, ema))
+    trainable, stats, opt, ema = copied((trainable, stats, opt, {**trainable, **stats}))
     return TrainState(jnp.zeros((), jnp.int32), trainable, frozen, stats, opt, ema)

@@ -103,7 +103,7 @@ def make_run(tiny_vit, drawn_parts, runs):
 
 def predicted(run, split):
     """Logits and gates of all pictures of a split from the model that is not asked to explain."""
-    step = explain.make_explain_step(run.definition, run.preprocess, run.mesh, run.labels, attention=False)
+    step = explain.make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=False)
     pictures = np.zeros((2, 8, 64, 64, 3), np.uint8)
     pictures.reshape(-1, 64, 64, 3)[:IMAGES] = split.images.array
     zeros = np.zeros(8, np.int32)

@@ -32,16 +32,16 @@ from mlmoe_jax.models.heads.sequence import CNNRNNHead
 from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import export_official
-from mlmoe_jax.runs import assemble, checkpoint
-from mlmoe_jax.runs.assemble import preprocess_for
+from mlmoe_jax.runs import assemble as assembling
+from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import describe_run, open_run
+from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.convert import export_run, import_run
-from mlmoe_jax.training.initialization import initial_parts, starting_parts
+from mlmoe_jax.training.initialization import initial_parts
 from mlmoe_jax.training.label_transfer import LABEL_ROWS, Counterparts, carry_over
-from mlmoe_jax.training.resume import start
-from mlmoe_jax.training.setup import set_up
+from mlmoe_jax.training.loop import train
 
 TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
 
@@ -64,7 +64,7 @@ def _values_drawn_in_numpy(monkeypatch):
             model.prompts.token_mask[...] = jnp.array([float(digit) for digit in kept])
         return model
 
-    for module in (assemble, initialization):
+    for module in (assembling, initialization):
         monkeypatch.setattr(module, "build_model", build)
 
 
@@ -123,11 +123,11 @@ def space_of(*names: str, groups: int = 1) -> LabelSpace:
 
 def make_run(folder: RunFolder, config, space: LabelSpace, seed: int = 3) -> dict[str, np.ndarray]:
     """Write a run folder as training does, with random values for what trains; return all its values."""
-    parts = initial_parts(config, space)
+    parts = initial_parts(config, space) if config.init_from else assemble(config, space)
     draw = np.random.default_rng(seed)
     values = {path: jnp.asarray(draw.normal(size=x.shape), x.dtype) for path, x in parts.trainable.items()}
     with folder.writing():
-        describe_run(folder, config, space, preprocess_for(config), parts.frozen, parts.unpublished)
+        write_run_metadata(folder, config, space, preprocess_for(config), parts.frozen, parts.unpublished)
         with checkpoint.open_manager(folder) as manager:
             checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw"})
     return {path: np.asarray(value) for path, value in {**values, **parts.frozen}.items()}
@@ -228,7 +228,7 @@ def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
 def initial_parts_without(config):
     alone = config.copy_and_resolve_references()
     alone.init_from = ""
-    return initial_parts(alone, space_of("cow", "elk", "cat"))
+    return assemble(alone, space_of("cow", "elk", "cat"))
 
 
 def test_group_experts_go_label_by_label(config, published, tmp_path, capsys):
@@ -512,6 +512,7 @@ def own_images(config, tmp_path):
 
 def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_images, refusal, tmp_path):
     config, folder = own_images, RunFolder(tmp_path / "run")
+    config.train.epochs, config.optim.learning_rate, config.ema.decay = 1, 1e-30, 0.0
     assert refusal(import_run, config, folder).startswith("--mode=import needs --config.init_from=FILE")
     config.init_from = str(tmp_path / "in.safetensors")
     model = drawn_model(config, space_of("a", "b", "c"))
@@ -535,24 +536,22 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     same(load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "kept.safetensors"))
     assert "would need PyTorch" in refusal(export_run, folder, tmp_path / "out.pth")
 
-    job, state = set_up(config, folder)  # training goes on from there
-    with checkpoint.open_manager(folder) as manager:
-        state, selection = start(job, state, manager)
-    assert int(state.step) == selection.step == 0
     wanted = {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()}
-    for values in (state.trainable, state.ema, selection.values):
-        same({path: np.asarray(x) for path, x in {**values, **state.frozen}.items()}, wanted)
+    train(config, folder)  # resumes from the imported values, and no step moves them
+    run = open_run(folder)
+    assert (run.notes["step"], run.notes["kind"]) == (2, "raw")
+    same({path: np.asarray(x) for path, x in {**run.values, **run.frozen}.items()}, wanted)
+    assert [start["step"] for start in json.loads((tmp_path / "run" / "starts.json").read_text())] == [0]
 
 
-def test_a_run_that_goes_on_needs_nothing_but_its_folder(config, tmp_path):
+def test_a_run_that_resumes_needs_nothing_but_its_folder(config, tmp_path):
     config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
     space, folder = space_of("a", "b"), RunFolder(tmp_path / "run")
     export_official(drawn_model(config, space), tmp_path / "in.npz")
-    fresh = starting_parts(config, space, folder)
-    same(all_values(fresh), all_values(initial_parts(config, space)))
+    fresh = initial_parts(config, space)
     make_run(folder, config, space)
     (tmp_path / "in.npz").unlink()
-    again = starting_parts(config, space, folder)
+    again = parts_of_run(folder, config, space)
     same({p: np.asarray(x) for p, x in again.frozen.items()}, {p: np.asarray(x) for p, x in fresh.frozen.items()})
     assert again.unpublished == fresh.unpublished == set(fresh.frozen)
 

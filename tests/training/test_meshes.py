@@ -57,7 +57,7 @@ class Bench:
         from mlmoe_jax.data.prepare import Preprocess
         from mlmoe_jax.inference.step import make_eval_step
         from mlmoe_jax.models.build import build_model
-        from mlmoe_jax.runs.assemble import label_axes, split_model
+        from mlmoe_jax.runs.assemble import label_axes_for, split_model
         from mlmoe_jax.runtime.sharding import make_mesh, place
         from mlmoe_jax.training.objective import make_objective
         from mlmoe_jax.training.optim import make_optimizer
@@ -65,7 +65,7 @@ class Bench:
         from mlmoe_jax.training.step import make_train_step
 
         self.mesh = make_mesh(dict(zip(("data", "fsdp", "expert"), sizes, strict=True)), devices)
-        self.labels = label_axes(config, LABELS, self.mesh)
+        self.label_axes = label_axes_for(config, LABELS, self.mesh)
         space = synthetic_label_space(LABELS, 2)
         model = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0)))
         draw = np.random.default_rng(0)
@@ -74,13 +74,13 @@ class Bench:
         parts = split_model(model, config)
         optimizer = make_optimizer(config.optim, 10, parts.trainable)
         state = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
-        self.state = place(state, self.mesh, self.labels)
+        self.state = place(state, self.mesh, self.label_axes)
         look = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
         objective = make_objective(config.loss)
-        settings = {"ema_decay": 0.9, "seed": 0, "mesh": self.mesh, "labels": self.labels}
+        settings = {"ema_decay": 0.9, "seed": 0, "mesh": self.mesh, "label_axes": self.label_axes}
         settings["accumulate"] = config.train.accumulate
         self.train_step = make_train_step(parts.definition, objective, optimizer, look, config.augment, **settings)
-        self.eval_step = make_eval_step(parts.definition, look, self.mesh, self.labels)
+        self.eval_step = make_eval_step(parts.definition, look, self.mesh, self.label_axes)
         self.definition = parts.definition
 
     def batch(self):
@@ -105,7 +105,7 @@ class Bench:
         from mlmoe_jax.runtime.sharding import without_padding
 
         kept = {"trainable": self.state.trainable, "ema": self.state.ema}
-        return jax.device_get(without_padding(kept, self.mesh, self.labels))
+        return jax.device_get(without_padding(kept, self.mesh, self.label_axes))
 
 
 def differences(reference: str, meshes: list, accumulate: int) -> dict:
@@ -155,7 +155,7 @@ def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> 
     second = Bench(config, restored_on, jax.devices())
 
     def form(bench):
-        return without_padding(bench.state.replace(frozen={}), bench.mesh, bench.labels)
+        return without_padding(bench.state.replace(frozen={}), bench.mesh, bench.label_axes)
 
     first.state, _ = first.train_step(first.state, first.batch())
     with checkpoint.open_manager(RunFolder(folder)) as manager:
@@ -208,7 +208,7 @@ def backbone_flops(reference: str, meshes: list) -> list[float]:
         bench = Bench(config, sizes, jax.devices())
 
         def features(values, image, bench=bench):
-            model = bench.definition.merge(unpadded(values, bench.labels))
+            model = bench.definition.merge(unpadded(values, bench.label_axes))
             with partition.over(bench.mesh):
                 prompts = None if model.prompts is None else model.prompts(len(image))
                 return model.backbone(image, prompts, read=model.head.read)
@@ -280,10 +280,10 @@ def label_traffic(reference: str, labels: int) -> dict:
 
     from mlmoe_jax.runtime.sharding import make_mesh
     from mlmoe_jax.training.preflight import hlo
-    from mlmoe_jax.training.preflight.compile_check import Steps
+    from mlmoe_jax.training.preflight.compile_check import Programs
 
     config = _config(reference)
-    steps = Steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 8}, jax.devices()), labels)
+    steps = Programs(config, make_mesh({"data": 1, "fsdp": 1, "expert": 8}, jax.devices()), labels)
     found = hlo.totals(hlo.collectives(steps.training(BATCH).lower().compile().as_text(), 8))
     sizes = {path: x.size for path, x in steps.state.trainable.items()}
     owned = {path for path, x in steps.state.trainable.items() if "expert" in str(x.sharding.spec)}

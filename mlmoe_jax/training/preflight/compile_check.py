@@ -7,40 +7,30 @@ bytes of one device, which is one chip, or half a chip where a chip shows two de
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.data.sources import count_labels
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.step import make_eval_step
-from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.runs.assemble import as_kept, label_axes, preprocess_for, trainable_rules
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
 from mlmoe_jax.runtime.progress import say
-from mlmoe_jax.runtime.sharding import require_whole_batch
 from mlmoe_jax.runtime.storage import to_json
-from mlmoe_jax.training.objective import training_objective
-from mlmoe_jax.training.optim import make_optimizer
 from mlmoe_jax.training.preflight import hlo
-from mlmoe_jax.training.state import TrainState, initial_state
-from mlmoe_jax.training.step import make_train_step
+from mlmoe_jax.training.setup import abstract_steps
 
-# libtpu asks the cloud's metadata service where it runs, unless it is told.
+# libtpu asks the metadata service of the cloud where it runs, unless the environment says so.
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -66,44 +56,23 @@ class Program:
     held: int
 
 
-class Steps:
-    """The training step and the evaluation step of a config over a mesh, as `train.set_up` builds them.
+class Programs:
+    """The training step and the evaluation step of a config on a mesh, as training builds them, for any batch size.
 
-    labels: how many; 0 = those of the data set, for which one of the user's own has to be there.
+    num_labels: 0 = as many as the data set has; a data set of the user's own has to be there for that.
     """
 
-    def __init__(self, config: ConfigDict, mesh: Mesh, labels: int = 0):
-        space = synthetic_label_space(labels or count_labels(config.data), config.model.prompts.num_groups)
-        self.mesh, self.preprocess, self.num_labels = mesh, preprocess_for(config), len(space.names)
-        axes = label_axes(config, self.num_labels, mesh)
-        model = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(config.seed)))
-        definition, params, stats = ModelDef.split(model)
-        trainable, frozen = split_trainable(params, trainable_rules(config))
-        optimizer = make_optimizer(config.optim, 10**9, trainable)
-        self._train_step = make_train_step(
-            definition,
-            training_objective(config, np.zeros((1, self.num_labels), np.int8)),
-            optimizer,
-            self.preprocess,
-            config.augment,
-            ema_decay=config.ema.decay,
-            seed=config.seed,
-            mesh=mesh,
-            labels=axes,
-            accumulate=config.train.accumulate,
-        )
-        self._eval_step = make_eval_step(definition, self.preprocess, mesh, axes)
-
-        def first_state(trainable, frozen, stats) -> TrainState:
-            return initial_state(trainable, as_kept(frozen, config), stats, optimizer.init(trainable))
-
-        self.state = sharding.abstract(jax.eval_shape(first_state, trainable, frozen, stats), mesh, axes)
+    def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
+        parts, self._steps = abstract_steps(config, mesh, num_labels)
+        self.num_labels = self._steps.num_labels
+        state = jax.eval_shape(self._steps.initial_state, parts)
+        self.state = sharding.abstract(state, mesh, self._steps.label_axes)
 
     def training(self, batch_size: int) -> Program:
         """Return the training step. Beside it a device holds the values selected so far and the next batch."""
         batch = self.batch(batch_size)
         return Program(
-            lambda: self._train_step.lower(self.state, batch),
+            lambda: self._steps.train_step.lower(self.state, batch),
             {"state": self.state, "batch": batch},
             batch_size,
             held=device_bytes(self.state.ema) + device_bytes(batch),
@@ -113,7 +82,7 @@ class Steps:
         """Return the evaluation step. Beside it a device holds the rest of what training has there, and a batch."""
         batch, state, waiting = self.batch(batch_size), self.state, self.batch(training_batch_size)
         return Program(
-            lambda: self._eval_step.lower(state.ema, state.frozen, batch),
+            lambda: self._steps.eval_step.lower(state.ema, state.frozen, batch),
             {"values": state.ema, "frozen": state.frozen, "batch": batch},
             batch_size,
             held=device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting)),
@@ -121,7 +90,8 @@ class Steps:
 
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return a global batch as the pipeline gives it, see data/batch.py."""
-        where, side, labels = NamedSharding(self.mesh, sharding.BATCH), self.preprocess.image_size, self.num_labels
+        side, labels = self._steps.preprocess.image_size, self.num_labels
+        where = NamedSharding(self._steps.mesh, sharding.BATCH)
         shapes = {
             "image": ((size, side, side, 3), jnp.uint8),
             "label": ((size, labels), jnp.float32),
@@ -133,27 +103,39 @@ class Steps:
 
 
 # --------------------------------------------------------------------------------------------------- devices
-def topology_devices(name: str) -> Sequence[Any]:
-    """Return the devices of a TPU topology such as `v5e:4x4`, which need not be here.
+@contextlib.contextmanager
+def tpu_compiler(topology: str) -> Iterator[Sequence[Any]]:
+    """Give the devices of a TPU topology such as `v5e:4x4`, which need not be here, to compile for inside the block.
 
-    Raises UserError without libtpu, or for a topology that it does not know.
+    Until the end of the block JAX is told to use the CPU, and variables in the environment tell libtpu that there is no
+    TPU. Raises UserError without libtpu, or for a topology that it does not know.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError('--topology needs the TPU compiler, which no TPU is needed for: pip install "jax[tpu]"')
-    for variable, value in WITHOUT_TPU.items():
-        os.environ.setdefault(variable, value)
+    platforms = jax.config.jax_platforms
+    added = {name: value for name, value in WITHOUT_TPU.items() if name not in os.environ}
+    os.environ.update(added)
     jax.config.update("jax_platforms", "cpu")
+    try:
+        yield _devices_of(topology)
+    finally:
+        for name in added:
+            del os.environ[name]
+        jax.config.update("jax_platforms", platforms)
+
+
+def _devices_of(topology: str) -> Sequence[Any]:
     from jax.experimental import topologies
 
-    single = name.rpartition(":")[2] in ("1x1", "1x1x1")
+    single = topology.rpartition(":")[2] in ("1x1", "1x1x1")
     options = {"chips_per_host_bounds": (1, 1, 1)} if single else {}
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         reason = str(error).partition(": ")[2].strip().splitlines()[0].partition(". ")[0].rstrip(".")
         raise UserError(
-            f"--topology={name} is none that the TPU compiler knows ({reason}); write it like v5e:4x4, v5p:2x2x2 or "
-            "v6e:16x16"
+            f"--topology={topology} is none that the TPU compiler knows ({reason}); write it like v5e:4x4, v5p:2x2x2 "
+            "or v6e:16x16"
         ) from error
 
 
@@ -262,39 +244,20 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
 
 # --------------------------------------------------------------------------------------------------- the command
 def check(
-    config: ConfigDict, topology: str = "", *, find_batch: bool = False, labels: int = 0, quick: bool = False
+    config: ConfigDict, topology: str = "", *, find_batch: bool = False, num_labels: int = 0, quick: bool = False
 ) -> dict[str, Any]:
     """Compile both steps of a config for a topology, or for the devices that are here; return the whole report.
 
     find_batch: look for the largest batch a device that trains, instead of taking `train.batch_size`.
-    labels: see Steps. quick: see QUICK.
-    Raises UserError where mesh or batch do not fit the devices, or the topology cannot be compiled for.
+    num_labels: see Programs. quick: see QUICK.
+    Raises UserError if mesh or batch do not fit the devices, or the topology cannot be compiled for.
     """
-    devices = topology_devices(topology) if topology else jax.devices()
-    mesh = sharding.make_mesh(config.mesh, devices)
-    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
-    if not find_batch:
-        require_whole_batch(config, mesh.size)
-    capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
-    if find_batch and capacity is None:
-        raise UserError(f"--find-batch needs to know the memory of a device, but {source}; name a --topology")
-    steps, batch_size, train = Steps(config, mesh, labels), config.train.batch_size, None
-
-    def examined(name: str, program: Program) -> dict[str, Any]:
-        images = program.batch_size // mesh.size
-        say(f"compiling the {name} step, {images} images a device on {mesh.size} device(s)")
-        return examine(program, mesh.size, capacity, quick=quick)
-
-    if find_batch:
-        parts = config.train.accumulate
-        train = _largest_batch(
-            lambda size: examined("train", steps.training(size * parts * mesh.size)),
-            max(1, batch_size // mesh.size // parts),
-            capacity,
-        )
-        batch_size = train["batch_size"]
-    reports = {"train": train or examined("train", steps.training(batch_size))}
-    reports["eval"] = examined("eval", steps.evaluation(config.eval.batch_size * mesh.size, batch_size))
+    with tpu_compiler(topology) if topology else contextlib.nullcontext(jax.devices()) as devices:
+        mesh = sharding.setup_jax(config, devices, training=not find_batch)
+        capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
+        if find_batch and capacity is None:
+            raise UserError(f"--find-batch needs to know the memory of a device, but {source}; name a --topology")
+        reports = _examine_both(config, Programs(config, mesh, num_labels), mesh, capacity, find_batch, quick)
     fits = [report["fits"] for report in reports.values()]
     return {
         "topology": topology or "local",
@@ -308,6 +271,29 @@ def check(
         "fits": None if None in fits else all(fits),
         "steps": reports,
     }
+
+
+def _examine_both(
+    config: ConfigDict, programs: Programs, mesh: Mesh, capacity: int | None, find_batch: bool, quick: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the reports of the training step and of the evaluation step, by name."""
+
+    def examined(name: str, program: Program) -> dict[str, Any]:
+        images = program.batch_size // mesh.size
+        say(f"compiling the {name} step, {images} images a device on {mesh.size} device(s)")
+        return examine(program, mesh.size, capacity, quick=quick)
+
+    if find_batch:
+        unit = config.train.accumulate * mesh.size
+        train = _largest_batch(
+            lambda size: examined("train", programs.training(size * unit)),
+            max(1, config.train.batch_size // unit),
+            capacity,
+        )
+    else:
+        train = examined("train", programs.training(config.train.batch_size))
+    evaluation = programs.evaluation(config.eval.batch_size * mesh.size, train["batch_size"])
+    return {"train": train, "eval": examined("eval", evaluation)}
 
 
 def _largest_batch(examined: Callable[[int], dict[str, Any]], start: int, capacity: int) -> dict[str, Any]:

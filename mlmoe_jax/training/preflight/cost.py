@@ -19,37 +19,32 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
-from mlmoe_jax.data.sources import count_labels
-from mlmoe_jax.inference.step import predicted
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.models.build import Classifier, backbone_shape, build_backbone, build_model
+from mlmoe_jax.models.build import Classifier, backbone_shape, build_backbone
 from mlmoe_jax.models.contracts import CLS, Features
 from mlmoe_jax.models.layers.transformer import hidden_width
-from mlmoe_jax.models.params import ModelDef, module_rows, split_trainable
-from mlmoe_jax.runs.assemble import as_kept, preprocess_for, trainable_rules
-from mlmoe_jax.training.optim import make_optimizer
+from mlmoe_jax.models.params import ModelDef, module_rows
+from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.training.setup import abstract_steps
 
 
 def summarize(config: ConfigDict) -> dict[str, Any]:
     """Return params.{total,trainable,backbone}, macs.{layers,full,executed}, memory in bytes, and a row a module.
 
     The number of labels is that of the published data set, or else read from the training labels of `config.data`.
-    Raises UserError where neither is there.
+    Raises UserError if neither is there.
     """
-    space, preprocess = _label_space(config), preprocess_for(config)
-    model = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(config.seed)))
-    definition, params, stats = ModelDef.split(model)
-    trainable, frozen = split_trainable(params, trainable_rules(config))
-    batch = config.eval.batch_size
-    image = jax.ShapeDtypeStruct((batch, preprocess.image_size, preprocess.image_size, 3), jnp.uint8)
-    step = jax.make_jaxpr(lambda values, image: predicted(definition, preprocess, values, {"image": image}).logits)
-    layers, extra = published_macs(config, model)
-    frozen = jax.eval_shape(lambda values: as_kept(values, config), frozen)
-    moments = jax.eval_shape(make_optimizer(config.optim, 10**9, trainable).init, trainable)
-    learned = _bytes(trainable) + _bytes(stats)
+    parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
+    trainable, frozen = parts.trainable, parts.frozen
+    params, learned = {**trainable, **frozen}, {**trainable, **parts.stats}
+    layers, extra = published_macs(config, parts.definition.merge(params, parts.stats))
+    moments = jax.eval_shape(steps.optimizer.init, trainable)
+    side, size = steps.preprocess.image_size, config.eval.batch_size
+    shapes = {"image": (size, side, side, 3), "id": (size,), "mask": (size,)}
+    batch = {name: jax.ShapeDtypeStruct(shape, jnp.uint8) for name, shape in shapes.items()}
+    evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
     return {
         "params": {
             "total": sum(p.size for p in params.values()),
@@ -59,21 +54,17 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
         "macs": {
             "layers": layers,
             "full": layers + extra,
-            "executed": round(count_macs(step({**params, **stats}, image).jaxpr) / batch),
+            "executed": round(count_macs(evaluation.jaxpr) / size),
         },
         "memory": {
             "frozen": _bytes(frozen),
-            "trainable": learned,
+            "trainable": _bytes(learned),
             "optimizer": sum(m.size * m.dtype.itemsize for m in jax.tree.leaves(moments) if m.ndim),
-            "average": learned,
-            "selected": learned,
+            "average": _bytes(learned),
+            "selected": _bytes(learned),
         },
         "modules": module_rows(trainable, frozen),
     }
-
-
-def _label_space(config: ConfigDict) -> LabelSpace:
-    return synthetic_label_space(count_labels(config.data), config.model.prompts.num_groups)
 
 
 def _bytes(params: dict[str, Any]) -> int:

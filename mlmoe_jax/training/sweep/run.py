@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import say
@@ -61,7 +62,8 @@ def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[Swept], *, as_j
                 continue
             say(what)
             try:
-                run.results = train(run.config, run.folder)
+                results = train(run.config, run.folder)
+                write_requested_samples(run.folder, run.config)
             except UserError as error:
                 if isinstance(error, BadImage) and distributed.process()[1] > 1:
                     raise  # only one process has met it, the others wait in vain
@@ -71,7 +73,7 @@ def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[Swept], *, as_j
                 say(f"{what}: {str(stopped) or 'stopped; the same command goes on from there'}")
                 return 130
             else:
-                run.selected = selection_of(run.folder)
+                run.results, run.selected = results, selection_of(run.folder)
             if writer:
                 write_table(folder, runs)
         if writer and any(spreads for _, spreads in over_seeds(runs)):

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from mlmoe_jax.training.preflight.compile_check import (
     largest_fitting,
     memory_shortage,
     print_check,
-    topology_devices,
+    tpu_compiler,
 )
 
 LABELS, BATCH, DEVICES = 10, 16, 8
@@ -79,12 +80,12 @@ def report_of_both_steps() -> dict:
 
     made = []
 
-    class Steps(compile_check.Steps):
+    class Programs(compile_check.Programs):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             made.append(self)
 
-    compile_check.Steps = Steps
+    compile_check.Programs = Programs
     report = compile_check.check(_tiny_config())
     (steps,) = made
     state = steps.state
@@ -241,9 +242,41 @@ def test_finding_a_batch_needs_a_capacity(refusal):
     assert "a cpu device does not tell" in sentence
 
 
+def devices_of(topology):
+    with tpu_compiler(topology) as devices:
+        return devices
+
+
 def test_without_libtpu_one_sentence_says_how_to_get_it(refusal, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert 'pip install "jax[tpu]"' in refusal(topology_devices, "v5e:4x4")
+    assert 'pip install "jax[tpu]"' in refusal(devices_of, "v5e:4x4")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_tpu_compiler_leaves_the_environment_as_it_was(monkeypatch, refusal, fails):
+    """Only libtpu is made up here: it sees an environment, and may refuse the topology."""
+    import jax
+
+    seen = {}
+
+    def describe(platform, topology_name):
+        seen.update(os.environ, platforms=jax.config.jax_platforms)
+        if fails:
+            raise NotImplementedError("INVALID: no such topology")
+        return SimpleNamespace(devices=["a device"])
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", describe)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
+    before, platforms = dict(os.environ), jax.config.jax_platforms
+    if fails:
+        assert "is none that the TPU compiler knows (no such topology)" in refusal(devices_of, "v5e:4x4")
+    else:
+        assert devices_of("v5e:4x4") == ["a device"]
+    assert seen["platforms"] == "cpu"
+    assert seen.items() >= {**compile_check.WITHOUT_TPU, "TPU_WORKER_HOSTNAMES": "mine"}.items()
+    assert dict(os.environ) == before
+    assert jax.config.jax_platforms == platforms
 
 
 # -------------------------------------------------------------------------------------------------- with libtpu
@@ -253,8 +286,8 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 @needs_libtpu
 def test_topologies_that_the_compiler_does_not_know_are_refused(refusal):
     for name in ("nonsense", "v9:2x2", "v5e:3x5"):
-        assert f"--topology={name} is none that the TPU compiler knows" in refusal(topology_devices, name)
-    assert len(topology_devices("v5e:1x1")) == 1
+        assert f"--topology={name} is none that the TPU compiler knows" in refusal(devices_of, name)
+    assert len(devices_of("v5e:1x1")) == 1
 
 
 @needs_libtpu
