@@ -1,7 +1,6 @@
 """What tests share: the `--all` switch, the real sample images, and a check that an error is one plain sentence."""
 
 import atexit
-import dataclasses
 import os
 import shutil
 import tempfile
@@ -68,11 +67,9 @@ def refusal():
 @pytest.fixture
 def tiny_vit(monkeypatch):
     """Makes `vit_digits` a ViT of two narrow blocks and four patches, without published weights."""
-    from mlmoe_jax.models.backbones import catalog
+    from helpers import tiny
 
-    entry = catalog.CATALOG["vit_digits"]
-    shape = dataclasses.replace(entry.shape, width=16, depth=2, heads=2, patch=32)
-    monkeypatch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(entry, shape=shape))
+    tiny.use_vit(monkeypatch, patch=32)
 
 
 @pytest.fixture
@@ -98,7 +95,7 @@ def drawn_parts():
 
 @pytest.fixture
 def two_steps(drawn_parts):
-    """A function that takes two training steps of a config on four made-up pictures and labels.
+    """A function that takes two training steps of a config on four made-up images and their labels.
 
     Returns the state before, as numpy, the state after, and the metrics of the last step.
     """

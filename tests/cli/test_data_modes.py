@@ -1,38 +1,20 @@
 """`--mode=data` and `--mode=pack` as a user gives them, on a cut-down digits."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import tiny
+from helpers.commands import refused
 from PIL import Image
-
-from mlmoe_jax.data.sources import digits
-from mlmoe_jax.main import MODES, main
-
-pytestmark = pytest.mark.skipif(not {"data", "pack"} <= set(MODES), reason="the modes are not there")
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
-    """Return a function that runs a command in this process."""
-    monkeypatch.setattr(digits, "SCENES", {"train": 150, "val": 40, "test": 50, "test_shift": 50})
-
-    def start(*arguments):
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, out, err)
-
-    return start
-
-
-def refused(done, *parts: str) -> None:
-    assert done.returncode == 2, done.stderr
-    sentences = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(sentences) == 1, done.stderr
-    for part in parts:
-        assert part in sentences[0]
+def run(command, monkeypatch):
+    """Return a function that runs a command in this process, on few scenes."""
+    tiny.use_scenes(monkeypatch, train=150, val=40, test=50, test_shift=50)
+    return command
 
 
 def test_the_check_up_for_people_and_for_programs(run):

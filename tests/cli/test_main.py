@@ -11,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import small_program
+from helpers import small_program, tiny
+from helpers.commands import refused
 from PIL import Image
+
+from mlmoe_jax.data.sources.digits import open_scenes
 
 SMALL = (*small_program.SMALL, "--config.seed=3")
 
@@ -21,16 +24,7 @@ SMALL = (*small_program.SMALL, "--config.seed=3")
 def program(tmp_path_factory):
     """Return a function that starts the program in a folder of its own, with its backbone in the weights cache."""
     folder = tmp_path_factory.mktemp("program")
-    make_weights = (
-        "import runner, jax, numpy as np\n"
-        "from flax import nnx\nfrom safetensors.numpy import save_file\n"
-        "from mlmoe_jax.models.backbones.vit import ViT\nfrom mlmoe_jax.models.params import ModelDef\n"
-        "params = ModelDef.split(ViT(runner.tiny, rngs=nnx.Rngs(9)))[1]\n"
-        "save_file({path: np.asarray(value) for path, value in params.items()}, 'tiny.safetensors')\n"
-    )
-    start = small_program.program_in(folder, MLMOE_CACHE=str(folder), COLUMNS="200")
-    subprocess.run([sys.executable, "-c", make_weights], **start.place, check=True)
-    return start
+    return small_program.program_in(folder, COLUMNS="200")
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +50,6 @@ def same_training(first: list[dict], second: list[dict]) -> None:
     timing = {"images_per_second", "data_wait"}
     strip = [[{k: v for k, v in row.items() if k not in timing} for row in rows] for rows in (first, second)]
     assert strip[0] == strip[1]
-
-
-def refused(done, *parts: str) -> str:
-    """Assert exit code 2 and one sentence on stderr that says `parts`."""
-    assert done.returncode == 2, done.stderr
-    sentences = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(sentences) == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    for part in parts:
-        assert part in sentences[0]
-    return sentences[0]
 
 
 # ------------------------------------------------------------------------------------------------- train and eval
@@ -222,16 +205,13 @@ def test_predict_writes_a_row_a_picture(program, trained, photos, tmp_path):
 
 
 @pytest.mark.slow
-def test_predict_gives_the_scores_of_eval(program, trained, tmp_path):
-    """A picture as a file, with the run folder alone, scores as it did as part of the data set."""
+def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_path):
+    """An image as a file, with the run folder alone, scores as it did as part of the data set."""
     folder, _ = trained
     (tmp_path / "scenes").mkdir()
-    write = (
-        "import runner, sys\nfrom PIL import Image\n"
-        "for row, image in enumerate(runner.digits.open_scenes('test').images.array[:5]):\n"
-        "    Image.fromarray(image).save(f'{sys.argv[1]}/{row}.png')\n"
-    )
-    subprocess.run([sys.executable, "-c", write, tmp_path / "scenes"], **program.place, check=True)
+    tiny.use_scenes(monkeypatch)
+    for row, image in enumerate(open_scenes("test").images.array[:5]):
+        Image.fromarray(image).save(tmp_path / "scenes" / f"{row}.png")
     output = tmp_path / "p.jsonl"
     done = program("--mode=predict", f"--workdir={folder}", f"--images={tmp_path / 'scenes'}", f"--output={output}")
     assert done.returncode == 0, done.stderr
@@ -315,14 +295,14 @@ def test_a_bad_picture_is_reported_and_the_rest_is_labelled(program, trained, ph
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )
-def test_mistakes_get_one_sentence(main, trained, tmp_path, arguments, parts):
+def test_mistakes_get_one_sentence(command, trained, tmp_path, arguments, parts):
     (tmp_path / "file").write_text("")
     damaged = tmp_path.parent / f"{tmp_path.name}-damaged"
     if any("{damaged}" in argument for argument in arguments):
         shutil.copytree(trained[0], damaged)
         (damaged / "label_space.npz").write_bytes(b"PK nothing of use")
     filled = [argument.format(tmp=tmp_path, run=trained[0], damaged=damaged) for argument in arguments]
-    refused(main(*filled), *parts)
+    refused(command(*filled), *parts)
 
 
 @pytest.mark.slow
@@ -341,19 +321,6 @@ def test_a_run_goes_out_under_the_authors_names_and_comes_back(program, trained,
     assert done.returncode == 0, done.stderr
     results = json.loads((trained[0] / "results.json").read_text())
     assert json.loads(done.stdout) == {name: results[name] for name in ("test", "test_shift")}
-
-
-@pytest.fixture
-def main(capsys):
-    """Return a function that runs a command in this process, for what ends before anything is computed."""
-    from mlmoe_jax.main import main
-
-    def run(*arguments):
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, out, err)
-
-    return run
 
 
 def test_help_names_every_flag(program):

@@ -2,17 +2,13 @@
 
 import contextlib
 import csv
-import dataclasses
+import functools
 import json
-import subprocess
 
 import pytest
+from helpers import tiny
 from PIL import Image
 
-from mlmoe_jax.data.sources import digits
-from mlmoe_jax.main import main
-from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.preemption import StopRequest
 
@@ -29,19 +25,13 @@ def get_config(arg=""):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    """Return a function that runs a command in this process, on few scenes and a backbone of one block."""
-    monkeypatch.setattr(digits, "SCENES", {"train": 60, "val": 40, "test": 40, "test_shift": 40})
-    tiny = ViTShape(width=16, depth=1, heads=2, patch=16, native=64)
-    monkeypatch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(catalog.CATALOG["vit_digits"], shape=tiny))
+def run(command, monkeypatch, tmp_path):
+    """Return a function that runs the program with more flags, on few scenes and a backbone of one block."""
+    tiny.use_scenes(monkeypatch, train=60, val=40, test=40, test_shift=40)
+    tiny.use_vit(monkeypatch, depth=1, patch=16)
     (tmp_path / "small.py").write_text(CONFIG)
 
-    def start(*arguments):
-        code = main([f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / 'sweep'}", *arguments])
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, out, err)
-
-    return start
+    return functools.partial(command, f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / 'sweep'}")
 
 
 @contextlib.contextmanager

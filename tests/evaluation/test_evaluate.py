@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import tiny
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.config import default_config, flatten
@@ -21,7 +22,6 @@ from mlmoe_jax.evaluation.results import Scored
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runs import checkpoint
@@ -216,9 +216,8 @@ def config(monkeypatch, tmp_path):
     """A config for the smallest of backbones, whose published weights are in the cache."""
     precision = jax.config.jax_default_matmul_precision
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-    entry = catalog.CATALOG["vit_digits"]
-    shape = ViTShape(width=8, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
-    monkeypatch.setitem(catalog.CATALOG, "tiny", replace(entry, shape=shape, file="tiny.safetensors"))
+    shape = {"width": 8, "depth": 1, "patch": 4, "native": 8, "mlp_ratio": 1}
+    tiny.use_vit(monkeypatch, name="tiny", file="tiny.safetensors", **shape)
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: make_split(6, name))
     config = default_config()
     config.model.backbone.name, config.data.image_size, config.eval.batch_size = "tiny", 8, 4
@@ -230,11 +229,7 @@ def config(monkeypatch, tmp_path):
 
 def publish(tmp_path, seed: int):
     """Put random weights for the backbone tiny into the cache."""
-    vit, draw = nnx.eval_shape(lambda: ViT(catalog.entry("tiny").shape, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
-    names = {"/".join(map(str, path)): value.shape for path, value in nnx.to_flat_state(nnx.state(vit))}
-    (tmp_path / "cache").mkdir(exist_ok=True)
-    tensors = {name: draw.normal(size=shape).astype(np.float32) for name, shape in names.items()}
-    save_file(tensors, tmp_path / "cache" / "tiny.safetensors")
+    tiny.write_weights(tmp_path / "cache" / "tiny.safetensors", catalog.entry("tiny"), seed)
 
 
 def train_nothing(folder: RunFolder, config):

@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.paths import REPOSITORY
+from helpers import tiny
+from helpers.devices import environment_of
 
 # A training of two epochs of four steps, each of them logged, with four checkpoints.
 SMALL = (
@@ -16,16 +17,12 @@ SMALL = (
     "--config.checkpoint.every_epochs=0.5",
     "--config.eval.every_epochs=1",
 )
-_RUNNER = """
+_BACKBONE = {"patch": 16, "file": "tiny.safetensors"}
+_RUNNER = f"""
 import sys
-import mlmoe_jax.data.sources.digits as digits
-from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.vit import ViTShape
-import dataclasses
-digits.SCENES = {"train": 200, "val": 60, "test": 70, "test_shift": 70}
-entry = catalog.CATALOG["vit_digits"]
-tiny = ViTShape(width=16, depth=2, heads=2, patch=16, native=64)
-catalog.CATALOG["vit_digits"] = dataclasses.replace(entry, shape=tiny, file="tiny.safetensors")
+from helpers import tiny
+tiny.use_scenes()
+tiny.use_vit(**{_BACKBONE})
 from mlmoe_jax.main import main
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
@@ -33,13 +30,15 @@ if __name__ == "__main__":
 
 
 def program_in(folder: Path, **variables: str):
-    """Return a function that starts the program in a folder, with more environment variables.
+    """Return a function that starts the program in a folder, its cache of weights, with more environment variables.
 
     It returns what came of the program, or with wait=False the process. `place`: folder and environment, for
     `subprocess.run`; there the module `runner` is the program.
     """
     (folder / "runner.py").write_text(_RUNNER)
-    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{folder}", "JAX_PLATFORMS": "cpu"} | variables
+    tiny.write_weights(folder / _BACKBONE["file"], tiny.entry(**_BACKBONE))
+    path = os.pathsep.join([str(folder), *sys.path])
+    environment = environment_of(PYTHONPATH=path, MLMOE_CACHE=str(folder), **variables)
 
     def start(*arguments, wait=True):
         command = [sys.executable, "runner.py", *map(str, arguments)]

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.devices import start_python
 from PIL import Image
 
 from mlmoe_jax.config import default_config
@@ -375,17 +375,6 @@ def test_a_full_disk_is_told_in_one_sentence(command, predictor, monkeypatch, re
 
 
 # ------------------------------------------------------------------------------------------ many devices and processes
-def start(code: str, devices: int, **options) -> subprocess.Popen:
-    """Start Python with this module, on so many simulated devices."""
-    environment = dict(
-        os.environ,
-        PYTHONPATH=os.pathsep.join(sys.path),
-        JAX_PLATFORMS="cpu",
-        XLA_FLAGS=f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
-    )
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, text=True, **options)
-
-
 def predict_rows(target: str, given: list[str], **options) -> int:
     """What the processes below do: predict files with the model of this module."""
     predictor = Predictor(make_run(), HALVES)
@@ -420,7 +409,7 @@ def test_on_eight_devices(twenty):
         "import test_predict as t, sys, jax\nassert jax.device_count() == 8\n"
         f"sys.exit(t.predict_rows({str(twenty / 'p.csv')!r}, [{str(twenty)!r}], batch_size=3))"
     )
-    process = start(code, 8, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start_python(code, devices=8, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert_rows(twenty / "p.csv")
@@ -442,7 +431,9 @@ def test_on_two_processes(twenty):
         "print(code, file=open('{folder}/code{process}', 'w'))\n"
     )
     processes = [
-        start(code.format(port=port, process=i, target=twenty / "p.csv", folder=twenty), 2, stdin=stdin, stderr=-1)
+        start_python(
+            code.format(port=port, process=i, target=twenty / "p.csv", folder=twenty), devices=2, stdin=stdin, stderr=-1
+        )
         for i, stdin in ((0, subprocess.PIPE), (1, subprocess.DEVNULL))
     ]
     names = "".join(f"{twenty}/{row:02}.png\n" for row in range(20))
@@ -463,7 +454,7 @@ def test_the_reader_of_a_pipe_may_go_away_and_a_signal_leaves_nothing(twenty):
     def running(target: str, pictures: int, **options) -> subprocess.Popen:
         given = f"[{str(twenty / '03.png')!r}] * {pictures}"
         code = f"import test_predict as t\nt.predict_rows({target!r}, {given}, batch_size=1)"
-        return start(code, 1, stderr=subprocess.PIPE, cwd=twenty, **options)
+        return start_python(code, stderr=subprocess.PIPE, cwd=twenty, **options)
 
     process = running("-", 3000, stdout=subprocess.PIPE)
     assert process.stdout.readline().startswith("image,")

@@ -1,16 +1,14 @@
 """ResNet against the numbers of a small torch twin with random weights and running statistics (float32, CPU)."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers.paths import PARITY, REPOSITORY
+from helpers.devices import run_python
+from helpers.paths import PARITY
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models import rules
@@ -303,17 +301,8 @@ print("equal")
 """
 
 
-def test_batch_statistics_are_of_the_global_batch(tmp_path):
-    script = tmp_path / "devices.py"
-    script.write_text(DEVICES)
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "equal", done.stderr[-3000:]
+def test_batch_statistics_are_of_the_global_batch():
+    assert run_python(DEVICES, devices=4).strip() == "equal"
 
 
 @pytest.mark.parametrize("name", ["resnet", "convnext"])

@@ -1,15 +1,14 @@
 """A tiny data set and config, and jobs of several real processes on this machine."""
 
 import csv
-import dataclasses
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import worker
+from helpers import tiny
+from helpers.devices import environment_of
 from jobs import BROKEN, SPLITS, Job, free_port
 from PIL import Image
 
@@ -33,7 +32,7 @@ def get_config(arg=""):
 
 @pytest.fixture(scope="session")
 def config_file(tmp_path_factory) -> Path:
-    """A config on 48 random pictures of three labels, some of them broken, of which one process alone gets some."""
+    """A config on 48 random images of three labels, some of them broken, of which one process alone gets some."""
     folder = tmp_path_factory.mktemp("job")
     draw = np.random.default_rng(0)
     for split, count in SPLITS.items():
@@ -56,9 +55,7 @@ def config_file(tmp_path_factory) -> Path:
 @pytest.fixture
 def backbone(monkeypatch):
     """Gives this process the backbone that the workers have."""
-    from mlmoe_jax.models.backbones import catalog
-
-    monkeypatch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(worker.ENTRY, shape=worker.SHAPE))
+    tiny.use_vit(monkeypatch)
 
 
 @pytest.fixture
@@ -73,9 +70,7 @@ def start_job(tmp_path):
         output = tmp_path / f"job-{len(started)}"
         output.mkdir()
         port, processes = free_port(), []
-        flags_of_xla = f"--xla_backend_optimization_level=0 --xla_force_host_platform_device_count={devices}"
-        common = dict(os.environ, JAX_PLATFORMS="cpu", XLA_FLAGS=flags_of_xla, PYTHONPATH=os.pathsep.join(sys.path))
-        common |= variables
+        common = environment_of(devices, **variables)
         for number in range(count):
             place = {
                 "MLMOE_COORDINATOR": f"127.0.0.1:{port}",

@@ -1,19 +1,16 @@
 """One process of a job: the command line with a tiny backbone, and on request one that hangs in the middle."""
 
-import dataclasses
 import os
 import sys
 import time
 
-from mlmoe_jax.main import main
-from mlmoe_jax.models.backbones import catalog
+from helpers import tiny
 
-ENTRY = catalog.CATALOG["vit_digits"]
-SHAPE = dataclasses.replace(ENTRY.shape, width=16, depth=2, heads=2)
+from mlmoe_jax.main import main
 
 
 def hang_after(batches: int) -> None:
-    """Let reading training pictures come to a standstill."""
+    """Let reading training images come to a standstill."""
     from mlmoe_jax.data.pipeline import SkippedImages
 
     watch = SkippedImages.watch
@@ -28,7 +25,7 @@ def hang_after(batches: int) -> None:
 
 
 if __name__ == "__main__":
-    catalog.CATALOG["vit_digits"] = dataclasses.replace(ENTRY, shape=SHAPE)
+    tiny.use_vit()
     if batches := os.environ.get("HANG_AFTER"):
         hang_after(int(batches))
     sys.exit(main(sys.argv[1:]))

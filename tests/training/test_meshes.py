@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.devices import run_python
 
 MESHES = [(8, 1, 1), (4, 1, 2), (2, 2, 2), (1, 1, 8)]
 # Ten labels: on two devices along `expert` five each, on eight two each with padding.
@@ -16,25 +15,16 @@ LABELS, BATCH = 10, 16
 def on_eight_devices(function: str, *arguments) -> dict:
     """Call a function of this module in a new process with eight devices; return its JSON."""
     code = f"import sys, json, test_meshes; print(json.dumps(test_meshes.{function}(*json.loads(sys.argv[1]))))"
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-c", code, json.dumps(arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_python(code, json.dumps(arguments), devices=8).splitlines()[-1])
 
 
 # ----------------------------------------------------------------------------------- what runs with eight devices
 def _config(reference: str):
-    from dataclasses import replace
+    from helpers import tiny
 
     from mlmoe_jax.config import load_config
-    from mlmoe_jax.models.backbones import catalog
 
-    entry = catalog.CATALOG["vit_digits"]
-    shape = replace(entry.shape, width=16, depth=2, heads=2, patch=32)
-    catalog.CATALOG["vit_digits"] = replace(entry, shape=shape)
+    tiny.use_vit(patch=32)
     config = load_config(reference, [])
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
     config.model.head.decoder.update({"heads": 2, "hidden": 16, "dropout": 0.0})

@@ -1,13 +1,11 @@
 import copy
-import dataclasses
 
 import jax
 import numpy as np
 import pytest
+from helpers import tiny
 
 from mlmoe_jax.config import default_config, load_config
-from mlmoe_jax.data.sources import digits
-from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.training import prune as pruning
@@ -57,18 +55,14 @@ def test_the_config_of_a_level_starts_again_with_its_masks():
 def config():
     """E2VPT on digits with a backbone of one narrow block, a training of three steps."""
     with pytest.MonkeyPatch.context() as patch:
-        entry = catalog.CATALOG["vit_digits"]
-        shape = dataclasses.replace(entry.shape, width=16, depth=2, heads=2, patch=16, mlp_ratio=1.0)
-        patch.setitem(catalog.CATALOG, "vit_digits", dataclasses.replace(entry, shape=shape))
+        tiny.use_vit(patch, patch=16, mlp_ratio=1.0)
         small = load_config("e2vpt:dataset=digits,prompts=4,key_values=2", [])
         small.model.backbone.weights, small.model.prompts.segments = "none", 4
-        patch.setattr(digits, "SCENES", {"train": 60, "val": 40, "test": 40, "test_shift": 40})
+        tiny.use_scenes(patch, train=60, val=40, test=40, test_shift=40)
         small.train.epochs, small.train.batch_size, small.eval.batch_size = 1, 20, 40
-        small.data.test_splits, small.checkpoint.include_frozen = ("test",), "never"
+        small.data.test_splits = ("test",)
         small.prune.token_levels, small.prune.segment_levels = (0.25, 0.5), (0.5,)
         small.prune.keep_segments = 1
-        small.model.backbone.weights = "none"
-        small.checkpoint.include_frozen = "auto"
         yield small
 
 

@@ -1,14 +1,10 @@
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
-from helpers.paths import REPOSITORY
+from helpers.devices import run_python
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.augment import augment
@@ -389,13 +385,13 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.prompts import DeepPrompts
-from mlmoe_jax.training.optim import make_optimizer
-from mlmoe_jax.runtime.sharding import AXES, make_mesh, place, shard_batch
-from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.training.state import initial_state
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.inference.step import make_eval_step
+from mlmoe_jax.models.params import ModelDef, split_trainable
+from mlmoe_jax.runtime.sharding import AXES, make_mesh, place, shard_batch
 from mlmoe_jax.training.objective import make_objective
+from mlmoe_jax.training.optim import make_optimizer
+from mlmoe_jax.training.state import initial_state
 from mlmoe_jax.training.step import make_train_step
 
 assert len(jax.devices()) == 4
@@ -462,20 +458,8 @@ print("equal")
 
 
 @pytest.mark.slow  # test_meshes.py has one for every run
-def test_meshes_of_devices_agree_with_one_device(tmp_path):
-    script = tmp_path / "meshes.py"
-    script.write_text(MESHES)
-    root = REPOSITORY
-    environment = {
-        **os.environ,
-        # without optimization, which would take most of the time
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(root),
-    }
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "equal"
+def test_meshes_of_devices_agree_with_one_device():
+    assert run_python(MESHES, devices=4).strip() == "equal"
 
 
 # ------------------------------------------------------------------------------------------------- balanced losses

@@ -3,11 +3,10 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
+from helpers.devices import run_python
 
 from mlmoe_jax.runtime.memory import GIB, required
 from mlmoe_jax.training.preflight import compile_check
@@ -56,15 +55,12 @@ def test_the_largest_that_fits_is_found_to_an_eighth(limit, start):
 
 
 # ---------------------------------------------------------------------------------- eight simulated devices
-def _tiny_config():
-    from dataclasses import replace
+def _tiny_config(patch=None):
+    from helpers import tiny
 
     from mlmoe_jax.config import load_config
-    from mlmoe_jax.models.backbones import catalog
 
-    entry = catalog.CATALOG["vit_digits"]
-    shape = replace(entry.shape, width=16, depth=1, heads=2, patch=32, mlp_ratio=64.0)  # nearly all of it is frozen
-    catalog.CATALOG["vit_digits"] = replace(entry, shape=shape)
+    tiny.use_vit(patch, depth=1, patch=32, mlp_ratio=64.0)  # nearly all of it is frozen
     config = load_config("mlvpt_digits", [])
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
     config.augment.where = "host"
@@ -101,12 +97,7 @@ def report_of_both_steps() -> dict:
 @pytest.fixture(scope="module")
 def compiled():
     code = "import json, test_compile_check; print(json.dumps(test_compile_check.report_of_both_steps()))"
-    flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_python(code, devices=DEVICES).splitlines()[-1])
 
 
 def test_data_parallel_training_moves_its_gradients_and_nothing_frozen(compiled):
@@ -293,10 +284,7 @@ def test_topologies_that_the_compiler_does_not_know_are_refused(refusal):
 @needs_libtpu
 @pytest.mark.slow
 def test_a_step_for_a_tpu_slice(monkeypatch):
-    from mlmoe_jax.models.backbones import catalog
-
-    monkeypatch.setitem(catalog.CATALOG, "vit_digits", catalog.CATALOG["vit_digits"])  # put back afterwards
-    config = _tiny_config()
+    config = _tiny_config(monkeypatch)
     report = compile_check.check(config, "v5e:2x2")
     assert (report["chips"], report["capacity"], report["fits"]) == (4, 15.75 * GIB, True)
     moved = report["steps"]["train"]["collectives"]

@@ -1,0 +1,14 @@
+"""What came of a command, and the check that it was refused in one sentence."""
+
+import subprocess
+
+
+def refused(done: subprocess.CompletedProcess, *parts: str) -> str:
+    """Assert exit code 2 and one sentence on stderr that says `parts`; return it."""
+    assert done.returncode == 2, done.stderr
+    sentences = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(sentences) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in sentences[0]
+    return sentences[0]
