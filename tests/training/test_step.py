@@ -385,13 +385,13 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.prompts import DeepPrompts
+from mlmoe_jax.training.optim import make_optimizer
+from mlmoe_jax.runtime.sharding import AXES, make_mesh, place, shard_batch
+from mlmoe_jax.models.params import ModelDef, split_trainable
+from mlmoe_jax.training.state import initial_state
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.inference.step import make_eval_step
-from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.runtime.sharding import AXES, make_mesh, place, shard_batch
 from mlmoe_jax.training.objective import make_objective
-from mlmoe_jax.training.optim import make_optimizer
-from mlmoe_jax.training.state import initial_state
 from mlmoe_jax.training.step import make_train_step
 
 assert len(jax.devices()) == 4

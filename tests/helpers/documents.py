@@ -1,0 +1,61 @@
+"""The commands and programs that the README, the pages of docs/ and the configs show."""
+
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.paths import REPOSITORY
+
+PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
+CONFIGS = tuple(sorted((REPOSITORY / "configs").glob("*.py")))
+# The shell finds no program and tells which it was asked to start: one line per program, its words apart.
+_RECORDER = """
+command_not_found_handle() { printf '%s\\x1f' "$@"; echo; } >&9
+PATH=/none
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a page, and where it begins."""
+
+    page: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    """Return the fenced blocks of a language."""
+    text = page.read_text()
+    found = re.finditer(rf"^( *)```{language}\n(.*?)^\1```", text, re.S | re.M)
+    return [Block(page, text.count("\n", 0, one.start()) + 2, one[2].replace(f"\n{one[1]}", "\n")) for one in found]
+
+
+def commands_in_text(page: Path) -> list[Block]:
+    """Return the commands of this project in backticks, and those on lines of their own, outside fenced blocks."""
+    text = re.sub(r"```.*?```", lambda one: "\n" * one[0].count("\n"), page.read_text(), flags=re.S)
+    found = re.finditer(r"`((?:python -m|mlmoe|bash launch/)\s[^`]*)`|^ *(python -m (?:.*\\\n)*.*)$", text, re.M)
+    lines = [(text.count("\n", 0, one.start()) + 1, one[1] or one[2]) for one in found]
+    return [Block(page, line, " ".join(command.replace("\\\n", " ").split())) for line, command in lines]
+
+
+def programs(block: Block, folder: Path) -> list[list[str]]:
+    """Return what a shell would start for a block, each as its words, without starting any of it.
+
+    A `--command=` that a program is to start somewhere else follows as a program of its own.
+    folder: an empty one, for files that the block writes.
+    """
+    record = folder / "record"
+    script = f"exec 9>'{record}'\n{_RECORDER}{block.text}"
+    done = subprocess.run(["/bin/bash", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stderr == "", f"{block}: {done.stderr}"
+    started = [line.removesuffix("\x1f").split("\x1f") for line in record.read_text().splitlines()]
+    passed_on = [
+        word.removeprefix("--command=") for words in started for word in words if word.startswith("--command=")
+    ]
+    return started + [shlex.split(command) for command in passed_on]

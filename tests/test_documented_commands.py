@@ -1,0 +1,215 @@
+"""What the README, the pages of docs/ and the configs tell people to type: every command and program of them.
+
+All commands are parsed as the program parses them, and their configs load and are valid. With --all, those that train
+and use digits really run, on few scenes.
+"""
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.devices import environment_of
+from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, programs
+from helpers.paths import REPOSITORY
+from PIL import Image
+
+from mlmoe_jax.config import load_config, validate
+from mlmoe_jax.main import parse, split_references
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training.sweep import grid
+
+FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-keygen", "tensorboard", "xpk"}
+BLANK = "…"  # what the reader fills in
+# Pages whose programs have tests of their own, which write the files that the programs import.
+FOLLOWED_ELSEWHERE = {"extending.md", "api.md"}
+
+SHELL = [block for page in PAGES for block in blocks(page, "bash")]
+SHELL += [block for page in (*PAGES, *CONFIGS) for block in commands_in_text(page)]
+PYTHON = [block for page in PAGES if page.name not in FOLLOWED_ELSEWHERE for block in blocks(page, "python")]
+
+
+# ------------------------------------------------------------------------------------------------------- as parsed
+def check_main(arguments: list[str]) -> None:
+    """Assert that the program takes these arguments, and that their config loads and is valid."""
+    filled = [word.replace(f"={BLANK}", "=mlvpt_digits" if word.startswith("--config") else "=x") for word in arguments]
+    flags, overrides = parse(filled)
+    for reference in filter(None, [flags.config, *split_references(flags.configs)]):
+        config = load_config(reference, overrides)
+        if flags.sweep:
+            grid.plan(config, RunFolder("none"), grid.parse(flags.sweep, config))
+        else:
+            validate(config)
+    needs_no_folder = flags.mode in ("summary", "compile", "data", "pack")
+    assert flags.workdir or needs_no_folder
+    assert flags.config or flags.configs or flags.mode not in ("train", "import", "prune", "compile", "data", "pack")
+    assert flags.images or flags.mode != "predict"
+    assert flags.output or flags.mode not in ("pack", "export")
+
+
+def check_module(name: str, arguments: list[str]) -> None:
+    """Assert that a module that can be run has these flags, and that the configs among their values load."""
+    source = Path(importlib.util.find_spec(name).origin).read_text()
+    assert 'if __name__ == "__main__":' in source
+    for word in arguments:
+        if word.startswith("--") and not word.startswith("--config."):
+            assert f'"{word.partition("=")[0]}"' in source, word
+        elif ":dataset=" in word:
+            validate(load_config(word, []))
+
+
+def check_launch(script: str, arguments: list[str]) -> None:
+    """Assert that a launch script knows the flags of its own, and the program those that follow `--`."""
+    text = (REPOSITORY / script).read_text()
+    assert subprocess.run(["bash", "-n", REPOSITORY / script], check=False).returncode == 0
+    if script in ("launch/local.sh", "launch/multiprocess.sh", "launch/slurm.sbatch"):
+        own, rest = [], [word for word in arguments if word.startswith("--")]
+    else:
+        own, rest = arguments, []
+        if "--" in arguments:
+            at = arguments.index("--")
+            own, rest = arguments[:at], arguments[at + 1 :]
+    for flag in (word.partition("=")[0] for word in own if word.startswith("--")):
+        assert flag.removeprefix("--") in text, f"{script} has no {flag}"
+    if rest:
+        check_main(rest)
+
+
+def check(words: list[str]) -> None:
+    """Assert that one program, with its arguments, is there and would take them."""
+    match words:
+        case ["python", "-m", "mlmoe_jax.main", *arguments] | ["mlmoe", *arguments]:
+            check_main(arguments)
+        case ["python", "-m", module, *arguments]:
+            check_module(module, arguments)
+        case ["bash", script, *arguments]:
+            check_launch(script, arguments)
+        case ["sbatch", *arguments]:
+            at = arguments.index("launch/slurm.sbatch")
+            check_launch(arguments[at], arguments[at + 1 :])
+        case [program, *_]:
+            assert program in FOREIGN, words
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_a_documented_command_is_understood(block, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY)  # for the benchmarks
+    monkeypatch.chdir(REPOSITORY)
+    for words in programs(block, tmp_path):
+        check(words)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *CONFIGS], ids=lambda page: page.name)
+def test_no_command_of_a_page_is_overlooked(page, tmp_path):
+    found = [words for block in SHELL if block.page == page for words in programs(block, tmp_path)]
+    modules = [words[2] for words in found if words[:2] == ["python", "-m"]]
+    text = re.sub("```text.*?```", "", page.read_text(), flags=re.DOTALL)  # what a command prints
+    assert modules.count("mlmoe_jax.main") == text.count("python -m mlmoe_jax.main")
+    assert sum(name.startswith("benchmarks.") for name in modules) == text.count("python -m benchmarks.")
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_a_documented_program_imports_what_exists(block):
+    """It compiles, and what it imports, and takes from what it imports, is there."""
+    tree, modules = ast.parse(block.text), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                modules[alias.asname or alias.name.partition(".")[0]] = importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            assert hasattr(modules[node.value.id], node.attr), ast.unparse(node)
+
+
+# ---------------------------------------------------------------------------------------------------------- as run
+RUNNER = """
+import re, sys
+from pathlib import Path
+from helpers import tiny
+from mlmoe_jax.data.sources import digits
+from mlmoe_jax.main import main, parse
+
+tiny.use_scenes()
+_, module, *arguments = sys.argv[1:]
+if module == "mlmoe_jax.data.sources.digits":
+    digits.write_files(Path(arguments[0].removeprefix("--out=")))
+elif module == "mlmoe_jax.main":
+    flags, _ = parse(arguments)
+    folders = flags.workdir if isinstance(flags.workdir, list) else [flags.workdir]
+    there = all(Path(folder or ".").exists() for folder in [*folders, flags.against])
+    own_images = flags.mode in ("data", "pack") and "own_csv" in (flags.config or "")
+    of_digits = re.search("mlvpt_digits|dataset=digits$", flags.config or "")
+    if flags.mode == "summary" or own_images or of_digits or (flags.config is None and there):
+        Path("done").open("a").write(" ".join(arguments) + "\\n")
+        sys.exit(main(arguments))
+"""
+# Other programs would set machines up or install packages.
+SHELL_OF_DIGITS = """
+set -euo pipefail
+python() { "$PYTHON" runner.py "$@"; }
+bash() { :; }
+sbatch() { :; }
+pip() { :; }
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder in which digits is small, with images of one's own and two trained runs."""
+    folder = tmp_path_factory.mktemp("documented")
+    (folder / "runner.py").write_text(RUNNER)
+    (folder / "configs").symlink_to(REPOSITORY / "configs")
+    (folder / "photos").mkdir()
+    rows, draw = ["image,labels"], np.random.default_rng(0)
+    for number in range(20):
+        image = Image.fromarray(draw.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+        image.save(folder / "photos" / f"{number}.jpg")
+        rows.append(f"{number}.jpg,{'sea;boat' if number % 2 else 'sea'}")
+    (folder / "photos" / "labels.csv").write_text("\n".join(rows) + "\n")
+    for name in ("a.jpg", "b.png"):
+        image.save(folder / name)
+    run_shell(folder, "python -m mlmoe_jax.main --config=mlvpt_digits --workdir=runs/digits")
+    run_shell(folder, "python -m mlmoe_jax.main --config=linear_probe:dataset=digits --workdir=runs/probe")
+    return folder
+
+
+def run_shell(folder: Path, text: str) -> list[str]:
+    """Run a block's commands on digits, as a shell does; return which ran."""
+    (folder / "done").write_text("")
+    environment = environment_of(PYTHON=sys.executable)
+    command = ["bash", "-c", SHELL_OF_DIGITS + text]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return (folder / "done").read_text().splitlines()
+
+
+OF_DIGITS = [
+    pytest.param(page, count, marks=pytest.mark.slow, id=page)
+    for page, count in (("README.md", 10), ("evaluation.md", 5), ("methods.md", 1))
+]
+
+
+@pytest.mark.parametrize(("page", "count"), OF_DIGITS)
+def test_the_documented_commands_on_digits_run(place, page, count):
+    """At least `count` of them; they are meant to work in the order in which a page shows them."""
+    ran = [line for block in SHELL if block.page.name == page for line in run_shell(place, block.text)]
+    assert len(ran) >= count, ran
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_a_documented_program_runs(block: Block, place):
+    program = f"from helpers import tiny\ntiny.use_scenes()\n{block.text}"
+    environment = environment_of(PYTHONPATH=os.pathsep.join(sys.path))
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
