@@ -1,4 +1,4 @@
-"""The configuration: every key, loading and overrides, one check of everything, the published recipes."""
+"""The configuration: every key, loading, validation, published recipes; may use models and the rooms below."""
 
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import (

@@ -1,1 +1,1 @@
-"""From files to batches: sources, label statistics, host transforms, device augmentation, the pipeline."""
+"""From files to the input of the network: sources, label statistics, transforms, batches; may use runtime."""

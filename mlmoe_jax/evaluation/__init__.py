@@ -1,1 +1,1 @@
-"""Scoring a split, thresholds, comparing runs."""
+"""Scores and metrics of a split, thresholds, the comparison of runs; may use inference and the rooms below."""

@@ -1,1 +1,1 @@
-"""The forward step and the Predictor, what goes in and comes out, explanations."""
+"""The forward step, the Predictor, its inputs and outputs, explanations; may use runs and the rooms below."""

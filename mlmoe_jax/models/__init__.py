@@ -1,1 +1,1 @@
-"""Backbones, prompts, experts and heads; nothing here knows of data sets or training."""
+"""Backbones, prompts, experts, heads and losses; may use data and the rooms below."""

@@ -1,1 +1,1 @@
-"""Published weights: which there are, where they lie, and how their names map to ours."""
+"""Published weights: downloading, reading and renaming them, in and out; may use models and the rooms below."""

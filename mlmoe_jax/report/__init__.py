@@ -1,1 +1,1 @@
-"""One self-contained HTML page about a run folder; `page.write_report` writes it."""
+"""The HTML page about a run folder, written by `page.write_report`; may use training and the rooms below."""

@@ -1,1 +1,1 @@
-"""What the program runs on: processes, devices, memory, storage, terminal."""
+"""The platform: processes, devices, memory, storage, terminal; may use no other room."""

@@ -1,0 +1,266 @@
+"""Draw `docs/architecture.svg` from the imports of the package, so that the drawing cannot differ from the code.
+
+    python docs/draw_architecture.py
+
+`tests/test_architecture.py` reads the imports in the same way, and fails if the committed image is not up to date.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+PACKAGE = Path(__file__).resolve().parents[1] / "mlmoe_jax"
+IMAGE = Path(__file__).with_name("architecture.svg")
+DOOR = "mlmoe_jax"  # the package's own __init__.py, which holds the public names
+
+# A text that stands for an import when it is asked for: "package.module:attribute".
+REFERENCE = re.compile(rf"{DOOR}(\.\w+)+(:\w+)?")
+
+# Each floor may use those below it. Rooms on the same floor do not use one another.
+FLOORS = (
+    (DOOR, "main"),
+    ("report",),
+    ("training",),
+    ("evaluation",),
+    ("inference",),
+    ("runs",),
+    ("config", "pretrained"),
+    ("models",),
+    ("data",),
+    ("runtime",),
+    ("errors",),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+ROOMS = tuple(room for rooms in FLOORS[1:-1] for room in rooms)  # those that are folders
+
+
+# --------------------------------------------------------------------------------------------------------- imports
+@dataclass(frozen=True)
+class Import:
+    """One import inside the package; modules are named from the package's folder, such as `data.sources.voc`.
+
+    deferred: it does not run when the module is imported: it is in a function, for type checkers, or named in a text.
+    """
+
+    source: str
+    target: str
+    line: int
+    deferred: bool
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line} imports {self.target}"
+
+
+def modules(package: Path = PACKAGE) -> dict[str, Path]:
+    """Return every module of the package by its name, DOOR for the package itself."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__") or DOOR] = path
+    return found
+
+
+def read_imports(package: Path = PACKAGE) -> list[Import]:
+    """Return every import of a module of the package by another, also those inside functions."""
+    known = modules(package)
+    found = []
+    for source, path in known.items():
+        for name, line, deferred in _references(ast.parse(path.read_text()), deferred=False):
+            target = _module(name, known)
+            if target not in (None, source):
+                found.append(Import(source, target, line, deferred))
+    return found
+
+
+def room_of(module: str) -> str:
+    """Return the room that a module is in."""
+    return module.partition(".")[0]
+
+
+def _references(node: ast.AST, *, deferred: bool) -> Iterator[tuple[str, int, bool]]:
+    """Yield the dotted name, line and `deferred` of everything below a node that is imported."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, child.lineno, deferred) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield from ((f"{child.module}.{alias.name}", child.lineno, deferred) for alias in child.names)
+        elif isinstance(child, ast.Constant) and isinstance(child.value, str) and REFERENCE.fullmatch(child.value):
+            yield child.value.replace(":", "."), child.lineno, True
+        else:
+            later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from _references(child, deferred=deferred or later or typing)
+
+
+def _module(name: str, known: dict[str, Path]) -> str | None:
+    """Return the module that a dotted name is, or is defined in; None for one of another package."""
+    package, _, inside = name.partition(".")
+    if package != DOOR:
+        return None
+    while inside and inside not in known:
+        inside = inside.rpartition(".")[0]
+    return inside or DOOR
+
+
+# --------------------------------------------------------------------------------------------------------- sentences
+def sentence(room: str) -> str:
+    """Return the docstring of a room's `__init__.py`."""
+    return ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
+
+
+def may_use(room: str) -> str:
+    """Return the clause with which the sentence of a room has to end."""
+    below = FLOORS[FLOOR_OF[room] + 1]
+    if below == FLOORS[-1]:
+        return "; may use no other room."
+    return f"; may use {', '.join(below)}{'.' if FLOORS[FLOOR_OF[room] + 2] == FLOORS[-1] else ' and the rooms below.'}"
+
+
+def purpose(room: str) -> str:
+    """Return what a room is for, in the words of its own docstring if it is a folder."""
+    if room in ROOMS:
+        return sentence(room).partition("; may use")[0].replace("`", "") + "."
+    return {
+        DOOR: "The public names: import mlmoe_jax as mm.",
+        "main": "The command line: a function per --mode.",
+        "errors": "UserError: one sentence that says what to put right.",
+    }[room]
+
+
+# ----------------------------------------------------------------------------------------------------------- drawing
+WIDTH, LEFT, BOX, GAP = 1280, 24, 604, 14
+ROW, PAIR, TOP = 66, 112, 92  # heights of a floor of one room, of one with two, and of the heading
+FIRST_LANE, LANE = LEFT + BOX + 44, 58
+CHIPS = 116  # from the edge of a box to its first sub-package
+INK, MUTED, PAPER, FILL, EDGE, CHIP = "#1f2933", "#52606d", "#ffffff", "#f5f7fa", "#9aa5b1", "#dde5ee"
+GUIDE = "#e4e7eb"
+# One colour for each lane, dark enough on white; neighbours differ clearly.
+COLOURS = (
+    *("#7c3aed", "#0f766e", "#b45309", "#1d4ed8", "#be185d", "#4d7c0f", "#0e7490", "#c2410c", "#6d28d9", "#1e3a5f"),
+    MUTED,
+)
+FONT = "font-family:'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif"
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a room is drawn; `enter` and `leave` are the heights of the lines that reach it and that start at it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    enter: float
+    leave: float
+
+    @property
+    def right(self) -> float:
+        """The x of the right edge."""
+        return self.x + self.width
+
+
+def boxes() -> dict[str, Box]:
+    """Return the box of every room, floor under floor; of two on a floor, the lines of the left one pass the right."""
+    placed, y = {}, TOP
+    for rooms in FLOORS:
+        if len(rooms) == 1:
+            height = ROW - GAP
+            placed[rooms[0]] = Box(LEFT, y, BOX, height, y + 0.3 * height, y + 0.7 * height)
+            y += ROW
+            continue
+        height, half = PAIR - GAP, (BOX - GAP) / 2
+        placed[rooms[0]] = Box(LEFT, y, half, height, y + 6, y + height - 6)
+        placed[rooms[1]] = Box(LEFT + half + GAP, y + 14, half, height - 28, y + 0.38 * height, y + 0.66 * height)
+        y += PAIR
+    return placed
+
+
+def draw() -> str:
+    """Return the image as SVG text; the same code gives the same text."""
+    placed = boxes()
+    uses = {(room_of(one.source), room_of(one.target)) for one in read_imports()}
+    targets = [room for rooms in FLOORS[1:] for room in rooms]
+    lane = {room: FIRST_LANE + LANE * index for index, room in enumerate(targets)}
+    colour = dict(zip(targets, COLOURS, strict=True))
+    bottom = max(box.y + box.height for box in placed.values())
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 24:g}" width="{WIDTH}" '
+        f'height="{bottom + 24:g}" style="{FONT}" role="img" aria-labelledby="title">',
+        '<title id="title">The rooms of mlmoe_jax and which of them each one uses</title>',
+        f'<rect width="100%" height="100%" fill="{PAPER}"/>',
+        _text(LEFT, 38, "The rooms of mlmoe_jax", size=22, weight=700),
+        _text(LEFT, 64, "A dot on the line of a room: it uses the room to which the arrow leads.", size=14, fill=MUTED),
+    ]
+    for source, box in placed.items():
+        used = [target for target in targets if (source, target) in uses and target != source]
+        lines += _leaving(box, [lane[target] for target in used])
+    for target in targets:
+        users = [placed[source] for source in placed if (source, target) in uses and source != target]
+        lines += _lane(target, placed[target], lane[target], colour[target], users)
+    for room, box in placed.items():
+        lines += _room(room, box, colour.get(room, INK))
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _leaving(box: Box, lanes: Sequence[float]) -> list[str]:
+    """Return the line from a room to the farthest lane that it uses."""
+    if not lanes:
+        return []
+    return [f'<path d="M{box.right:g} {box.leave:g}H{max(lanes):g}" stroke="{EDGE}" stroke-width="1.25" fill="none"/>']
+
+
+def _lane(target: str, box: Box, x: float, colour: str, users: Sequence[Box]) -> list[str]:
+    """Return the lane that leads down to a room, with a dot for each of its users."""
+    if not users:
+        return []
+    tip, top, turn = box.right + 2, min(user.leave for user in users), box.enter - 8
+    return [
+        _text(x, TOP - 8, target, size=11.5, weight=700, fill=colour, anchor="middle"),
+        f'<path d="M{x:g} {TOP:g}V{top:g}" stroke="{GUIDE}" stroke-width="2"/>',
+        f'<path d="M{x:g} {top:g}V{turn:g}q0 8 -8 8H{tip + 7:g}" stroke="{colour}" stroke-width="2" fill="none"/>',
+        f'<path d="M{tip:g} {box.enter:g}l9 -4.5v9z" fill="{colour}"/>',
+        *(f'<circle cx="{x:g}" cy="{user.leave:g}" r="4.5" fill="{colour}"/>' for user in users),
+    ]
+
+
+def _room(room: str, box: Box, colour: str) -> list[str]:
+    """Return the box of a room: name, sub-packages, and purpose."""
+    folder = PACKAGE / room
+    inside = sorted(path.parent.name for path in folder.glob("*/__init__.py")) if room in ROOMS else []
+    name = f"{room}/" if room in ROOMS else f"{room}.py" if room != DOOR else "__init__.py"
+    lines = [
+        f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="6" fill="{FILL}" '
+        f'stroke="{EDGE}"/>',
+        f'<rect x="{box.x:g}" y="{box.y:g}" width="6" height="{box.height:g}" rx="3" fill="{colour}"/>',
+        _text(box.x + 18, box.y + 22, name, size=16, weight=700),
+    ]
+    x = box.x + CHIPS
+    for chip in inside:
+        width = 7 * len(chip) + 24
+        lines += [
+            f'<rect x="{x:g}" y="{box.y + 8:g}" width="{width:g}" height="19" rx="9.5" fill="{CHIP}"/>',
+            _text(x + width / 2, box.y + 22, f"{chip}/", size=12.5, anchor="middle"),
+        ]
+        x += width + 8
+    for index, line in enumerate(textwrap.wrap(purpose(room), int((box.width - 30) / 6.4))):
+        lines.append(_text(box.x + 18, box.y + 42 + 16 * index, line, size=13, fill=MUTED))
+    return lines
+
+
+def _text(
+    x: float, y: float, text: str, *, size: float, weight: int = 400, fill: str = INK, anchor: str = "start"
+) -> str:
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" font-weight="{weight}" fill="{fill}" '
+        f'text-anchor="{anchor}">{escape(text)}</text>'
+    )
+
+
+if __name__ == "__main__":
+    IMAGE.write_text(draw())

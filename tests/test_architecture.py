@@ -1,0 +1,194 @@
+"""The rooms of the package: what they are for, what they may use, and how large their parts are."""
+
+import ast
+import importlib.util
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+from helpers.paths import REPOSITORY
+
+_SPEC = importlib.util.spec_from_file_location("draw_architecture", REPOSITORY / "docs" / "draw_architecture.py")
+drawing = importlib.util.module_from_spec(_SPEC)
+sys.modules[_SPEC.name] = drawing  # where dataclasses look for it
+_SPEC.loader.exec_module(drawing)
+
+PACKAGE, ROOMS, FLOOR_OF, DOOR = drawing.PACKAGE, drawing.ROOMS, drawing.FLOOR_OF, drawing.DOOR
+IMPORTS = drawing.read_imports()
+TREES = {name: ast.parse(path.read_text()) for name, path in drawing.modules().items()}
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
+
+MOST_ENTRIES, MOST_LINES, MOST_IN_FUNCTION, MOST_FIELDS = 13, 400, 60, 10
+MARKER = "py.typed"  # empty, for type checkers, which look for it in this folder only
+TABLES: set[str] = set()  # functions that are one long table
+CONFIGURATIONS = {"models.backbones.vit.ViTShape"}  # classes whose fields are the settings of an architecture
+
+
+def cycle(uses: Iterable[tuple[str, str]]) -> list[str]:
+    """A cycle among (user, used) pairs, empty if there is none."""
+    graph = defaultdict(set)
+    for user, used in uses:
+        graph[user].add(used)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+# ----------------------------------------------------------------------------------------------------------- imports
+def test_every_room_is_on_a_floor():
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == set(ROOMS)
+    files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert files == {room for rooms in drawing.FLOORS for room in rooms} - set(ROOMS) - {DOOR}
+
+
+def test_no_room_uses_one_above_it_or_beside_it():
+    rooms = ((one, drawing.room_of(one.source), drawing.room_of(one.target)) for one in IMPORTS)
+    wrong = [
+        str(one) for one, user, used in rooms if user != used and used != DOOR and not FLOOR_OF[user] < FLOOR_OF[used]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_take_nothing_but_the_version_from_the_public_names():
+    for name in {one.source for one in IMPORTS if one.target == DOOR}:
+        taken = {
+            node.attr
+            for node in ast.walk(TREES[name])
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == DOOR
+        }
+        assert taken == {"__version__"}, name
+
+
+def test_no_module_needs_itself_to_be_imported():
+    assert not cycle((one.source, one.target) for one in IMPORTS if not one.deferred)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_parts_of_a_room_do_not_use_one_another_in_a_circle(room):
+    """The parts are its modules and its sub-packages, each as a whole; imports inside functions count."""
+
+    def part(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    inside = [(part(one.source), part(one.target)) for one in IMPORTS if one.target.startswith(f"{room}.")]
+    assert not cycle((user, used) for user, used in inside if user.startswith(f"{room}.") and user != used)
+
+
+def test_imports_are_found_wherever_they_stand(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "__init__.py").write_text("")
+    (tmp_path / "data" / "batch.py").write_text("import mlmoe_jax.errors\n")
+    (tmp_path / "errors.py").write_text('TABLE = {"batch": "mlmoe_jax.data.batch:Batch"}\n')
+    (tmp_path / "main.py").write_text(
+        "import os\nfrom mlmoe_jax import data\n\ndef main():\n    from mlmoe_jax.data.batch import Batch\n"
+        "if TYPE_CHECKING:\n    from mlmoe_jax.errors import UserError\n"
+    )
+    found = {(one.source, one.target, one.line, one.deferred) for one in drawing.read_imports(tmp_path)}
+    assert found == {
+        ("data.batch", "errors", 1, False),
+        ("errors", "data.batch", 1, True),
+        ("main", "data", 2, False),
+        ("main", "data.batch", 5, True),
+        ("main", "errors", 7, True),
+    }
+    assert cycle([("a", "b"), ("b", "c"), ("c", "a")])
+    assert not cycle([("a", "b"), ("b", "c"), ("a", "c")])
+
+
+# --------------------------------------------------------------------------------------------------------- sentences
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_in_one_sentence_what_it_is_for_and_what_it_may_use(room):
+    text = drawing.sentence(room)
+    assert text.endswith(drawing.may_use(room)), f"the docstring of {room} should end with '{drawing.may_use(room)}'"
+    assert len(text) > len(drawing.may_use(room)) + 20
+    assert "\n" not in text
+    assert ". " not in text
+
+
+def test_what_a_room_may_use_is_the_floor_below_it():
+    assert drawing.may_use("report") == "; may use training and the rooms below."
+    assert drawing.may_use("runs") == "; may use config, pretrained and the rooms below."
+    assert drawing.may_use("config") == drawing.may_use("pretrained") == "; may use models and the rooms below."
+    assert drawing.may_use("data") == "; may use runtime."
+    assert drawing.may_use("runtime") == "; may use no other room."
+
+
+# ------------------------------------------------------------------------------------------------------------- sizes
+def test_the_package_has_few_entries():
+    entries = {path.name for path in PACKAGE.iterdir()} - {"__pycache__", MARKER}
+    assert len(entries) <= MOST_ENTRIES, sorted(entries)
+
+
+def test_no_file_is_long():
+    long = {name: len(path.read_text().splitlines()) for name, path in drawing.modules().items()}
+    assert not {name: lines for name, lines in long.items() if lines > MOST_LINES}
+
+
+def test_no_function_is_long():
+    long = {
+        f"{name}.{node.name}": node.end_lineno - node.lineno + 1
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno + 1 > MOST_IN_FUNCTION
+    }
+    assert long.keys() == TABLES, long
+
+
+def test_no_class_has_many_fields():
+    wide = {
+        f"{name}.{node.name}": fields
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and (fields := sum(isinstance(line, ast.AnnAssign) for line in node.body)) > MOST_FIELDS
+    }
+    assert wide.keys() == CONFIGURATIONS, wide
+
+
+# --------------------------------------------------------------------------------------------------- image and page
+def test_the_image_is_up_to_date():
+    assert drawing.IMAGE.read_text() == drawing.draw(), "run: python docs/draw_architecture.py"
+
+
+def test_every_arrow_of_the_image_leads_down():
+    placed = drawing.boxes()
+    for user, box in placed.items():
+        for used, below in placed.items():
+            if FLOOR_OF[user] < FLOOR_OF[used]:
+                assert box.leave < below.enter, (user, used)
+
+
+def test_the_table_of_rooms_is_that_of_the_code():
+    rows = dict(re.findall(r"^\| \[`(\w+)/`\]\(\.\./mlmoe_jax/\w+\) \| (.*) \|$", PAGE, re.MULTILINE))
+    assert list(rows) == list(ROOMS)
+    for room, row in rows.items():
+        below = drawing.FLOORS[FLOOR_OF[room] + 1]
+        _, uses, main = (cell.strip() for cell in row.split(" | "))
+        assert uses == ("—" if below == drawing.FLOORS[-1] else ", ".join(f"`{name}`" for name in below))
+        for name in re.findall(r"`([\w./]+)`", main):
+            assert (PACKAGE / room / name).exists(), f"{room}/{name}"
+
+
+def test_every_file_that_the_page_links_to_exists():
+    links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", PAGE)
+    assert len(links) > 20
+    assert not [link for link in links if not (REPOSITORY / "docs" / link).exists()]
+
+
+def test_the_page_gives_a_reason_for_every_library():
+    table = PAGE.partition("## Libraries")[2].partition("\n## ")[0]
+    named = {
+        re.sub(r"[^a-z0-9]", "", name.lower())
+        for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+        for name in re.sub(r"\(.*?\)", "", row).split(",")
+    }
+    lines = (REPOSITORY / "requirements.txt").read_text().splitlines()
+    required = {re.match(r"[\w.-]+", line).group() for line in lines if line and not line.startswith("#")}
+    assert not {name for name in required if re.sub(r"[^a-z0-9]", "", name.lower()) not in named}
