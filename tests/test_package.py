@@ -1,11 +1,13 @@
 """What is installed, what is imported, and that the two agree."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
 import tomllib
 
+import pytest
 from helpers.paths import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -65,6 +67,40 @@ def test_data_files_are_installed():
     data = {file for file in (REPOSITORY / "mlmoe_jax").rglob("*") if file.is_file() and file.suffix not in kinds}
     assert data
     assert data <= installed
+
+
+def test_a_wheel_holds_everything_and_works_on_its_own(tmp_path, monkeypatch):
+    """What goes into a wheel is what setuptools copies; it must not need the checkout."""
+    distribution = pytest.importorskip("setuptools").Distribution
+    settings = PROJECT["tool"]["setuptools"]
+    monkeypatch.chdir(REPOSITORY)
+    names = {"packages": "packages", "package_dir": "package-dir", "package_data": "package-data"}
+    built = distribution({"script_name": "", **{name: settings[key] for name, key in names.items()}})
+    copying = built.get_command_obj("build_py")
+    copying.build_lib = str(tmp_path)
+    copying.ensure_finalized()
+    copying.run()
+
+    def files(folder):
+        return {
+            file.relative_to(folder).as_posix()
+            for file in folder.rglob("*")
+            if file.is_file() and "__pycache__" not in file.parts
+        }
+
+    expected = files(REPOSITORY / "mlmoe_jax") | {f"configs/{name}" for name in files(REPOSITORY / "configs")}
+    assert files(tmp_path / "mlmoe_jax") == expected
+    assert "py.typed" in expected
+    code = (
+        "import mlmoe_jax as mm\n"
+        "print(mm.__file__)\n"
+        "print(mm.load_config('mlvpt_digits').data.name, mm.load_backbone('vit_digits').preprocess.image_size)"
+    )
+    outside = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=outside
+    )
+    assert done.stdout.split() == [str(tmp_path / "mlmoe_jax" / "__init__.py"), "digits", "64"]
 
 
 def test_the_command_exists():

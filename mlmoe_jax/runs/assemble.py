@@ -59,10 +59,15 @@ def abstract_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
 
 def fill_backbone(model: Classifier, config: ConfigDict) -> None:
     """Give a model the pretrained backbone that its config names, if it names one."""
-    weights = config.model.backbone.weights
+    settings = config.model.backbone
+    load_pretrained(model.backbone, settings.name, settings.weights)
+
+
+def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
+    """Fill a backbone with `weights`: "auto", the published file of `name`; "none", nothing; or the path of a file."""
     if weights == "none":
         return
-    report = load_weights(model.backbone, config.model.backbone.name if weights == "auto" else weights)
+    report = load_weights(backbone, name if weights == "auto" else weights)
     for what, names in (("tensors were not used", report.unused), ("values were not there", report.missing)):
         if names:
             say(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")

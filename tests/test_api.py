@@ -1,0 +1,222 @@
+"""The public names: documented, lazy, and doing what `docs/api.md` says."""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from types import ModuleType
+
+import numpy as np
+import pytest
+from helpers.paths import REPOSITORY
+
+import mlmoe_jax as mm
+
+PAGE = REPOSITORY / "docs" / "api.md"
+HEAVY = {"jax", "jaxlib", "flax", "numpy", "scipy", "sklearn", "orbax", "optax", "grain", "ml_collections", "PIL"}
+HEADING = re.compile(r"^### `(mm\.[\w.]+)(\(.*\))?`$", re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def resolve(dotted: str):
+    """The object of a public name such as mm.losses.reduce."""
+    found = mm
+    for part in dotted.split(".")[1:]:
+        found = getattr(found, part)
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """What the blocks of the page leave behind, run from top to bottom on few scenes of digits."""
+    from mlmoe_jax.data.sources import digits
+
+    folder, text, names = tmp_path_factory.mktemp("page"), PAGE.read_text(), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(digits, "SCENES", {"train": 120, "val": 40, "test": 40, "test_shift": 40})
+        for block in BLOCK.finditer(text):
+            # blank lines before it, so that a traceback names the line of the page
+            lines = "\n" * (text[: block.start(1)].count("\n"))
+            exec(compile(lines + block[1], str(PAGE), "exec"), names)
+        yield names
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+def test_training_and_evaluation_agree(page):
+    assert set(page["results"]) >= {"test"}
+    assert 0 < page["results"]["test"]["mAP"] <= 1
+    assert page["again"]["test"] == pytest.approx(page["results"]["test"], nan_ok=True)
+
+
+def test_the_predictor_labels_every_image(page):
+    results = page["predictor"](list(page["images"]), top_k=2)
+    assert [len(result.labels) for result in results] == [2, 2, 2]
+    assert page["result"].labels == results[-1].labels
+
+
+def test_shapes_are_those_of_the_page(page):
+    assert page["prediction"].logits.shape == (2, 3)
+    assert page["features"].cls.shape == (2, 128)
+    assert page["features"].patches.shape == (2, 64, 128)
+    assert page["groups"].tolist() == [0, 0, 1, 1]
+    assert np.isfinite(float(page["loss"]))
+
+
+def test_comments_on_the_page_are_what_it_prints(page):
+    """Every `print(...)  # text` of the page prints the text."""
+    shown = re.findall(r"^ *print\((.*)\)  # (.*)$", PAGE.read_text(), re.MULTILINE)
+    assert len(shown) >= 5
+    names = page | {"error": page_error()}
+    for expression, expected in shown:
+        values = eval(f"[{expression}]", names)
+        assert " ".join(map(str, values)) == expected
+
+
+def page_error() -> str:
+    """The sentence for the misspelt key of the page's last block."""
+    with pytest.raises(mm.UserError) as caught:
+        mm.load_config("linear_probe:dataset=digits", {"train.epoch": 1})
+    return str(caught.value)
+
+
+def test_every_public_name_is_on_the_page_and_nothing_else():
+    text = PAGE.read_text()
+    headings = [name for name, _ in HEADING.findall(text)]
+    listed = {name.split(".")[1] for name in headings} | {"metrics", "losses", "__version__"}
+    assert listed == set(mm.__all__)
+    assert all(f"`mm.{name}`" in text for name in mm.__all__)
+    assert "What is not named here is internal and may move." in text
+
+
+def test_signatures_on_the_page_are_those_of_the_functions():
+    described = [(name, signature) for name, signature in HEADING.findall(PAGE.read_text()) if signature]
+    assert len(described) >= 15
+    for name, signature in described:
+        stated = ast.parse(f"def f{signature}: pass").body[0].args
+        real = inspect.signature(resolve(name))
+        bare = real.replace(
+            parameters=[p.replace(annotation=inspect.Parameter.empty) for p in real.parameters.values()],
+            return_annotation=inspect.Signature.empty,
+        )
+        assert ast.unparse(stated) == ast.unparse(ast.parse(f"def f{bare}: pass").body[0].args), name
+
+
+# ------------------------------------------------------------------------------------------------------------ import
+def test_importing_the_package_imports_none_of_its_libraries():
+    code = f"import sys, mlmoe_jax; dir(mlmoe_jax); print(*sorted({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert done.stdout.split() == []
+
+
+def test_every_public_name_is_there_and_listed():
+    assert dir(mm) == sorted(mm.__all__)
+    for name in mm.__all__:
+        assert getattr(mm, name) is not None
+    assert isinstance(mm.metrics, ModuleType)
+    assert isinstance(mm.losses, ModuleType)
+    assert mm.Predictor is sys.modules["mlmoe_jax.inference.predict"].Predictor
+    assert mm.UserError is sys.modules["mlmoe_jax.errors"].UserError
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"has no attribute 'predictor'.*Predictor"):
+        _ = mm.predictor
+
+
+def test_type_checkers_see_every_lazy_name():
+    tree = ast.parse((REPOSITORY / "mlmoe_jax" / "__init__.py").read_text())
+    [typing] = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {alias.asname or alias.name for node in typing.body for alias in node.names}
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert set(mm.__all__) - {"UserError", "__version__"} <= imported | defined
+
+
+def test_the_version_is_that_of_the_project():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert mm.__version__ == project["version"]
+
+
+# --------------------------------------------------------------------------------------------------------- functions
+def test_overrides_are_python_values_or_texts():
+    given = {"train.epochs": 3, "optim.learning_rate": 0.5, "data.test_splits": ["val", "test"], "data.root": "x"}
+    config = mm.load_config("linear_probe:dataset=digits", given)
+    assert config.train.epochs == 3
+    assert config.optim.learning_rate == 0.5
+    assert config.data.test_splits == ("val", "test")
+    assert config.data.root == "x"
+    assert mm.load_config("linear_probe:dataset=digits", {"train.epochs": "3"}).train.epochs == 3
+    assert (
+        mm.load_config("linear_probe:dataset=digits", {"data.val_fraction": np.float32(0.5)}).data.val_fraction == 0.5
+    )
+
+
+def test_a_config_may_be_given_as_a_path(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text((REPOSITORY / "configs" / "mlvpt_digits.py").read_text())
+    assert mm.load_config(path) == mm.load_config("mlvpt_digits")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        ({"train.epoch": 1}, "did you mean 'epochs'"),
+        ({"train.epochs": "many"}, "train.epochs"),
+        ({"train.epochs": 1.5}, "train.epochs"),
+        ({"train.epochs": 0}, "epochs"),
+        ({"train.epochs": None}, "cannot be set to None"),
+        ({"train": {"epochs": 1}}, "one key for each value"),
+    ],
+)
+def test_what_does_not_fit_is_refused(overrides, part, refusal):
+    assert part in refusal(mm.load_config, "linear_probe:dataset=digits", overrides)
+
+
+def test_evaluation_refuses_a_key_of_the_training(page, refusal, tmp_path):
+    assert page["predictor"].run.step > 0
+    assert "cannot differ" in refusal(mm.evaluate, "runs/api", {"train.epochs": 2})
+    assert "no run folder" in refusal(mm.evaluate, tmp_path / "none")
+
+
+def test_a_stopped_training_is_a_keyboard_interrupt(page, monkeypatch):
+    from mlmoe_jax.training import loop
+
+    def stopped(config, folder):
+        raise loop.Stopped("stopped at step 3")
+
+    monkeypatch.setattr(loop, "train", stopped)
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 3"):
+        mm.train(page["config"], "runs/other")
+
+
+def test_a_model_has_a_backbone_with_or_without_weights(page):
+    config = page["config"]
+    pretrained, random = mm.build_model(config, 4), mm.build_model(config, 4, weights=False)
+    published = mm.load_backbone("vit_digits")
+    kernel = published.blocks[0].attn.qkv.kernel[...]
+    assert np.array_equal(pretrained.backbone.blocks[0].attn.qkv.kernel[...], kernel)
+    assert not np.array_equal(random.backbone.blocks[0].attn.qkv.kernel[...], kernel)
+    assert np.array_equal(pretrained.head.classifier.kernel[...], random.head.classifier.kernel[...])
+
+
+def test_a_model_takes_names_a_number_or_a_label_space(page):
+    config, space = page["config"], page["predictor"].run.label_space
+    for labels, count in ((["a", "b"], 2), (("a", "b", "c"), 3), (5, 5), (space, 10)):
+        assert mm.build_model(config, labels, weights=False).head.classifier.kernel[...].shape == (128, count)
+
+
+@pytest.mark.parametrize("labels", ["cat", [], 0])
+def test_no_labels_are_refused(page, labels, refusal):
+    assert "give the names of the labels" in refusal(mm.build_model, page["config"], labels)
+
+
+def test_a_backbone_tells_its_preprocessing(refusal):
+    preprocess = mm.load_backbone("dinov2_vits14", weights="none").preprocess
+    assert preprocess.image_size == 224
+    assert preprocess.mean == (0.485, 0.456, 0.406)
+    assert preprocess.std == (0.229, 0.224, 0.225)
+    assert "no backbone 'resnet5'" in refusal(mm.load_backbone, "resnet5")
+    assert "missing.npz" in refusal(mm.load_backbone, "vit_digits", weights=os.path.join("no", "missing.npz"))
