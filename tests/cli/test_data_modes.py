@@ -1,4 +1,4 @@
-"""`--mode=data` and `--mode=pack` as a user gives them, on a cut-down digits."""
+"""`--mode=data` and `--mode=pack` as a user runs them, on a reduced digits."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def run(command, monkeypatch):
     return command
 
 
-def test_the_check_up_for_people_and_for_programs(run):
+def test_the_report_of_the_data_as_text_and_as_json(run):
     done = run("--mode=data", "--config=mlvpt_digits")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("data set digits: 10 classes\n")
@@ -34,12 +34,12 @@ def test_the_check_up_for_people_and_for_programs(run):
     assert report["problems"] == []
 
 
-def test_a_sample_is_enough_for_a_first_look(run):
+def test_a_sample_limits_the_number_of_decoded_images(run):
     done = run("--mode=data", "--config=mlvpt_digits", "--json", "--sample=10")
     assert {split["decoded"] for split in json.loads(done.stdout)["splits"].values()} == {10}
 
 
-def test_pack_then_check_then_damage(run, tmp_path):
+def test_packed_data_pass_the_check_until_they_are_damaged(run, tmp_path):
     output = tmp_path / "packed"
     command = ("--mode=pack", "--config=mlvpt_digits", f"--output={output}", "--config.pack.shard_images=100")
     done = run(*command, "--config.pack.processes=2")
@@ -65,10 +65,10 @@ def test_pack_then_check_then_damage(run, tmp_path):
     assert run("--mode=data", "--config=mlvpt_digits", *use).returncode == 0
 
 
-def test_own_images_with_a_broken_one(run, tmp_path):
+def test_an_unreadable_image_is_reported(run, tmp_path):
     for row in range(3):
         Image.fromarray(np.full((9, 9, 3), 80 * row, np.uint8)).save(tmp_path / f"{row}.png")
-    (tmp_path / "0.png").write_bytes(b"no picture")
+    (tmp_path / "0.png").write_bytes(b"not an image")
     for name, row in (("train", 0), ("val", 1), ("test", 2)):
         (tmp_path / f"{name}.csv").write_text(f"image,labels\n{row}.png,cat\n")
     own = (
@@ -106,6 +106,6 @@ def test_own_images_with_a_broken_one(run, tmp_path):
     ],
     ids=lambda value: " ".join(value)[:70] if isinstance(value, list) else None,
 )
-def test_mistakes_get_one_sentence(run, tmp_path, arguments, parts):
+def test_user_errors_are_one_sentence(run, tmp_path, arguments, parts):
     (tmp_path / "file").write_text("")
     refused(run(*(argument.format(tmp=tmp_path) for argument in arguments)), *parts)

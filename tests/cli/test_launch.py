@@ -1,4 +1,4 @@
-"""The launch scripts, with a stand-in for Python that writes down what it is asked to do."""
+"""The launch scripts, with a fake Python that records its arguments."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def launch(tmp_path):
     return run
 
 
-def test_local_sets_up_once_and_starts_the_main_job(launch, tmp_path):
+def test_local_sets_up_once_and_trains_ml_vpt_on_digits(launch, tmp_path):
     done, calls = launch("launch/local.sh")
     assert done.returncode == 0, done.stderr
     assert calls[0] == f"-m venv {tmp_path / 'venv'}"
@@ -45,7 +45,7 @@ def test_local_sets_up_once_and_starts_the_main_job(launch, tmp_path):
     assert calls == ["-m mlmoe_jax.main --config.train.epochs=2 --workdir=elsewhere --config=configs/mlvpt_digits.py"]
 
 
-def test_another_requirements_file_is_installed_again(launch, tmp_path):
+def test_changed_requirements_are_installed(launch, tmp_path):
     launch("launch/local.sh")
     stamp = tmp_path / "venv" / "made-from.txt"
     assert (REPOSITORY / "requirements.txt").read_text() in stamp.read_text()
@@ -55,7 +55,7 @@ def test_another_requirements_file_is_installed_again(launch, tmp_path):
     assert not any("-m venv" in call for call in calls)
 
 
-def test_test_script_installs_its_tools_and_passes_its_flags_on(launch):
+def test_the_test_script_installs_its_tools_and_forwards_its_flags(launch):
     done, calls = launch("launch/test.sh", "--all")
     assert done.returncode == 0, done.stderr
     assert any(call.startswith("-m pip install") and call.endswith("some-tool") for call in calls)
@@ -65,7 +65,7 @@ def test_test_script_installs_its_tools_and_passes_its_flags_on(launch):
     ]
 
 
-def test_ci_is_the_test_script(launch):
+def test_ci_runs_the_test_script(launch):
     done, calls = launch(".ci/run")
     assert done.returncode == 0, done.stderr
     assert calls[-1] == "-m pytest -n 2 --dist loadfile --no-loadscope-reorder"

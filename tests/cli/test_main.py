@@ -1,4 +1,4 @@
-"""The commands as a user gives them, on a cut-down digits and a tiny random backbone."""
+"""The commands as a user runs them, on a reduced digits and a tiny random backbone."""
 
 import csv
 import json
@@ -92,7 +92,7 @@ def test_eval_reproduces_training_to_the_last_digit(program, trained):
     assert f"{100 * trained_results['val']['mAP']:.2f}" in other.stdout
 
 
-def test_the_same_command_again_only_evaluates(program, trained):
+def test_rerunning_a_finished_training_only_evaluates(program, trained):
     folder, done = trained
     before = rows_of(folder)
     again = program("--config=mlvpt_digits", f"--workdir={folder}", "--json", *SMALL)
@@ -103,7 +103,7 @@ def test_the_same_command_again_only_evaluates(program, trained):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_stopped_run_goes_on_as_if_undisturbed(program, trained, tmp_path, number):
+def test_an_interrupted_run_resumes_with_identical_results(program, trained, tmp_path, number):
     folder, done = trained
     command = ("--config=mlvpt_digits", f"--workdir={tmp_path / 'b'}", "--json", *SMALL)
     process = program(*command, wait=False)
@@ -114,7 +114,7 @@ def test_a_stopped_run_goes_on_as_if_undisturbed(program, trained, tmp_path, num
             break
         time.sleep(0.01)
     process.communicate(timeout=120)
-    # on a fast machine the run may be through before the signal arrives
+    # on a fast machine the run may finish before the signal arrives
     assert process.returncode in (0, 130 if number == signal.SIGTERM else -signal.SIGKILL)
     again = program(*command)
     assert again.returncode == 0, again.stderr
@@ -125,7 +125,7 @@ def test_a_stopped_run_goes_on_as_if_undisturbed(program, trained, tmp_path, num
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over(program, trained, tmp_path):
+def test_a_damaged_checkpoint_is_skipped(program, trained, tmp_path):
     folder, done = trained
     copy = tmp_path / "c"
     shutil.copytree(folder, copy)
@@ -141,14 +141,14 @@ def test_a_damaged_checkpoint_is_passed_over(program, trained, tmp_path):
     same_training(rows_of(copy), rows_of(folder))
 
 
-def test_another_config_does_not_go_on_in_the_same_folder(program, trained):
+def test_another_config_cannot_resume_in_the_same_folder(program, trained):
     folder, _ = trained
     done = program("--config=mlvpt_digits", f"--workdir={folder}", *SMALL, "--config.loss.gamma_neg=3")
     refused(done, "another config", "loss.gamma_neg was 2.0 and is 3.0")
 
 
 @pytest.mark.slow
-def test_random_backbone_travels_with_the_run(program, tmp_path):
+def test_a_random_backbone_is_stored_with_the_run(program, tmp_path):
     folder = tmp_path / "random"
     small = (*SMALL, "--config.train.epochs=1", "--config.data.test_splits=test")
     small = tuple(item for item in small if item != "--config.train.epochs=2")
@@ -168,7 +168,7 @@ def test_random_backbone_travels_with_the_run(program, tmp_path):
 
 
 @pytest.mark.slow
-def test_changed_frozen_weights_are_noticed(program, trained, tmp_path):
+def test_changed_frozen_weights_are_detected(program, trained, tmp_path):
     folder, _ = trained
     copy = tmp_path / "changed"
     shutil.copytree(folder, copy)
@@ -188,7 +188,7 @@ def photos(tmp_path_factory):
     return folder
 
 
-def test_predict_writes_a_row_a_picture(program, trained, photos, tmp_path):
+def test_predict_writes_one_row_per_image(program, trained, photos, tmp_path):
     done = program("--mode=predict", f"--workdir={trained[0]}", f"--images={photos}", f"--output={tmp_path / 'p.csv'}")
     assert done.returncode == 0, done.stderr
     assert "3 of 3 pictures labelled" in done.stdout
@@ -222,7 +222,7 @@ def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_same_from_python(program, trained, photos):
+def test_the_predictor_accepts_paths_bytes_and_arrays(program, trained, photos):
     code = (
         "import runner, sys, numpy as np\nfrom PIL import Image\nfrom mlmoe_jax.inference.predict import Predictor\n"
         "predictor, folder = Predictor.from_run(sys.argv[1]), sys.argv[2]\n"
@@ -238,7 +238,7 @@ def test_the_same_from_python(program, trained, photos):
 
 
 @pytest.mark.slow
-def test_a_bad_picture_is_reported_and_the_rest_is_labelled(program, trained, photos, tmp_path):
+def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, trained, photos, tmp_path):
     for photo in photos.iterdir():
         shutil.copy(photo, tmp_path)
     (tmp_path / "bad.jpg").write_text("this is no picture")
@@ -306,8 +306,8 @@ def test_mistakes_get_one_sentence(command, trained, tmp_path, arguments, parts)
 
 
 @pytest.mark.slow
-def test_a_run_goes_out_under_the_authors_names_and_comes_back(program, trained, tmp_path):
-    """Exported, imported without training, and evaluated: the same metrics as the run itself has."""
+def test_a_run_is_exported_under_the_authors_names_and_imported_again(program, trained, tmp_path):
+    """Exported, imported without training, and evaluated, a run has the same metrics."""
     file, folder = tmp_path / "official.safetensors", tmp_path / "imported"
     done = program("--mode=export", f"--workdir={trained[0]}", f"--output={file}")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`--sweep` as a user gives it: stopped in the middle, taken up with one more value, and read again."""
+"""`--sweep` as a user runs it: interrupted, resumed, and read again."""
 
 import contextlib
 import csv
@@ -36,7 +36,7 @@ def run(command, monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def stopping_in(monkeypatch, folder, step: int):
-    """Ask training to stop, as SIGTERM does, once the run in `folder` has written the row of `step`."""
+    """Request a stop, as SIGTERM does, once the run in `folder` has written the row of `step`."""
     asked, append = StopRequest(), RunFolder.append_row
 
     def noticing(self, row):
@@ -50,7 +50,7 @@ def stopping_in(monkeypatch, folder, step: int):
         yield
 
 
-def test_a_sweep_is_stopped_and_goes_on(run, monkeypatch, tmp_path):
+def test_an_interrupted_sweep_resumes(run, monkeypatch, tmp_path):
     folder, key = tmp_path / "sweep", "optim.learning_rate"
     with stopping_in(monkeypatch, folder / "learning_rate=0.01", step=2):
         done = run(f"--sweep=config.{key}=1e-3,1e-2")
@@ -101,7 +101,7 @@ def table_of(folder) -> list[dict]:
         (["--sweep=seed=1", "--mode=eval"], "--sweep is for --mode=train"),
     ],
 )
-def test_mistakes_get_one_sentence_and_train_nothing(run, tmp_path, arguments, part):
+def test_user_errors_are_one_sentence_and_train_nothing(run, tmp_path, arguments, part):
     done = run(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

@@ -1,4 +1,4 @@
-"""`--mode=thresholds` and `--mode=compare` as a user gives them."""
+"""`--mode=thresholds` and `--mode=compare` as a user runs them."""
 
 import json
 
@@ -46,7 +46,7 @@ def test_two_runs_are_compared(runs, capsys):
         ("thresholds", [], 0, "needs --workdir"),
     ],
 )
-def test_mistakes(runs, capsys, mode, extra, count, part):
+def test_user_errors_are_one_sentence(runs, capsys, mode, extra, count, part):
     assert main([f"--mode={mode}", *(f"--workdir={run}" for run in runs[:count]), *extra]) == 2
     out, err = capsys.readouterr()
     assert not out

@@ -97,5 +97,5 @@ def test_without_a_number_of_processes_nothing_starts(script, count):
     assert running.returncode == 2
     assert (out, err) == (
         "",
-        f'error: "{count}" is no number of processes; write launch/multiprocess.sh N --config=…\n',
+        f'error: "{count}" is not a number of processes; write launch/multiprocess.sh N --config=…\n',
     )
