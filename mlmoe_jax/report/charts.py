@@ -1,7 +1,7 @@
-"""Charts as Vega-Lite specifications; page.js gives them colours, which follow the theme of the page.
+"""Charts as Vega-Lite specifications; page.js sets the colors, which follow the theme of the page.
 
-A series' colour is its place in the page's palette. Magnitudes of a heat map are opacities of one colour, so that small
-ones recede on a light and on a dark background alike.
+The color of a series is given by its position in the palette of the page. Heat maps encode values as opacities of one
+color, so that small values recede on light and on dark backgrounds.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 import altair as alt
 
-BAR, LABEL_WIDTH = 15, 150  # pixels: height of a bar with its gap, longest name of a label
-CHOSEN = "chosen"  # the data set of a chart that page.js fills
+BAR, LABEL_WIDTH = 15, 150  # pixels: height of a bar including its gap, maximum width of a label
+CHOSEN = "chosen"  # the data set that page.js fills
 _ACCENT, _AGAINST, _INK, _FAINT = "var(--accent)", "var(--against)", "var(--ink)", "var(--faint)"
 _NUMBER = ",.4~g"
 Rows = Sequence[Mapping[str, Any]]
 
 
 def _spec(chart: alt.TopLevelMixin, **data: Rows) -> dict[str, Any]:
-    """The chart's specification with its data, which go in behind Altair's back: checking them row by row is slow."""
+    """Return the specification of a chart with its data, added without Altair, whose validation per row is slow."""
     spec = chart.to_dict()
     spec["datasets"] = {name: list(rows) for name, rows in data.items()}
     if spec["width"] == "container":
@@ -31,12 +31,12 @@ def _spec(chart: alt.TopLevelMixin, **data: Rows) -> dict[str, Any]:
 
 
 def _chart(name: str) -> alt.Chart:
-    """A chart of the data set `name`."""
+    """Return a chart of the data set `name`."""
     return alt.Chart(alt.NamedData(name=name))
 
 
 def curves(rows: Rows, *, y_title: str, y_format: str = _NUMBER, from_zero: bool = True) -> dict[str, Any]:
-    """Lines over the training step; rows of step, value and series."""
+    """Return lines over the training step; each row has step, value and series."""
     series = list(dict.fromkeys(row["series"] for row in rows))
     few = len(rows) < 40 * len(series)
     chart = _chart("rows").mark_line(point={"size": 26} if few else False, strokeWidth=1.8)
@@ -54,7 +54,7 @@ def curves(rows: Rows, *, y_title: str, y_format: str = _NUMBER, from_zero: bool
 
 
 def bars(rows: Rows, *, x_title: str, label_title: str = "label") -> dict[str, Any]:
-    """Horizontal bars of fractions in the order of `rows`, each with label, value and detail."""
+    """Return horizontal bars of fractions in the order of `rows`; each row has label, value and detail."""
     chart = _chart("rows").mark_bar(color=_ACCENT, height={"band": 0.72})
     chart = chart.encode(
         x=alt.X(
@@ -74,9 +74,9 @@ def bars(rows: Rows, *, x_title: str, label_title: str = "label") -> dict[str, A
 
 
 def difference_bars(rows: Rows, *, x_title: str) -> dict[str, Any]:
-    """Bars to the left and right of 0 in the order of `rows`: label, value, low, high, here and there (fractions).
+    """Return bars to the left and right of 0 in the order of `rows`: label, value, low, high, here, there (fractions).
 
-    A bar whose interval holds 0 is pale.
+    A bar is pale if its interval contains 0.
     """
     y = alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_WIDTH))
     x = alt.X("value:Q", title=x_title, axis=alt.Axis(format="+~%", orient="top", tickCount=6))
@@ -106,7 +106,7 @@ def difference_bars(rows: Rows, *, x_title: str) -> dict[str, Any]:
 def heat_map(
     rows: Rows, *, x: Sequence[str], y: Sequence[str], value_title: str, x_title: str = "", y_title: str = ""
 ) -> dict[str, Any]:
-    """Cells of x, y, value in [0, 1] and text; cells that are not in `rows` are empty."""
+    """Return a heat map of cells with x, y, value in [0, 1] and text; cells missing from `rows` are empty."""
     chart = _chart("rows").mark_rect(color=_ACCENT, strokeWidth=0)
     height = width = next(size for most, size in ((20, 24), (40, 16), (math.inf, 10)) if len(y) <= most)
     font = min(11, height)
@@ -131,7 +131,7 @@ def heat_map(
 
 
 def precision_recall(pooled: Rows) -> dict[str, Any]:
-    """The pooled precision-recall curve (recall, precision, threshold), and in front of it that of the chosen label."""
+    """Return the pooled precision-recall curve (recall, precision, threshold) behind that of the selected label."""
     x = alt.X("recall:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", grid=False))
     y = alt.Y("precision:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"))
     tooltip = [
@@ -150,9 +150,9 @@ def precision_recall(pooled: Rows) -> dict[str, Any]:
 
 
 def reliability(pooled: Rows) -> dict[str, Any]:
-    """Share of positives against the mean score of each bin (score, share, count): pooled, and of the chosen label."""
+    """Return the share of positives over the mean score per bin (score, share, count): pooled, and selected label."""
     x = alt.X("score:Q", scale=alt.Scale(domain=[0, 1]), title="mean score", axis=alt.Axis(format="%", grid=False))
-    y = alt.Y("share:Q", scale=alt.Scale(domain=[0, 1]), title="share that is positive", axis=alt.Axis(format="%"))
+    y = alt.Y("share:Q", scale=alt.Scale(domain=[0, 1]), title="share of positives", axis=alt.Axis(format="%"))
     tooltip = [
         alt.Tooltip("curve:N"),
         alt.Tooltip("score:Q", title="mean score", format=".1%"),

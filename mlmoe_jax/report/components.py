@@ -1,6 +1,6 @@
-"""What a page is made of: sections of a few kinds of parts, which the template knows how to show.
+"""The components of a page: sections with a few kinds of parts, which the template renders.
 
-All text in them is plain and untrusted (label names, ids, paths); only the template makes markup.
+All text is plain and untrusted (label names, ids, paths); only the template creates markup.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Key numbers to be seen at a glance: (what, value, what it is of)."""
+    """Key numbers: (name, value, context)."""
 
     kind: ClassVar[str] = "numbers"
     rows: Sequence[tuple[str, str, str]]
@@ -36,7 +36,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values, a line each."""
+    """Names and values, one per line."""
 
     kind: ClassVar[str] = "facts"
     rows: Sequence[tuple[str, str]]
@@ -44,7 +44,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """A short table that stays as it is; all columns but those numbered in `text` are numbers."""
+    """A short static table; all columns are numeric except those whose indices are in `text`."""
 
     kind: ClassVar[str] = "table"
     columns: Sequence[str]
@@ -55,9 +55,9 @@ class Table:
 
 @dataclass(frozen=True)
 class SortableTable:
-    """A table of any length that a click on a heading sorts and words search.
+    """A table of any length with sorting by column and a search field.
 
-    columns: (heading, "text" | "count" | "fraction" | "number"); a fraction is shown in percent, None as a dash.
+    columns: (heading, "text" | "count" | "fraction" | "number"); fractions are shown in percent, None as a dash.
     """
 
     kind: ClassVar[str] = "sortable"
@@ -69,19 +69,19 @@ class SortableTable:
 
 @dataclass(frozen=True)
 class Chart:
-    """A Vega-Lite chart with a text that says what it shows to those who do not see it."""
+    """A Vega-Lite chart with an alternative text for screen readers."""
 
     kind: ClassVar[str] = "chart"
     name: str
     title: str
     spec: Mapping[str, Any]
     alt: str
-    wide: bool = False  # over the whole width of the page
+    wide: bool = False  # use the full width of the page
 
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts side by side where the page is wide enough."""
+    """Charts side by side, if the page is wide enough."""
 
     kind: ClassVar[str] = "charts"
     charts: Sequence[Chart]
@@ -89,10 +89,10 @@ class Charts:
 
 @dataclass(frozen=True)
 class LabelGraph:
-    """Labels on a circle, group by group, and lines between those that come together.
+    """Labels on a circle, ordered by group, with lines between labels that occur together.
 
-    nodes: dicts of name, x, y (on the unit circle), angle (degrees), group (from 1), colour (of the palette) and
-    positives. edges: dicts of source and target (rows of `nodes`), colour (None between groups), path (SVG), p and
+    nodes: dicts of name, x, y (on the unit circle), angle (degrees), group (from 1), colour (in the palette) and
+    positives. edges: dicts of source and target (indices of `nodes`), colour (None between groups), path (SVG), p and
     text. arcs: dicts of path, x, y, group and colour.
     reach: half the side of the drawing.
     """
@@ -109,7 +109,7 @@ class LabelGraph:
 
 @dataclass(frozen=True)
 class Widget:
-    """Something interactive: page.js has a function of this name, which gets `data`."""
+    """An interactive element, drawn by the page.js function of this name from `data`."""
 
     kind: ClassVar[str] = "widget"
     name: str
@@ -119,7 +119,7 @@ class Widget:
 
 @dataclass(frozen=True)
 class Details:
-    """Parts that are folded away at first."""
+    """Parts that are collapsed by default."""
 
     kind: ClassVar[str] = "details"
     summary: str
@@ -128,7 +128,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page; `missing` says what would make it appear where the run folder lacks its data."""
+    """A section of the page; if the run folder lacks its data, `missing` explains how to create them."""
 
     name: str
     title: str

@@ -1,9 +1,9 @@
 "use strict";
-// Charts, sortable tables and the label graph. All text goes in by textContent: names of labels and images are untrusted.
+// Charts, sortable tables and the label graph. All text is set by textContent: names of labels and images are untrusted.
 
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 
-/** Make an element; properties that start with "aria-" or "data-" and "role", "scope", "for" become attributes. */
+/** Create an element; properties that start with "aria-" or "data-" and "role", "scope", "for" become attributes. */
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -57,7 +57,7 @@ const SHOW = {
   number: (value) => (Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4)))),
 };
 
-/** Order of two cells; undefined ones are last whichever way the table is sorted. */
+/** Compare two cells; undefined cells are last in either direction. */
 function order(a, b, sign) {
   if (a === null || b === null) return (a === null) - (b === null);
   return sign * (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
@@ -73,7 +73,7 @@ function drawTable(place) {
     return make("th", { scope: "col", className: kind === "text" ? "" : "number" }, button);
   });
   const count = make("span", { "aria-live": "polite" });
-  const back = make("button", { type: "button", textContent: "‹ before" });
+  const back = make("button", { type: "button", textContent: "‹ previous" });
   const on = make("button", { type: "button", textContent: "next ›" });
   const search = make("input", { type: "search", placeholder: "search", "aria-label": "Search this table" });
 
@@ -99,7 +99,7 @@ function drawTable(place) {
     fill();
   }
   function sort(column) {
-    const first = columns[column][1] === "text" ? 1 : -1; // numbers: the largest first
+    const first = columns[column][1] === "text" ? 1 : -1; // numbers: largest first
     sign = by === column ? -sign : first;
     by = column;
     heads.forEach((head, k) => head.setAttribute("aria-sort", k !== by ? "none" : sign > 0 ? "ascending" : "descending"));

@@ -1,4 +1,4 @@
-"""From a run folder to one HTML file that needs nothing else: no network, no other file, no server."""
+"""Write one self-contained HTML file about a run: no network, no other file, no server."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def write_report(
 ) -> epath.Path:
     """Write the page about a run, and return its path.
 
-    A training may be at work in the folder: the page shows what is there, and says what would make the rest appear.
+    Training may still be running: the page shows the available files, and explains how to create the missing ones.
 
     Args:
       folder: the run. Only its files are read; nothing is computed on a device.
-      against: another run, to which this one is compared.
-      output: the page's path; by default report.html in the folder.
-      cost: count parameters and multiply-adds by tracing the model (seconds), and keep them in the folder as cost.json.
+      against: another run to compare with.
+      output: path of the page; default: report.html in the folder.
+      cost: count parameters and multiply-adds by tracing the model (seconds), and write cost.json to the folder.
 
     Raises:
-      UserError: a folder that is not a run's, a file in it that is damaged, runs that cannot be compared, and an output
-        that cannot be written.
+      UserError: the folder is not a run folder, a file in it is damaged, the runs cannot be compared, or the output
+        cannot be written.
     """
     files = RunFiles(folder)
     other = None if against is None else RunFiles(against)
@@ -58,7 +58,7 @@ def write_report(
 
 
 def sections(files: RunFiles, other: RunFiles | None = None) -> list[Section]:
-    """Every section of the page in its order."""
+    """Return all sections of the page in order."""
     return [
         training.header(files),
         training.curves(files),
@@ -79,8 +79,8 @@ def sections(files: RunFiles, other: RunFiles | None = None) -> list[Section]:
 def render(parts: Sequence[Section], files: RunFiles, bundle: str) -> str:
     """Return the page. bundle: the JavaScript that draws charts.
 
-    A content security policy lets the page run its own scripts only and load nothing, so that neither a label named
-    like markup nor a library can reach the network.
+    A content security policy restricts the page to its own scripts and forbids all loading, so neither a label name
+    that contains markup nor a library can reach the network.
     """
     import jinja2
     from markupsafe import Markup
@@ -108,7 +108,7 @@ def render(parts: Sequence[Section], files: RunFiles, bundle: str) -> str:
 
 @cache
 def vega_bundle() -> str:
-    """The Vega libraries as one script that needs no other (about 0.9 MB; takes a few seconds)."""
+    """Return the Vega libraries as one self-contained script (about 0.9 MB; takes a few seconds)."""
     import altair
     import vl_convert
 
@@ -116,7 +116,7 @@ def vega_bundle() -> str:
 
 
 def _json(value: Any) -> Any:
-    """JSON for a script element, which nothing in it can end."""
+    """Return JSON for a script element, escaped so that no content can close the element."""
     from markupsafe import Markup
 
     return Markup(to_json(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -1,4 +1,4 @@
-"""A run folder as a report sees it: whatever is there, read once, and None for what is not.
+"""The files of a run folder for the report: each is read once, and is None if it is missing.
 
 Shape letters: N images, K labels, S sample images, E entries of a gate.
 """
@@ -44,10 +44,10 @@ COST = "cost.json"
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluated split; parts whose file is not there are empty or None.
+    """An evaluated split; parts whose file is missing are empty or None.
 
-    metrics: name -> fraction, nan where undefined. per_class: a dict a label, with the columns of per_class.csv.
-    scores: without the images that could not be read.
+    metrics: name -> fraction, nan where undefined. per_class: one dict per label, with the columns of
+    per_class.csv. scores: without unreadable images.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Samples:
-    """The sample images of a run with what its model made of them.
+    """The sample images of a run with their scores, gates and attention.
 
-    images: the files' contents. codes i[S,K]; scores f[S,K]. prompts: [side, group, expert] of each prompt, or None.
-    gates: name -> f16[S or 1,K,E]; attention: name -> f16[S,Q,N]; entries: gate -> a name an entry.
+    images: contents of the files. codes i[S,K]; scores f[S,K]. prompts: [side, group, expert] of each prompt, or None.
+    gates: name -> f16[S or 1,K,E]; attention: name -> f16[S,Q,N]; entries: gate -> names of its entries.
     """
 
     split: str
@@ -77,9 +77,9 @@ class Samples:
 
 
 class RunFiles:
-    """The files of a run folder; each is read when it is first asked for.
+    """The files of a run folder; each is read on first use.
 
-    Raises UserError, at first use, for a file that is damaged.
+    Raises UserError, on first use, if a file is damaged.
     """
 
     def __init__(self, folder: RunFolder):
@@ -94,7 +94,7 @@ class RunFiles:
 
     @cached_property
     def config(self) -> ConfigDict:
-        """The run's config over today's defaults."""
+        """The config of the run over the current defaults."""
         return configuration.from_json(self.folder.read_text(CONFIG))
 
     @cached_property
@@ -104,7 +104,7 @@ class RunFiles:
 
     @cached_property
     def backbone(self) -> dict[str, Any] | None:
-        """What backbone.json says."""
+        """The contents of backbone.json."""
         return self._json(BACKBONE)
 
     @cached_property
@@ -114,17 +114,17 @@ class RunFiles:
 
     @cached_property
     def cost(self) -> dict[str, Any] | None:
-        """What `cost.summarize` counted."""
+        """The counts of `cost.summarize`."""
         return self._json(COST)
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
-        """The cuts that prediction uses, and where they come from."""
+        """The thresholds that prediction uses, and their origin."""
         return read_thresholds(self.folder) if (self.folder / THRESHOLDS).exists() else None
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """The names of the labels; empty where labels.txt is not there."""
+        """The names of the labels; empty if labels.txt is missing."""
         return read_labels(self.folder) if (self.folder / LABELS).exists() else ()
 
     @cached_property
@@ -138,7 +138,7 @@ class RunFiles:
 
     @cached_property
     def cooccurrence(self) -> list[dict[str, str]] | None:
-        """The rows of cooccurrence.csv, of the training's evaluation or else of a later one."""
+        """The rows of cooccurrence.csv, of the evaluation after training or else of a later one."""
         for prefix in PREFIXES:
             if (rows := self._table(f"{prefix}{COOCCURRENCE}")) is not None:
                 return rows
@@ -146,7 +146,7 @@ class RunFiles:
 
     @cached_property
     def splits(self) -> dict[str, Evaluated]:
-        """Every evaluated split by name, those of the training first; what it evaluated counts before --mode=eval."""
+        """All evaluated splits by name, those of the training first; its results take precedence over --mode=eval."""
         if not self._any(RESULTS):
             return {}
         scores = {name: split.take(split.read) for name, split in self._scores().items()}
@@ -163,7 +163,7 @@ class RunFiles:
 
     @property
     def main_split(self) -> Evaluated | None:
-        """The split that sections about one split show: the first test split that was evaluated, or else any."""
+        """The split shown in sections about one split: the first evaluated test split, or else any split."""
         wanted = [name for name in self.config.data.test_splits if name in self.splits]
         return self.splits[wanted[0]] if wanted else next(iter(self.splits.values()), None)
 
@@ -190,13 +190,13 @@ class RunFiles:
             )
 
     def written(self, name: str) -> datetime | None:
-        """When a file was last written, None where it is not there."""
+        """Return the time when a file was last written, None if it is missing."""
         path = self.folder / name
         return datetime.fromtimestamp(path.stat().mtime, UTC) if path.exists() else None
 
     @property
     def finished(self) -> datetime | None:
-        """When the newest of results and metrics was written."""
+        """The time when the newest of results and metrics was written."""
         times = [time for name in (*(f"{p}{RESULTS}" for p in PREFIXES), METRICS) if (time := self.written(name))]
         return max(times, default=None)
 
@@ -237,7 +237,7 @@ def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 class _reading:
-    """Turn what a damaged file raises inside into UserError."""
+    """Convert errors raised by a damaged file to UserError."""
 
     def __init__(self, folder: RunFolder, name: str):
         self.path = folder / name

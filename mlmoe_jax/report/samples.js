@@ -1,11 +1,11 @@
-// Widgets over the sample images, and the chooser of precision-recall and calibration curves.
+// Widgets for the sample images, and the menu of the precision-recall and calibration curves.
 
 const samples = read("data-samples");
 
 const decode = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-const CODES = { "1": ["✓ shown", "yes"], "0": ["not shown", "no"], "-1": ["unknown", "no"], "2": ["difficult", "no"] };
+const CODES = { "1": ["✓ present", "yes"], "0": ["absent", "no"], "-1": ["unknown", "no"], "2": ["difficult", "no"] };
 
-function picture(index, alt = "") {
+function imageOf(index, alt = "") {
   const image = make("img", { src: samples.images[index], alt: alt || `Image ${samples.ids[index]}`, loading: "lazy" });
   image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth < 160));
   return image;
@@ -47,13 +47,13 @@ widgets.gates = (place, { labels, gates }) => {
     all.sort((a, b) => value(b) - value(a));
     cards.replaceChildren(...all.map((index) => {
       const of = entry(index), [text, look] = of ? CODES[of.code] : ["low score", "no"];
-      const card = make("button", { type: "button", className: "card", "aria-pressed": index === image }, picture(index),
+      const card = make("button", { type: "button", className: "card", "aria-pressed": index === image }, imageOf(index),
         make("span", {}, make("span", { className: look, textContent: text }), of ? ` · ${inPercent(of.score)}` : ""),
         ...unpacked.map((gate) => weightBar(weightsOf(gate, index, label), gate.entries, `${gate.name}: `)));
       card.addEventListener("click", () => { image = index; draw(); });
       return card;
     }));
-    if (!all.length) cards.append(make("p", { className: "note", textContent: "No sample image shows this label." }));
+    if (!all.length) cards.append(make("p", { className: "note", textContent: "No sample image has this label." }));
     drawDetail();
   }
   function drawDetail() {
@@ -63,15 +63,15 @@ widgets.gates = (place, { labels, gates }) => {
       make("td", { className: "wide" }, ...unpacked.map((gate) => weightBar(weightsOf(gate, image, labels.indexOf(k)), gate.entries, `${gate.name}: `)))));
     const heads = ["label", "score", "truth", unpacked.map((gate) => gate.name).join(", then ")];
     detail.replaceChildren(
-      make("div", {}, picture(image), make("div", { className: "caption", textContent: samples.ids[image] })),
+      make("div", {}, imageOf(image), make("div", { className: "caption", textContent: samples.ids[image] })),
       make("div", { className: "scroll" }, make("table", {},
-        make("caption", { textContent: "Labels that the chosen image shows, then those with the highest scores." }),
+        make("caption", { textContent: "Labels of the selected image, followed by those with the highest scores." }),
         make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text })))), make("tbody", {}, ...rows))));
   }
   const legends = unpacked.map((gate) => make("div", { className: "legend" }, make("strong", { textContent: gate.name }),
     ...gate.entries.map((name, e) => make("span", {}, make("i", { className: `g${(e % 8) + 1}` }), name))));
-  place.append(make("div", { className: "controls" }, labelled("label", labelChoice), labelled("images in order of", orderChoice),
-    make("label", { className: "check" }, only, "only images that show it")), ...legends, cards, detail);
+  place.append(make("div", { className: "controls" }, labelled("label", labelChoice), labelled("sort images by", orderChoice),
+    make("label", { className: "check" }, only, "only images with this label")), ...legends, cards, detail);
   const shown = labels.findIndex((k) => samples.labels.some((rows) => rows.some(([other, code]) => other === k && code === 1)));
   labelChoice.value = label = Math.max(0, shown);
   image = samples.ids.map((_, index) => index).reduce((best, index) => (value(index) > value(best) ? index : best), 0);
@@ -79,7 +79,7 @@ widgets.gates = (place, { labels, gates }) => {
 };
 
 // ---------------------------------------------------------------------------------------------------- attention
-/** Colour of a relative attention in 0…1: from a dark veil over red and orange to clear yellow. */
+/** Color of a relative attention in 0…1: from dark violet through red and orange to bright yellow. */
 function heat(value) {
   const stops = [[20, 8, 40, 0.62], [150, 20, 60, 0.55], [235, 90, 20, 0.5], [255, 215, 60, 0.5]];
   const place = Math.min(2.9999, 3 * value), low = stops[Math.floor(place)], high = stops[Math.floor(place) + 1], part = place % 1;
@@ -89,11 +89,11 @@ function heat(value) {
 widgets.attention = (place, { grid: [rows, columns], maps }) => {
   const tokens = rows * columns;
   const kinds = maps.map((kind) => ({ ...kind, bytes: decode(kind.maps) }));
-  const pictures = samples.images.map((source) => make("img", { src: source, alt: "" }));
+  const sources = samples.images.map((source) => make("img", { src: source, alt: "" }));
   let kind = kinds[0], image = 0, query = kind.kept[0][0], strength = 1;
 
   function paint(canvas, index, position) {
-    const source = pictures[index], width = source.naturalWidth, height = source.naturalHeight;
+    const source = sources[index], width = source.naturalWidth, height = source.naturalHeight;
     if (!width) { source.addEventListener("load", () => paint(canvas, index, position), { once: true }); return; }
     const scale = Math.max(1, Math.ceil(canvas.dataset.side / Math.max(width, height)));
     canvas.width = width * scale;
@@ -140,7 +140,7 @@ widgets.attention = (place, { grid: [rows, columns], maps }) => {
   }
   function draw() {
     const kept = kind.kept[image];
-    const listed = kind.name === "labels" // those that the image shows first
+    const listed = kind.name === "labels" // labels of the image first
       ? [...kept].sort((a, b) => (known[image].has(b) - known[image].has(a)) || (known[image].get(b)?.score ?? 0) - (known[image].get(a)?.score ?? 0)) : kept;
     const select = choice(listed.map((q) => [q, kind.queries[q]]), (value) => { query = Number(value); drawLarge(); });
     if (!kept.includes(query) || kind.name === "labels") query = listed[0];
@@ -167,7 +167,7 @@ widgets.mistakes = (place, groups) => {
     place.append(make("h3", { textContent: title }));
     if (!rows.length) { place.append(make("p", { className: "note", textContent: "None." })); continue; }
     place.append(make("div", { className: "cards" }, ...rows.map(({ id, label, score, image }) => make("div", { className: "card" },
-      picture(image), make("span", {}, make("strong", { textContent: label }), ` ${inPercent(score)}`), make("div", { className: "no", textContent: id })))));
+      imageOf(image), make("span", {}, make("strong", { textContent: label }), ` ${inPercent(score)}`), make("div", { className: "no", textContent: id })))));
   }
 };
 

@@ -1,4 +1,4 @@
-"""Sections about single images: routing weights, and where prompts or label queries look.
+"""Sections about single images: routing weights, and attention of prompts or label queries.
 
 Shape letters: S sample images, K labels, E entries of a gate, Q queries (prompts or labels), N patch tokens.
 """
@@ -16,16 +16,16 @@ from mlmoe_jax.report.components import Chart, Charts, Note, Section, Widget
 from mlmoe_jax.report.run_files import RunFiles, Samples
 
 MOST_LABELS = 80  # with gates
-LISTED = 12  # labels of an image: those it shows, then those with the highest scores
-MOST_QUERIES = 100  # of one kind, with attention maps of an image
-MOST_BYTES = 3_000_000  # of all attention maps of one kind, a byte a token
-_NO_SAMPLES = "samples/ is not here; sample images are kept where config.report.samples is above 0."
+LISTED = 12  # labels per image: its own, then those with the highest scores
+MOST_QUERIES = 100  # per image and kind of attention map
+MOST_BYTES = 3_000_000  # of all attention maps of one kind, one byte per token
+_NO_SAMPLES = "samples/ is missing; sample images are kept if config.report.samples is above 0."
 
 
 def shared(files: RunFiles) -> dict[str, Any]:
-    """What all sections about images share: ids, pictures, and the labels of each image; {} without samples.
+    """Return the data shared by all sections about images: ids, images, and labels per image; {} without samples.
 
-    labels: per image (label, code, score) of LISTED labels. names: label -> name, of those that are referred to.
+    labels: per image (label, code, score) of LISTED labels. names: label -> name, for all labels that occur.
     """
     samples = files.samples
     if samples is None:
@@ -45,18 +45,18 @@ def shared(files: RunFiles) -> dict[str, Any]:
 
 
 def label_names(files: RunFiles, samples: Samples) -> Sequence[str]:
-    """The names of the K labels."""
+    """Return the names of the K labels."""
     return files.names or [f"label {k}" for k in range(samples.codes.shape[1])]
 
 
 def image_labels(samples: Samples, s: int, most: int) -> list[int]:
-    """Up to `most` labels of an image: those it shows by falling score, then the others by falling score."""
+    """Return up to `most` labels of an image: its own by decreasing score, then the others by decreasing score."""
     order = np.lexsort((-samples.scores[s], samples.codes[s] != 1))
     return [int(k) for k in order[:most]]
 
 
 def gate_labels(files: RunFiles, samples: Samples) -> list[int]:
-    """The labels whose gates are shown, in their order: most often in the samples, then most often in training."""
+    """Return the labels whose gates are shown, in order: most frequent in the samples, then in training."""
     space, in_samples = files.label_space, (samples.codes == 1).sum(axis=0)
     in_training = np.zeros_like(in_samples) if space is None else space.positives
     return sorted(int(k) for k in np.lexsort((-in_training, -in_samples))[:MOST_LABELS])
@@ -68,8 +68,8 @@ def _bytes(values: np.ndarray) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- gates
 def gates(files: RunFiles) -> Section:
-    """Routing weights of every label: their mean and deviation over the images, and image by image."""
-    name, title, samples = "gates", "Gates: which experts a label uses", files.samples
+    """Return the routing weights per label: mean and deviation over the images, and per image."""
+    name, title, samples = "gates", "Gates: the experts of each label", files.samples
     if samples is None:
         return Section(name, title, missing=_NO_SAMPLES)
     if not samples.gates:
@@ -85,20 +85,20 @@ def gates(files: RunFiles) -> Section:
         drawn += _summaries(gate, weights, shown, entries)
         packed.append({"name": gate, "entries": entries, "images": len(weights), "weights": _bytes(weights)})
     note = (
-        f"Routing weights sum to 1 over the entries of a gate. They are those of {len(samples.ids)} sample images of "
-        f"{samples.split}, to the nearest 1/255."
+        f"Routing weights sum to 1 over the entries of a gate. They are shown for {len(samples.ids)} sample images of "
+        f"{samples.split}, rounded to 1/255."
     )
     if len(labels) < len(names):
-        note += f" Of {len(names):,} labels the {len(labels)} that are seen most often are shown."
+        note += f" Of {len(names):,} labels, the {len(labels)} most frequent are shown."
     static = [gate for gate, weights in samples.gates.items() if len(weights) == 1]
     if static:
         note += f" The weights of {', '.join(static)} are the same for every image (static gates)."
-    widget = Widget("gates", {"labels": labels, "gates": packed}, "Routing weights of a chosen label in every image")
+    widget = Widget("gates", {"labels": labels, "gates": packed}, "Routing weights of a selected label in every image")
     return Section(name, title, [Note(note), widget, Charts(drawn)])
 
 
 def entry_names(samples: Samples, gate: str, count: int) -> list[str]:
-    """The names of a gate's E entries."""
+    """Return the names of the E entries of a gate."""
     given = list(samples.entries.get(gate, ()))
     return given if len(given) == count else [f"expert {e}" for e in range(count)]
 
@@ -106,10 +106,10 @@ def entry_names(samples: Samples, gate: str, count: int) -> list[str]:
 def _summaries(gate: str, weights: np.ndarray, labels: Sequence[str], entries: Sequence[str]) -> list[Chart]:
     mean, deviation = weights.mean(axis=0), weights.std(axis=0)
     found = [
-        _label_heat(f"gate-{gate}-mean", f"{gate}: mean weight (full colour: 1)", "mean weight", mean, labels, entries)
+        _label_heat(f"gate-{gate}-mean", f"{gate}: mean weight (full color: 1)", "mean weight", mean, labels, entries)
     ]
     if len(weights) > 1:
-        title = f"{gate}: deviation over images (full colour: 0.5, the most there can be)"
+        title = f"{gate}: standard deviation over images (full color: 0.5, the maximum)"
         found.append(_label_heat(f"gate-{gate}-deviation", title, "deviation", deviation, labels, entries, scale=2))
     return found
 
@@ -139,30 +139,30 @@ def _label_heat(
 
 # ------------------------------------------------------------------------------------------------------- attention
 def attention(files: RunFiles) -> Section:
-    """Where group prompts, label queries or the class token look, over the sample images."""
+    """Return attention maps of group prompts, label queries or the class token over the sample images."""
     name, title, samples = "attention", "Attention over the image", files.samples
     if samples is None:
         return Section(name, title, missing=_NO_SAMPLES)
     if not samples.attention:
         return Section(
-            name, title, missing="samples/explained.npz has no attention: this model's head reads no attention maps."
+            name, title, missing="samples/explained.npz has no attention: the head of this model has no attention maps."
         )
     maps = [_pack(files, samples, kind, values) for kind, values in samples.attention.items()]
     note = (
-        "Each map is scaled to its own largest value; the peak says how many times an even share over all patches that "
-        "is. Attention shows where a query reads from, which need not be why a label is given."
+        "Each map is scaled to its own maximum; the peak is the ratio of that maximum to uniform attention over all "
+        "patches. Attention shows the patches that a query reads, which need not be the reason for a prediction."
     )
     for of_kind in maps:
         if of_kind["left_out"]:
             note += (
-                f" Of {of_kind['left_out']:,} maps of {of_kind['name']} an image, {len(of_kind['kept'][0])} are kept."
+                f" Of {of_kind['left_out']:,} maps of {of_kind['name']} per image, {len(of_kind['kept'][0])} are shown."
             )
-    widget = Widget("attention", {"grid": list(samples.grid), "maps": maps}, "Attention maps over a chosen image")
+    widget = Widget("attention", {"grid": list(samples.grid), "maps": maps}, "Attention maps over a selected image")
     return Section(name, title, [Note(note), widget])
 
 
 def _pack(files: RunFiles, samples: Samples, kind: str, values: np.ndarray) -> dict[str, Any]:
-    """One kind of maps f16[S,Q,N] as bytes, those that are kept of each image, within the limits."""
+    """Return one kind of maps f16[S,Q,N] as bytes, reduced per image to the limits."""
     images, queries, tokens = values.shape
     names = query_names(files, samples, kind, queries)
     most = max(1, min(queries, MOST_QUERIES, MOST_BYTES // (images * tokens)))
@@ -184,7 +184,7 @@ def _pack(files: RunFiles, samples: Samples, kind: str, values: np.ndarray) -> d
 
 
 def query_names(files: RunFiles, samples: Samples, kind: str, count: int) -> Sequence[str]:
-    """What the Q queries of a kind of attention are."""
+    """Return the names of the Q queries of a kind of attention."""
     if kind == "labels":
         return label_names(files, samples)
     if kind == "cls":

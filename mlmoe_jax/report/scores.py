@@ -1,4 +1,4 @@
-"""Sections from the scores of every image: precision-recall, calibration, and the most confident mistakes.
+"""Sections computed from the scores of all images: precision-recall, calibration, and the most confident mistakes.
 
 Shape letters: N images, K labels.
 """
@@ -17,16 +17,16 @@ from mlmoe_jax.report import charts
 from mlmoe_jax.report.components import Chart, Charts, Note, Section, SortableTable, Widget, percent
 from mlmoe_jax.report.run_files import RunFiles
 
-MOST_LABELS = 80  # with curves of their own
+MOST_LABELS = 80  # with their own curves
 MOST_POINTS = 100  # of a precision-recall curve
-MOST_MISTAKES = 24  # of each kind
-_NO_SCORES = "scores.npz appears when the training ends, or with --mode=eval."
+MOST_MISTAKES = 24  # per kind
+_NO_SCORES = "scores.npz is written when training ends, or by --mode=eval."
 
 
 def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: int = MOST_POINTS) -> np.ndarray:
-    """Recall, precision and threshold f64[T,3] at the positives of a ranking, by rising threshold, T ≤ `most`.
+    """Return recall, precision and threshold f64[T,3] at the positives of a ranking, thresholds increasing, T ≤ `most`.
 
-    positives: their scores f[P]. Where they are more than `most`, evenly many apart, the first and the last among them.
+    positives: their scores f[P]. If there are more than `most`, evenly spaced ones, including the first and the last.
     """
     found, seen = ranking.found, ranking.found + ranking.above + ranking.level
     points = np.stack([found / max(1, ranking.positives), found / seen, np.sort(positives)], axis=1)
@@ -34,14 +34,14 @@ def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: in
 
 
 def reliability_points(bins: Reliability) -> np.ndarray:
-    """Mean score, share of positives and count of each bin that has any, of the first class: f64[bins,3]."""
+    """Return mean score, share of positives and count of the nonempty bins of the first class: f64[bins,3]."""
     points = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)
     return points[bins.count[0] > 0]
 
 
 # ---------------------------------------------------------------------------------------------------------- curves
 def curves(files: RunFiles) -> Section:
-    """Precision against recall and positives against scores, of all labels together and of a chosen one."""
+    """Return precision over recall and positives over scores, for all labels pooled and for a selected label."""
     name, title, main = "scores", "Precision, recall and calibration", files.main_split
     if main is None or main.scores is None or not len(main.scores):
         return Section(name, title, missing=_NO_SCORES)
@@ -58,13 +58,13 @@ def curves(files: RunFiles) -> Section:
         of_label = reliability(scores[:, one], positive[:, one], mask=valid[:, one], bins=number)
         chosen.append(_curve(files.names[k], ranking, scores[positive[:, k] & valid[:, k], k], of_label))
     text = (
-        f"On {main.name}, in grey all {int(valid.sum()):,} scores together, {percent(counts.sum() / valid.sum())} % of "
-        f"them positive; in colour the chosen label. Expected calibration error of all together: "
-        f"{percent(pooled['error'])} %, in {number} bins of equal width."
+        f"On {main.name}. Gray: all {int(valid.sum()):,} scores pooled, {percent(counts.sum() / valid.sum())} % of "
+        f"them positive; color: the selected label. Expected calibration error of all scores: "
+        f"{percent(pooled['error'])} %, with {number} bins of equal width."
     )
     if len(chosen) < len(counts):
-        text += f" Of {len(counts):,} labels the {len(chosen)} with the most positives can be chosen."
-    chooser = Widget("curves", chosen, "Choose the label whose curves are drawn")
+        text += f" Of {len(counts):,} labels, the {len(chosen)} with the most positives can be selected."
+    chooser = Widget("curves", chosen, "Select the label of the curves")
     return Section(name, title, [Note(text), *([chooser] if chosen else []), _charts(main.name, pooled)])
 
 
@@ -81,12 +81,12 @@ def _curve(name: str, ranking: Ranking, positives: np.ndarray, bins: Reliability
 def _charts(split: str, pooled: dict[str, Any]) -> Charts:
     pr = [_point(("recall", "precision", "threshold"), row) for row in pooled["curve"]]
     bins = [_point(("score", "share", "count"), row) for row in pooled["bins"]]
-    pr_alt = f"Precision against recall of all labels together on {split}, and of the chosen label"
-    bins_alt = "Share of positives against the mean score, bin by bin; on the dashed diagonal scores are shares"
+    pr_alt = f"Precision over recall for all labels pooled on {split}, and for the selected label"
+    bins_alt = "Share of positives over the mean score per bin; the dashed diagonal is perfect calibration"
     return Charts(
         [
             Chart("precision-recall", "Precision and recall", charts.precision_recall(pr), pr_alt),
-            Chart("reliability", "Calibration: are scores shares?", charts.reliability(bins), bins_alt),
+            Chart("reliability", "Calibration", charts.reliability(bins), bins_alt),
         ]
     )
 
@@ -97,26 +97,26 @@ def _point(names: Sequence[str], row: Sequence[float]) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------------------------- mistakes
 def mistakes(files: RunFiles) -> Section:
-    """Absent labels with the highest scores and present ones with the lowest, with pictures where there are some."""
+    """Return absent labels with the highest scores and present ones with the lowest, with images if available."""
     name, title, main = "mistakes", "Most confident mistakes", files.main_split
     if main is None or main.scores is None or not len(main.scores):
         return Section(name, title, missing=_NO_SCORES)
     samples = files.samples
-    pictured = {} if samples is None or samples.split != main.name else {x: s for s, x in enumerate(samples.ids)}
+    shown = {} if samples is None or samples.split != main.name else {x: s for s, x in enumerate(samples.ids)}
     note = (
-        f"On {main.name}. False positives are absent labels with the highest scores; false negatives present labels "
-        "with the lowest. Unknown and difficult labels are left out. Some may be mistakes of the annotation."
+        f"On {main.name}. False positives are absent labels with the highest scores; false negatives are "
+        "present labels with the lowest. Unknown and difficult labels are left out. Some may be annotation errors."
     )
-    if not pictured:
-        note += " Pictures appear where the run folder has samples/ of this split."
+    if not shown:
+        note += " Images are shown if the run folder has samples/ of this split."
     parts: list[Any] = [Note(note), *_tables(main.scores, files.names)]
-    if pictured:
-        part = main.scores.take(np.isin(main.scores.ids, list(pictured)))
+    if shown:
+        part = main.scores.take(np.isin(main.scores.ids, list(shown)))
         galleries = [
-            {"title": f"{kind} among the {len(part):,} images that have pictures here", "rows": rows}
-            for kind, rows in _both_kinds(part, files.names, pictured)
+            {"title": f"{kind} among the {len(part):,} sample images", "rows": rows}
+            for kind, rows in _both_kinds(part, files.names, shown)
         ]
-        parts.append(Widget("mistakes", galleries, "Pictures with confident mistakes"))
+        parts.append(Widget("mistakes", galleries, "Images with confident mistakes"))
     return Section(name, title, parts)
 
 
@@ -133,7 +133,7 @@ def _tables(table: SplitScores, names: Sequence[str]) -> list[SortableTable]:
     ]
 
 
-def _both_kinds(table: SplitScores, names: Sequence[str], pictured: dict[str, int]) -> list[tuple[str, list[dict]]]:
+def _both_kinds(table: SplitScores, names: Sequence[str], shown: dict[str, int]) -> list[tuple[str, list[dict]]]:
     return [
         (
             kind,
@@ -142,7 +142,7 @@ def _both_kinds(table: SplitScores, names: Sequence[str], pictured: dict[str, in
                     "id": str(table.ids[n]),
                     "label": names[k],
                     "score": round(float(table.scores[n, k]), 4),
-                    "image": pictured.get(str(table.ids[n])),
+                    "image": shown.get(str(table.ids[n])),
                 }
                 for n, k in worst(table, code, sign)
             ],
@@ -152,7 +152,7 @@ def _both_kinds(table: SplitScores, names: Sequence[str], pictured: dict[str, in
 
 
 def worst(table: SplitScores, code: int, sign: int) -> list[tuple[int, int]]:
-    """The (image, label) of the entries with this code whose scores are highest (sign 1) or lowest (−1), in order."""
+    """Return (image, label) of the entries with this code and the highest (sign 1) or lowest (−1) scores, in order."""
     ranked = np.where(table.codes == code, sign * table.scores, -np.inf).ravel()
     count = min(MOST_MISTAKES, int((table.codes == code).sum()))
     if not count:

@@ -1,4 +1,4 @@
-"""The report page: what its sections say, that it is safe and self-contained, and that it works in a browser."""
+"""The report page: the contents of its sections, safety, self-containedness, and its function in a browser."""
 
 import base64
 import hashlib
@@ -49,7 +49,7 @@ def few_resamples():
 
 @pytest.fixture
 def no_bundle(monkeypatch):
-    """The chart library left out, where nothing draws charts."""
+    """Omit the chart library in tests that draw no charts."""
     monkeypatch.setattr(page, "vega_bundle", lambda: "")
 
 
@@ -60,7 +60,7 @@ def text(run, other, few_resamples) -> str:
 
 
 def section(text: str, name: str) -> str:
-    """The text of a section as people read it."""
+    """Return the visible text of a section."""
     inner = text.split(f'<section id="{name}"')[1].split("</section>")[0]
     inner = re.sub(r"<script.*?</script>", "", inner, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", inner)).split())
@@ -90,7 +90,7 @@ def test_the_page_works_in_a_browser_without_network(run, other, chromium):
     names = chromium.run("[...document.querySelectorAll('#label-table tbody th')].map(cell => cell.textContent)")
     assert tuple(names) == NAMES
 
-    # sorting: by AP, first the largest, then the smallest; by label
+    # sorting: by AP, largest first, then smallest first; by label
     ap = {row["label"]: float(row["AP"]) for row in table(run, "per_class.csv") if row["split"] == "test"}
     by_ap = sorted(NAMES, key=lambda name: -ap[name])
     assert _sorted(chromium, "AP") == by_ap
@@ -99,7 +99,7 @@ def test_the_page_works_in_a_browser_without_network(run, other, chromium):
     state = chromium.run("[...document.querySelectorAll('#label-table th[aria-sort]')].map(h => h.ariaSort)")
     assert state.count("ascending") == 1
 
-    # the gates of a chosen label
+    # the gates of a selected label
     weights = np.load(run / "samples/explained.npz")["gates/co"]
     shown = chromium.run(
         """(() => {
@@ -116,14 +116,14 @@ def test_the_page_works_in_a_browser_without_network(run, other, chromium):
         row = int(alt.removeprefix("Image test/").removesuffix(".jpg"))
         np.testing.assert_allclose(np.array(widths) / 100, weights[row, 1], atol=0.004)
 
-    # attention is painted over the picture, and another query paints another picture
+    # attention is painted over the image, and differs for another query
     painted = "document.querySelector('#widget-attention .detail canvas').toDataURL()"
     before = chromium.run(painted)
     chromium.run("document.querySelectorAll('#widget-attention .cards .card')[1].click()")
     assert len(before) > 1000
     assert chromium.run(painted) != before
 
-    # the curves of a chosen label
+    # the curves of a selected label
     chosen = "views['precision-recall'].data('chosen').map(row => row.curve)"
     assert set(chromium.run(chosen)) == {NAMES[0]}
     chromium.run(
@@ -132,7 +132,7 @@ def test_the_page_works_in_a_browser_without_network(run, other, chromium):
     )
     assert set(chromium.run(chosen)) == {NAMES[2]}
 
-    # phones, dark colours, and that nothing of the labels ran and nothing was loaded
+    # phones, dark colors; no script in a label ran and nothing was loaded
     assert _contrast(chromium) > 7
     light = chromium.run("getComputedStyle(document.body).backgroundColor")
     chromium.look(width=360, dark=True, phone=True)
@@ -145,7 +145,7 @@ def test_the_page_works_in_a_browser_without_network(run, other, chromium):
 
 
 def _sorted(tab, column: str) -> list[str]:
-    """Click on the heading of a column of the table of labels; return its labels."""
+    """Click on a column heading of the table of labels; return its labels."""
     return tab.run(
         f"""(() => {{
           const buttons = [...document.querySelectorAll('#label-table thead button')];
@@ -156,7 +156,7 @@ def _sorted(tab, column: str) -> list[str]:
 
 
 def _contrast(tab) -> float:
-    """The contrast of text to the page, as WCAG defines it; 7 is its highest level."""
+    """Return the contrast of text and page as defined by WCAG, whose highest level requires 7."""
     colours = tab.run("(style => [style.color, style.backgroundColor])(getComputedStyle(document.body))")
     light = []
     for colour in colours:
@@ -167,7 +167,7 @@ def _contrast(tab) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------ safe and whole
-def test_no_address_outside_and_only_its_own_scripts(text):
+def test_the_page_has_no_external_address_and_only_its_own_scripts(text):
     markup = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert re.findall(r"(?:https?:)?//[\w.]+", markup) == []
     assert re.findall(r"url\(|@import", markup) == []
@@ -179,7 +179,7 @@ def test_no_address_outside_and_only_its_own_scripts(text):
     assert all(f"'sha256-{digest}'" in html.unescape(policy) for digest in hashes)
 
 
-def test_names_that_look_like_markup_stay_text(text):
+def test_names_that_contain_markup_stay_text(text):
     assert "window.hurt" in text
     assert "<script>window" not in text
     assert "<img src=x" not in text
@@ -187,14 +187,14 @@ def test_names_that_look_like_markup_stay_text(text):
         assert cells[0] == name
 
 
-def test_a_script_cannot_be_ended_by_what_it_holds():
+def test_the_content_of_a_script_cannot_close_it():
     page_text = page._inline('a = "</script><!-- b";')
     assert "</script" not in page_text
     assert "<!--" not in page_text
 
 
 # ---------------------------------------------------------------------------------------------------- missing, damaged
-def test_what_is_missing_is_said_in_one_line(tmp_path, run, no_bundle):
+def test_missing_files_are_explained_in_one_line(tmp_path, run, no_bundle):
     folder = RunFolder(tmp_path / "empty")
     folder.write_text("config.json", run.read_text("config.json"))
     found = page.sections(RunFiles(folder))
@@ -205,17 +205,17 @@ def test_what_is_missing_is_said_in_one_line(tmp_path, run, no_bundle):
     assert "metrics.jsonl appears with the first logged step." in section(text, "curves")
 
 
-def test_output_may_lie_elsewhere(run, tmp_path, no_bundle):
+def test_the_output_can_be_another_folder(run, tmp_path, no_bundle):
     target = page.write_report(run, output=tmp_path / "pages" / "a.html")
     assert target.read_text().startswith("<!doctype html>")
 
 
-def test_output_that_cannot_be_written(run, tmp_path, refusal, no_bundle):
+def test_an_output_that_cannot_be_written_is_a_user_error(run, tmp_path, refusal, no_bundle):
     (tmp_path / "file").write_text("")
     assert "cannot write" in refusal(page.write_report, run, output=tmp_path / "file" / "a.html")
 
 
-def test_no_run_and_damaged_files(tmp_path, run, refusal, no_bundle):
+def test_missing_runs_and_damaged_files_are_user_errors(tmp_path, run, refusal, no_bundle):
     assert "there is no run folder" in refusal(page.write_report, RunFolder(tmp_path / "none"))
     for name, content in (
         ("scores.npz", b"PK"),
@@ -233,7 +233,7 @@ def test_no_run_and_damaged_files(tmp_path, run, refusal, no_bundle):
         assert not (folder / page.REPORT).exists()
 
 
-def test_runs_that_cannot_be_compared(run, tmp_path, refusal, no_bundle):
+def test_runs_without_scores_cannot_be_compared(run, tmp_path, refusal, no_bundle):
     bare = RunFolder(tmp_path / "bare")
     for name in ("config.json", "labels.txt"):
         bare.write_text(name, run.read_text(name))
@@ -250,12 +250,12 @@ def test_summary_names_the_selected_step(text, run):
     assert "Selected on test" not in found
 
 
-def test_selection_on_test_is_said(tmp_path, no_bundle):
+def test_selection_on_test_is_reported(tmp_path, no_bundle):
     folder = make_run(tmp_path / "run", samples=0, eval__select_on="test")
     assert "Selected on test, as published" in section(page.write_report(folder).read_text(), "summary")
 
 
-def test_nothing_selected_and_the_last_weights(run, tmp_path):
+def test_the_last_weights_and_runs_without_a_selection(run, tmp_path):
     assert training.selected(RunFiles(make_run(tmp_path / "a", samples=0, eval__select_on="none"))).startswith(
         "the last ema"
     )
@@ -272,7 +272,7 @@ def test_long_curves_are_means_of_neighbours():
     assert training._thinned([*rows[:2], {"step": 3}], "loss")[-1]["step"] == 2
 
 
-def test_metrics_are_in_percent_with_what_they_mean(text, run):
+def test_metrics_are_in_percent_with_their_definitions(text, run):
     found, results = section(text, "metrics"), run.read_json("results.json")
     for name in ("mAP", "AUC_macro", "ECE_pooled"):
         assert f"{name} {100 * results['val'][name]:.2f} {100 * results['test'][name]:.2f}" in found
@@ -296,13 +296,13 @@ def test_differences_are_those_of_the_comparison(text, run, other):
     assert drawn == sorted(NAMES, key=lambda name: -comparison.ap[name].difference)
 
 
-def test_thresholds_and_where_they_come_from(text):
+def test_thresholds_and_their_origin(text):
     assert "split val" in section(text, "thresholds")
     assert "from 0.1 to 0.4" in section(text, "thresholds")
     assert data_block(text, "threshold-table")["rows"][-1] == [NAMES[-1], None]
 
 
-def test_cost_is_that_of_the_file(text):
+def test_cost_is_read_from_the_file(text):
     found = section(text, "cost")
     assert "parameters, trainable 1,022,230 1.17 % of all" in found
     assert "GMACs as the papers count 24.51" in found
@@ -317,7 +317,7 @@ def test_cost_is_counted_on_request(run, tmp_path, monkeypatch, no_bundle):
     assert folder.read_json("cost.json")["name"] == "digits"
 
 
-def test_config_shows_what_differs_first(text):
+def test_config_shows_changed_keys_first(text):
     found = section(text, "config")
     assert "0 keys differ" in found
     assert "data.test_splits ('test',)" in found
@@ -338,7 +338,7 @@ def test_generic_table_of_cooccurrence(text):
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
-def test_precision_recall_points_are_those_of_scikit_learn():
+def test_precision_recall_points_equal_scikit_learn():
     draw = np.random.default_rng(0)
     positive, values = draw.random(300) < 0.3, draw.random(300).round(2)
     ranking = rank(values[positive], [values[~positive]])
@@ -351,9 +351,9 @@ def test_precision_recall_points_are_those_of_scikit_learn():
     np.testing.assert_array_equal(few[[0, -1]], points[[0, -1]])
 
 
-def test_calibration_is_that_of_the_metrics(text, run):
+def test_calibration_equals_the_metrics(text, run):
     error = run.read_json("results.json")["test"]["ECE_pooled"]
-    assert f"error of all together: {100 * error:.2f} %" in section(text, "scores")
+    assert f"error of all scores: {100 * error:.2f} %" in section(text, "scores")
     bins = np.array(
         [[row["score"], row["share"], row["count"]] for row in data_block(text, "reliability")["datasets"]["pooled"]]
     )
@@ -396,7 +396,7 @@ def test_conditional_probabilities_and_the_graph():
     np.testing.assert_allclose(given[:, 0], [0, 0.75, 0.25, 0])
     graph = labels.label_graph("g", "groups", space, np.arange(4), space.co_group, given)
     assert [(edge["source"], edge["target"], edge["p"]) for edge in graph.edges] == [(1, 0, 0.75)]
-    assert graph.edges[0]["text"] == "p(a | b) = 0.75, back 0.60"
+    assert graph.edges[0]["text"] == "p(a | b) = 0.75, reverse 0.60"
     assert graph.edges[0]["colour"] is None  # between two groups
     assert [node["group"] for node in graph.nodes] == [1, 2, 1, 2]
     assert all(node["x"] ** 2 + node["y"] ** 2 == pytest.approx(1, abs=1e-3) for node in graph.nodes)
@@ -404,7 +404,7 @@ def test_conditional_probabilities_and_the_graph():
     assert [node["name"] for node in around] == ["a", "c", "b", "d"]  # group by group
 
 
-def test_heat_map_has_the_conditional_probabilities(text, run):
+def test_the_heat_map_shows_the_conditional_probabilities(text, run):
     space = RunFiles(run).label_space
     cells = {(cell["y"], cell["x"]): cell["value"] for cell in data_block(text, "heat-co")["datasets"]["rows"]}
     for a, b in ((0, 1), (1, 0)):
@@ -444,7 +444,7 @@ def test_attention_maps_are_bounded(run, monkeypatch):
     assert packed["left_out"] == len(NAMES)
 
 
-def test_labels_of_an_image_start_with_those_it_shows(run):
+def test_the_labels_of_an_image_come_first(run):
     found = RunFiles(run).samples
     for s in range(3):
         order = samples.image_labels(found, s, 5)
@@ -453,7 +453,7 @@ def test_labels_of_an_image_start_with_those_it_shows(run):
 
 
 # ----------------------------------------------------------------------------------------------------------- very large
-def test_twenty_thousand_labels_stay_small(tmp_path, run, no_bundle):
+def test_a_page_with_twenty_thousand_labels_stays_small(tmp_path, run, no_bundle):
     count, images, draw = 20_000, 4, np.random.default_rng(0)
     folder = RunFolder(tmp_path / "huge")
     folder.write_text("config.json", run.read_text("config.json"))
@@ -487,11 +487,11 @@ def test_many_labels_of_a_label_space(tmp_path, run):
     (tmp_path / "config.json").write_text(run.read_text("config.json"))
     parts = labels.groups(RunFiles(RunFolder(tmp_path))).parts
     graphs = [part for part in parts if part.kind == "graph"]
-    assert "Of 300 labels the 80 most frequent" in parts[0].text
+    assert "Of 300 labels, the 80 most frequent" in parts[0].text
     assert [node["name"] for node in graphs[0].nodes] == [str(k) for k in range(220, 300)]
 
 
-def test_images_are_the_files_of_the_folder(text, run):
+def test_images_are_embedded_from_the_files_of_the_folder(text, run):
     block = data_block(text, "samples")
     for n, image in enumerate(block["images"]):
         assert base64.b64decode(image.partition(",")[2]) == (run / f"samples/{n:04}.jpg").read_bytes()
