@@ -1,4 +1,4 @@
-"""A copy of the launch scripts among stand-ins for the tools that they call, which write down what they are asked."""
+"""A copy of the launch scripts with fake versions of the tools that they call, which record their arguments."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ RECORD = """#!/usr/bin/env bash
 if [ -n "${FAIL:-}" ] && [[ "$*" == *$FAIL* ]]; then echo "it went wrong" >&2; exit 7; fi
 """
 
-# Cloud TPU: a slice of two workers, which are two folders. Each line of `states` answers one question; the last stays.
+# Cloud TPU: a slice of two workers, which are two folders. Each line of `states` answers one call; the last is repeated.
 GCLOUD = """
 value() { local word; for word in "${@:2}"; do case "$word" in "--$1="*) echo "${word#*=}" ;; esac; done; }
 case "$4" in
@@ -60,7 +60,7 @@ KUBECTL = """
 case " $* " in *" --filename=- "*) cat > "$FAKE/manifest" ;; esac
 """
 
-# Slurm runs a copy of the script, in the folder where it was given, with what its lines and flags ask for.
+# Slurm runs a copy of the script, with the submit folder and the CPUs per task that its lines request.
 SBATCH = """
 while [[ "$1" == --* ]]; do shift; done
 cp "$1" "$FAKE/slurm_script"
@@ -122,16 +122,16 @@ class Machines:
         )
 
     def calls(self, *tools: str) -> list[list[str]]:
-        """Return what these tools were asked by the last command, the tool's name first."""
+        """Return the calls of these tools by the last command, each as the name of the tool and its arguments."""
         every = [call.split("\x1f")[:-1] for call in (self.fake / "calls").read_text().split("\x1e")[:-1]]
         return [call for call in every if call[0] in tools]
 
     def train(self, script: str) -> None:
-        """Let this shell script be what the program does."""
+        """Replace the program by this shell script."""
         (self.fake / "train").write_text(script)
 
     def refused(self, command: str, **options) -> str:
-        """Run a command that has to end with exit code 2 and one sentence; return the sentence."""
+        """Run a command, assert exit code 2 and one sentence, and return the sentence."""
         done = self(command, **options)
         assert done.returncode == 2, done
         last = done.stderr.splitlines()[-1]
@@ -142,7 +142,7 @@ class Machines:
 
 
 def set_up(folder: Path) -> Machines:
-    """Make the copy and the tools below a folder."""
+    """Create the copy and the tools in a folder."""
     root, fake = folder / "code", folder / "fake"
     shutil.copytree(REPOSITORY / "launch", root / "launch")
     for name in ("requirements.txt", "pyproject.toml"):
@@ -162,7 +162,7 @@ def set_up(folder: Path) -> Machines:
 
 
 def documented() -> list[tuple[str, list[str]]]:
-    """Return every command of the page that is shown with --dry-run, and the lines that it shows as printed."""
+    """Return the commands with --dry-run in the page, each with its printed lines."""
     blocks = re.findall(r"^ *```(bash|text)\n(.*?)^ *```$", PAGE.read_text(), flags=re.S | re.M)
     return [
         (command, [line.strip() for line in printed.splitlines()])
@@ -172,5 +172,5 @@ def documented() -> list[tuple[str, list[str]]]:
 
 
 def words(lines: list[str], *tools: str) -> list[list[str]]:
-    """Split the lines that call these tools as a shell does."""
+    """Return the lines that call these tools, split as by a shell."""
     return [shlex.split(line) for line in lines if line.split()[0] in tools]
