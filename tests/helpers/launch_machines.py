@@ -18,7 +18,7 @@ RECORD = """#!/usr/bin/env bash
 if [ -n "${FAIL:-}" ] && [[ "$*" == *$FAIL* ]]; then echo "it went wrong" >&2; exit 7; fi
 """
 
-# Cloud TPU: a slice of two workers, which are two folders. Each line of `states` answers one call; the last is repeated.
+# Cloud TPU: a slice of two workers, which are two folders. Each line of `states` answers one call; the last one stays.
 GCLOUD = """
 value() { local word; for word in "${@:2}"; do case "$word" in "--$1="*) echo "${word#*=}" ;; esac; done; }
 case "$4" in
