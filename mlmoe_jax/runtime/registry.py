@@ -1,0 +1,53 @@
+"""Tables of names that stand for objects elsewhere, such as heads and losses: adding one takes one line."""
+
+import difflib
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+from mlmoe_jax.errors import UserError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names and the objects they stand for, each imported when it is first asked for.
+
+    The names are known without importing anything, so that they can be choices of a config key:
+
+        LOSSES = Registry("loss", {"bce": "mlmoe_jax.models.losses:binary_cross_entropy"})
+        list(LOSSES)   # ["bce"]
+        LOSSES["bce"]  # imports mlmoe_jax.models.losses and returns its binary_cross_entropy
+
+    Args:
+      kind: one entry in words, for error messages, such as "loss".
+      entries: name -> "package.module:attribute". The dict is kept as it is: an entry added later counts.
+    """
+
+    def __init__(self, kind: str, entries: dict[str, str]):
+        self.kind, self.entries = kind, entries
+
+    def __getitem__(self, name: str) -> T:
+        """Return the object of `name`; UserError with the nearest name if there is no such entry."""
+        if name not in self.entries:
+            raise UserError(f"there is no {self.kind} '{name}'{suggestion(name, self.entries)}")
+        module, _, attribute = self.entries[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown `name`: the nearest known name, or all of them if none is near."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; there are {', '.join(known)}" if known else ""

@@ -1,0 +1,59 @@
+import subprocess
+import sys
+
+import pytest
+
+from mlmoe_jax.runtime.registry import Registry, suggestion
+
+
+@pytest.fixture
+def shapes():
+    return Registry("shape", {"circle": "made_shapes:Circle", "square": "made_shapes:draw_square"})
+
+
+@pytest.fixture
+def made_shapes(tmp_path, monkeypatch):
+    (tmp_path / "made_shapes.py").write_text("class Circle: pass\n\ndef draw_square(): return 4\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("made_shapes", None)
+
+
+def test_names_are_known_without_an_import(shapes):
+    assert list(shapes) == ["circle", "square"]
+    assert len(shapes) == 2
+    assert "circle" in shapes
+    assert "triangle" not in shapes
+    assert "made_shapes" not in sys.modules
+
+
+def test_an_entry_is_imported_when_it_is_asked_for(shapes, made_shapes):
+    assert shapes["square"]() == 4
+    assert shapes["circle"] is sys.modules["made_shapes"].Circle
+
+
+def test_an_entry_added_later_counts(shapes, made_shapes):
+    shapes.entries["round"] = "made_shapes:Circle"
+    assert shapes["round"] is shapes["circle"]
+    assert list(shapes) == ["circle", "square", "round"]
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(shapes, refusal):
+    assert refusal(shapes.__getitem__, "sqare") == "there is no shape 'sqare'; did you mean 'square'?"
+    assert refusal(shapes.__getitem__, "zzz") == "there is no shape 'zzz'; there are circle, square"
+
+
+def test_a_reference_that_leads_nowhere_is_a_bug_and_no_user_error(made_shapes):
+    with pytest.raises(AttributeError, match="Hexagon"):
+        Registry("shape", {"hexagon": "made_shapes:Hexagon"})["hexagon"]
+    with pytest.raises(ModuleNotFoundError):
+        Registry("shape", {"hexagon": "no_such_module:Hexagon"})["hexagon"]
+
+
+def test_a_suggestion_of_nothing_is_empty():
+    assert suggestion("a", ()) == ""
+
+
+def test_the_registry_is_free_of_jax():
+    code = "import sys, mlmoe_jax.runtime.registry; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
