@@ -50,6 +50,8 @@ _ONLY_FOR = {
     "output": (("predict", "compare", "report", "pack", "export"), None),
 }
 
+_HELP = "--help="  # with a section or a key of the config; a bare --help is argparse's
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
@@ -61,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m mlmoe_jax.main",
         description="Multi-label image classification: train, evaluate, predict; compare and report; count costs; "
         "check and pack data.",
-        epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE; "
-        "mlmoe_jax/config/defaults.py explains each.",
+        epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE. --help=config lists the sections, "
+        "--help=optim explains the keys of one, --help=optim.learning_rate explains a key.",
         allow_abbrev=False,
     )
     parser.add_argument("--mode", choices=MODES, default="train")
@@ -369,6 +371,11 @@ _RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
 def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
     try:
+        if topics := [word.removeprefix(_HELP) for word in arguments if word.startswith(_HELP)]:
+            from mlmoe_jax.config.reference import describe
+
+            print("\n\n".join(map(describe, topics)))
+            return 0
         flags, overrides = parse(arguments)
         return distributed.run(lambda: _RUN[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
     except UserError as error:

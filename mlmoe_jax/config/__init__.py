@@ -1,5 +1,8 @@
 """The configuration: every key, loading, validation, published recipes; may use models and the rooms below."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import (
     CONFIG_FOLDER,
@@ -13,6 +16,17 @@ from mlmoe_jax.config.loading import (
 )
 from mlmoe_jax.config.validation import validate, warnings
 
+if TYPE_CHECKING:
+    from mlmoe_jax.config.recipes.benchmarks import use_dataset
+    from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
+
+# What config files need besides, imported when it is first asked for: the recipes import models, and these jax.
+_LAZY = {
+    "prompt_tuning": "mlmoe_jax.config.recipes.prompt_tuning",
+    "use_dataset": "mlmoe_jax.config.recipes.benchmarks",
+    "use_ml_vpt": "mlmoe_jax.config.recipes.prompt_tuning",
+}
+
 __all__ = [
     "CONFIG_FOLDER",
     "apply_overrides",
@@ -21,8 +35,17 @@ __all__ = [
     "from_json",
     "load_config",
     "parse_arg",
+    "prompt_tuning",
     "set_key",
     "to_json",
+    "use_dataset",
+    "use_ml_vpt",
     "validate",
     "warnings",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,9 @@
-"""The configuration: loading, overrides, and one check of everything; `defaults.py` has the keys and their meaning.
+"""Configs from files, from the command line and from run folders; `defaults.py` has the keys and their meaning.
 
 A config file defines `get_config(arg="") -> ConfigDict`, starting from `default_config()`. What follows a colon in
 `--config=file.py:dataset=digits,epochs=3` is handed to it; `parse_arg` splits it.
 """
 
-import ast
 import difflib
 import importlib.util
 import json
@@ -13,14 +12,22 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS, default_config, key_named
+from mlmoe_jax.config.keys import Key, as_text, key_like, tuples
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.registry import suggestion
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 # An installed package carries the configs inside; a checkout has them beside the package.
 CONFIG_FOLDER = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), _PACKAGE)
+
+# Keys of run folders and configs written before -> the names that they have now.
+RENAMED = {
+    "model.prompts.mask": "model.prompts.attention_mask",
+    "model.prompts.masks": "model.prompts.pruning",
+}
 
 
 def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
@@ -38,7 +45,9 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
         if key in seen:
             raise UserError(f"config argument '{key}' is given twice")
         seen.add(key)
-        set_key(options, key, text, what="config argument")
+        if key not in defaults:
+            raise UserError(f"config argument '{key}' does not exist{suggestion(key, defaults)}")
+        options[key] = _read(key_like(defaults[key]), text, f"config argument '{key}'")
     return options
 
 
@@ -68,11 +77,11 @@ def _find_config(location: str) -> Path:
         if candidate.is_file():
             return candidate
     names = sorted(path.stem for path in CONFIG_FOLDER.glob("*.py"))
-    raise UserError(f"there is no config '{location}'{_suggestion(Path(location).stem, names)}")
+    raise UserError(f"there is no config '{location}'{suggestion(Path(location).stem, names)}")
 
 
 def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:
-    """Set ("a.b", "text") pairs, each text read as the type of the key's default."""
+    """Set ("a.b", "text") pairs, each text read as its key says."""
     seen: set[str] = set()
     for key, text in overrides:
         if key in seen:
@@ -83,41 +92,55 @@ def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> Con
 
 
 def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
-    """Set dotted `key` to `text` read as the type of the present value; UserError names what is wrong."""
+    """Set dotted `key` of a whole config to what `text` stands for.
+
+    what: the role of the key in an error, such as "config key". Raises UserError, with the nearest key of the whole
+    config, if there is no such key or it takes no such value.
+    """
+    if key in SECTIONS:
+        inside = ", ".join(f"{key}.{name}" for name in SECTIONS[key].entries)
+        raise UserError(f"{what} '{key}' is a section; set one of {inside}")
+    declared = key_named(key)
+    if declared is None:
+        raise UserError(f"{what} '{key}' {why_unknown(key)}")
+    _assign(config, key, _read(declared, text, f"{what} '{key}'"))
+
+
+def _assign(config: ConfigDict, key: str, value: Any) -> None:
     *parents, leaf = key.split(".")
     node = config
-    for depth, name in enumerate([*parents, leaf]):
-        if not isinstance(node, ConfigDict) or name not in node:
-            known = list(node) if isinstance(node, ConfigDict) else []
-            prefix = ".".join([*parents, leaf][:depth])
-            where = f" under '{prefix}'" if prefix else ""
-            raise UserError(f"{what} '{key}' does not exist: no '{name}'{where}{_suggestion(name, known)}")
-        parent, node = node, node[name]
-    if isinstance(node, ConfigDict):
-        raise UserError(f"{what} '{key}' is a section; set one of {', '.join(f'{key}.{name}' for name in node)}")
-    parent[leaf] = _read(text, node, f"{what} '{key}'")
+    for name in parents:
+        node = node[name]
+    node[leaf] = value
 
 
-def _read(text: str, present: Any, what: str) -> Any:
+def _read(key: Key, text: str, what: str) -> Any:
     try:
-        if isinstance(present, bool):
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        if isinstance(present, tuple):
-            if text[:1] not in ("(", "["):
-                kind = float if present and all(isinstance(value, float) for value in present) else str
-                return tuple(kind(part) for part in text.split(",") if part)
-            value = ast.literal_eval(text)
-            return tuple(_tuples(item) for item in value) if isinstance(value, tuple | list) else (value,)
-        return type(present)(text)
+        return key.read(text)
     except (ValueError, KeyError, SyntaxError) as error:
-        raise UserError(f"{what} takes a {type(present).__name__} such as {present!r}, not '{text}'") from error
+        example = as_text(key.default)
+        such = f" such as {example}" if example else ""
+        raise UserError(f"{what} takes {key.takes}{such}, not '{text}'") from error
 
 
-def _suggestion(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+def why_unknown(name: str) -> str:
+    """Return the rest of the sentence that begins with a `name` which is no key, with the nearest one that is."""
+    if name in RENAMED:
+        return f"has been renamed; use '{RENAMED[name]}'"
+    if (place := name.rpartition(".")[0]) in KEYS:
+        return f"does not exist: '{place}' is a key, not a section"
+    # A key in the wrong section, or without one, is nearer than another key of the same section.
+    leaf = name.rpartition(".")[2]
+    same = [known for known in KEYS if known.rpartition(".")[2] == leaf]
+    known = [*KEYS, *(section for section in SECTIONS if not name.startswith(f"{section}."))]
+    close = difflib.get_close_matches(name, same or known, n=1, cutoff=0 if same else 0.6)
     if close:
-        return f"; did you mean '{close[0]}'?"
-    return f"; there are {', '.join(known)}" if known else ""
+        return f"does not exist; did you mean '{close[0]}'?"
+    while place not in SECTIONS and place:
+        place = place.rpartition(".")[0]
+    if place:
+        return f"does not exist; '{place}' has {', '.join(SECTIONS[place].entries)}"
+    return f"does not exist; the config has {', '.join(CONFIG.entries)}"
 
 
 def to_json(config: ConfigDict) -> str:
@@ -126,31 +149,34 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str) -> ConfigDict:
-    """Read a stored config over the defaults, so that keys added since it was written have their default."""
-    config = default_config()
+    """Read a stored config over the defaults, so that keys added since it was written have their default.
 
-    def merge(node: ConfigDict, stored: dict) -> None:
-        for key, value in stored.items():
-            if isinstance(value, dict):
-                merge(node[key], value)
-            else:
-                node[key] = _tuples(value) if isinstance(value, list) else value
-
+    Keys that have been renamed since are read under their old names. Raises UserError, which names the key, for a key
+    that does not exist and for a value of another type.
+    """
     try:
-        merge(config, json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        stored = flatten(json.loads(text))
+    except (ValueError, AttributeError) as error:
         raise UserError(f"the stored config is damaged: {str(error).partition('. ')[0]}") from error
+    if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
+        stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # which was the exponent of focal before that had its own
+    config = default_config()
+    for old, value in stored.items():
+        name = RENAMED.get(old, old)
+        if key_named(name) is None:
+            raise UserError(f"the stored config is damaged: its key '{old}' {why_unknown(old)}")
+        try:
+            _assign(config, name, tuples(value))
+        except TypeError as error:
+            must = f"'{old}' is {value!r} and must be {key_named(name).takes}"
+            raise UserError(f"the stored config is damaged: its key {must}") from error
     return config
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return {"a.b": value} over all sections."""
     flat = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, ConfigDict) else {name: value}
+        flat |= flatten(value, f"{name}.") if isinstance(value, ConfigDict | dict) else {name: value}
     return flat

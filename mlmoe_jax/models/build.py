@@ -173,7 +173,7 @@ def build_prompts(settings, shape: ViTShape, *, rngs: nnx.Rngs) -> nnx.Module | 
     if settings.kind == "group":
         group_of = prompt_groups(len(SIDES[settings.sides]), settings.num_groups, settings.per_group)
         common["count"] = len(group_of)
-        return DeepPrompts(*place, mask=prompt_mask(settings.mask, group_of), **common)
+        return DeepPrompts(*place, mask=prompt_mask(settings.attention_mask, group_of), **common)
     if settings.kind == "deep":
         return DeepPrompts(*place, **common)
     if settings.kind == "shallow":
@@ -184,10 +184,10 @@ def build_prompts(settings, shape: ViTShape, *, rngs: nnx.Rngs) -> nnx.Module | 
         key_values=settings.key_values,
         shared=settings.share_key_values,
         heads=shape.heads,
-        segments=0 if settings.masks == "none" else settings.segments,
+        segments=0 if settings.pruning == "none" else settings.segments,
         token_mask=_bits(settings.kept_tokens) if settings.kept_tokens else None,
         segment_mask=np.stack([_bits(row) for row in settings.kept_segments]) if settings.kept_segments else None,
-        absent=settings.masks == "fixed" and settings.pruned == "absent",
+        absent=settings.pruning == "fixed" and settings.pruned == "absent",
         **common,
     )
 

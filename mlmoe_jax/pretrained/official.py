@@ -37,7 +37,7 @@ _EXPECTED = (
     (
         r"ml_vpt.*",
         {
-            "prompts.mask": "all_prompts",
+            "prompts.attention_mask": "all_prompts",
             "head.activation": "gelu",
             "head.gates_of": "label",
             "head.gate_bias": "unused",
@@ -187,7 +187,7 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
     if expected is None:
         return []
     chosen = {key: settings[key.partition(".")[0]][key.partition(".")[2]] for key in expected}
-    if settings.prompts.masks == "none":
+    if settings.prompts.pruning == "none":
         chosen.pop("prompts.pruned", None)
     found = [
         f"model.{key} is {value} and there {expected[key]}" for key, value in chosen.items() if value != expected[key]

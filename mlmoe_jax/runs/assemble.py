@@ -108,7 +108,7 @@ def trainable_rules(config: ConfigDict) -> tuple:
     frozen = []
     if isinstance(backbone_shape(config), ResNetShape) and config.model.backbone.batch_norm == "frozen":
         frozen.append(FROZEN_BATCH_NORM)  # no gradient reaches them, but weight decay would
-    if config.model.prompts.masks == "fixed":
+    if config.model.prompts.pruning == "fixed":
         frozen.append(PRUNING_MASKS)
     if config.model.head.decoder.fixed_queries:
         frozen.append(FIXED_QUERIES)

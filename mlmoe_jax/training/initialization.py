@@ -40,6 +40,11 @@ def require_source(config: ConfigDict) -> None:
     if _is_file(given):
         if not Path(given).exists():
             raise UserError(f"there is no weights file {given}")
+        if config.model.head.kind == "ml_gcn" and not config.model.head.graph.word_vectors:
+            raise UserError(
+                "config.init_from is a file of ML-GCN's, which was trained with GloVe vectors: name them with "
+                "model.head.graph.word_vectors"
+            )
     elif given and not RunFolder(given).path.is_dir():
         kinds = f"{', '.join(CHECKPOINT_SUFFIXES[:-1])} or {CHECKPOINT_SUFFIXES[-1]}"
         raise UserError(f"config.init_from is '{given}', which is neither a file in {kinds} nor a run folder")
@@ -118,7 +123,7 @@ def _set_masks(config: ConfigDict) -> tuple[str, ...]:
     """Return the masks of prompts whose values the config itself gives, as the levels of pruning do."""
     prompts = config.model.prompts
     given = {"token_mask": prompts.kept_tokens, "segment_mask": prompts.kept_segments}
-    return tuple(name for name, value in given.items() if value) if prompts.masks == "fixed" else ()
+    return tuple(name for name, value in given.items() if value) if prompts.pruning == "fixed" else ()
 
 
 def _fixed_table(parts: Parts, native: tuple[int, ...] | None) -> Parts:

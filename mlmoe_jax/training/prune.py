@@ -61,7 +61,7 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
     """
     _require_prunable(config)
     search = copy.deepcopy(config)
-    search.model.prompts.masks = "learned"
+    search.model.prompts.pruning = "learned"
     require_same_config(search, RunFolder(folder / SEARCH))
     with folder.writing() if distributed.is_first() else contextlib.nullcontext():
         _train_once(search, RunFolder(folder / SEARCH), "training with learned masks")
@@ -87,7 +87,7 @@ def at_level(config: ConfigDict, level: Level) -> ConfigDict:
     """Return the config of the training that starts again with the masks of a level, fixed."""
     pruned = copy.deepcopy(config)
     prompts = pruned.model.prompts
-    prompts.masks, prompts.kept_tokens, prompts.kept_segments = "fixed", level.kept_tokens, level.kept_segments
+    prompts.pruning, prompts.kept_tokens, prompts.kept_segments = "fixed", level.kept_tokens, level.kept_segments
     return pruned
 
 
@@ -218,7 +218,7 @@ def _require_prunable(config: ConfigDict) -> None:
             f"--mode=prune prunes the prompts of E2VPT, not those of kind {config.model.prompts.kind}; start from "
             "configs/e2vpt.py"
         )
-    if config.model.prompts.masks != "none":
-        raise UserError("--mode=prune sets model.prompts.masks itself; leave it at none")
+    if config.model.prompts.pruning != "none":
+        raise UserError("--mode=prune sets model.prompts.pruning itself; leave it at none")
     if config.eval.select_on == "none":
         raise UserError("--mode=prune chooses a level by its mAP: set eval.select_on to val or test")

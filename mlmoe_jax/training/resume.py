@@ -71,8 +71,9 @@ def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
     if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in (CHECKPOINTS, RESULTS)):
         return []
     before, now = (configuration.flatten(c) for c in (configuration.from_json(folder.read_text(CONFIG)), config))
+    # Only terms of the loss can be in one of them alone, and such a term has no weight in the other.
     return [
-        f"{key} was {before[key]!r} and is {now[key]!r}"
-        for key in now
-        if before[key] != now[key] and not key.startswith(FREE_KEYS)
+        f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"
+        for key in now | before
+        if before.get(key, 0.0) != now.get(key, 0.0) and not key.startswith(FREE_KEYS)
     ]

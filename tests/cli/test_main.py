@@ -274,7 +274,12 @@ def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, train
         (["--config=mlvpt_digit", "--workdir={tmp}"], ["did you mean 'mlvpt_digits'"]),
         (["--config=mlvpt_digits", "--config=linear_probe", "--workdir={tmp}"], ["2 times"]),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.optim.learing_rate=1"], ["learning_rate"]),
-        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=many"], ["train.epochs", "int"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.model.prompts.masks=none"], ["model.prompts.pruning"]),
+        (["--help=optm"], ["did you mean 'optim'"]),
+        (
+            ["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=many"],
+            ["train.epochs", "a whole number above 0"],
+        ),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs"], ["no value"]),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=0"], ["train.epochs", "above 0"]),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.mesh.data=3"], ["mesh", "device"]),

@@ -193,7 +193,6 @@ def test_only_prompts_are_read_before_the_last_norm():
         ("hsq_resnet101:task=0,shared=0", {}, "a label needs an expert"),
         ("drmoe_resnet101", {"model.head.decoder.queries": "5"}, "routed_experts has a query a label"),
         ("vpt", {"model.prompts.count": "0"}, "set model.prompts.kind=none"),
-        ("mlgcn_resnet101", {"init_from": "coco.pth.tar"}, "GloVe"),
     ],
 )
 def test_settings_that_do_nothing_or_cannot_work_are_named(reference, overrides, complaint, refusal):

@@ -65,9 +65,9 @@ def test_trainable_parameters_are_those_of_the_paper(reference):
 
 
 def test_masks_of_e2vpt_count_and_those_that_are_fixed_do_not_train():
-    learned = counts(*abstract("e2vpt", overrides=[("model.prompts.masks", "learned")]))
+    learned = counts(*abstract("e2vpt", overrides=[("model.prompts.pruning", "learned")]))
     assert learned == (BACKBONE + 430_670, 430_670)
-    fixed = counts(*abstract("e2vpt", overrides=[("model.prompts.masks", "fixed")]))
+    fixed = counts(*abstract("e2vpt", overrides=[("model.prompts.pruning", "fixed")]))
     assert fixed == (BACKBONE + 430_670, 430_160)
 
 
@@ -193,7 +193,7 @@ def test_wrong_arguments_are_named(reference, complaint, refusal):
         ({"model.prompts.kept_tokens": "101"}, "must have 30 digits"),
         ({"model.head.kind": "group_linear"}, "reads group prompts"),
         ({"loss.terms.co": "1"}, "which head linear does not give"),
-        ({"model.prompts.count": "-1"}, "0 or more"),
+        ({"model.prompts.count": "-1"}, "of at least 0"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(overrides, complaint, refusal):

@@ -114,7 +114,7 @@ def listed_config(name: str):
         prompts.count = told["prompts"]
         prompts.kind = {"VPT deep": "deep", "E2VPT": "e2vpt"}.get(name, "shallow")
         prompts.gated = prompts.learn_temperature = name == "GateVPT"
-        prompts.key_values, prompts.masks = told.get("kv_prompts", 0), "learned"
+        prompts.key_values, prompts.pruning = told.get("kv_prompts", 0), "learned"
     return config, shape, told["K"]
 
 
@@ -126,7 +126,7 @@ def family_config(name: str):
     prompts.count, prompts.project = family.PROMPTS, case.project
     prompts.gated = prompts.learn_temperature = case.gated
     prompts.key_values, prompts.share_key_values = family.KEY_VALUES, case.key_values == "shared"
-    prompts.masks, prompts.pruned = ("fixed" if case.masked else "none"), "zeroed"
+    prompts.pruning, prompts.pruned = ("fixed" if case.masked else "none"), "zeroed"
     shape = ViTShape(family.WIDTH, family.DEPTH, family.HEADS, family.PATCH, family.IMAGE)
     return config, shape, family.LABELS
 
@@ -285,7 +285,7 @@ def test_another_method_is_refused(refusal, tmp_path):
         f"{paths['VPT deep']} (vpt_deep layout) does not fit the model: no tensor for prompts/shallow; prompts/deep is "
         "not a parameter of this model"
     )
-    sentence = refusal(load_official, make_model("E2VPT", masks="none"), paths["E2VPT"], 7)
+    sentence = refusal(load_official, make_model("E2VPT", pruning="none"), paths["E2VPT"], 7)
     assert "prompts/segment_mask is not a parameter of this model" in sentence
     assert "no tensor for prompts/key_value" in refusal(load_official, make_model("E2VPT"), paths["VPT deep"], 7)
 
@@ -396,7 +396,7 @@ def test_settings_that_differ_from_the_code_are_told():
     assert departures(config.model, "ml_vpt") == []
     use_ml_vpt(config, preset="paper")
     assert departures(config.model, "ml_vpt_dinov2") == [
-        "model.prompts.mask is cross_group and there all_prompts",
+        "model.prompts.attention_mask is cross_group and there all_prompts",
         "model.head.activation is relu and there gelu",
         "model.head.gate_bias is used and there unused",
         "model.head.combine is mean_probability and there mean_logit",
@@ -406,7 +406,7 @@ def test_settings_that_differ_from_the_code_are_told():
     assert departures(config.model, "vpt_deep") == []
     config.model.backbone.final_norm = "no"
     assert departures(config.model, "vpt_deep") == ["model.backbone.final_norm is no and there yes"]
-    config.model.backbone.final_norm, config.model.prompts.masks = "yes", "fixed"
+    config.model.backbone.final_norm, config.model.prompts.pruning = "yes", "fixed"
     assert departures(config.model, "e2vpt") == ["model.prompts.pruned is absent and there zeroed"]
-    config.model.prompts.masks = "none"
+    config.model.prompts.pruning = "none"
     assert departures(config.model, "e2vpt") == []

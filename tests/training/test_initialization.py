@@ -14,7 +14,7 @@ from helpers.paths import PARITY
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from mlmoe_jax.config import default_config
+from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.evaluation.evaluate import evaluate_run
@@ -39,7 +39,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.convert import export_run, import_run
-from mlmoe_jax.training.initialization import initial_parts
+from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.label_transfer import LABEL_ROWS, Counterparts, carry_over
 from mlmoe_jax.training.loop import train
 
@@ -59,7 +59,7 @@ def _values_drawn_in_numpy(monkeypatch):
 
     def build(config, space, *, rngs):
         model, prompts = drawn_model(config, space, seed=config.seed), config.model.prompts
-        if prompts.masks == "fixed":  # these are what the config says
+        if prompts.pruning == "fixed":  # these are what the config says
             kept = prompts.kept_tokens or "1" * prompts.count
             model.prompts.token_mask[...] = jnp.array([float(digit) for digit in kept])
         return model
@@ -329,7 +329,7 @@ def test_a_resampled_position_table_lives_on_in_runs(config, refusal, tmp_path):
 
 def test_only_what_is_not_published_is_stored(config, published, tmp_path):
     prompts = config.model.prompts
-    prompts.kind, prompts.count, prompts.key_values, prompts.masks = "e2vpt", 4, 2, "fixed"
+    prompts.kind, prompts.count, prompts.key_values, prompts.pruning = "e2vpt", 4, 2, "fixed"
     prompts.kept_tokens = "1011"
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     stored = load_file(tmp_path / "a" / "frozen.safetensors")
@@ -554,6 +554,15 @@ def test_a_run_that_resumes_needs_nothing_but_its_folder(config, tmp_path):
     again = parts_of_run(folder, config, space)
     same({p: np.asarray(x) for p, x in again.frozen.items()}, {p: np.asarray(x) for p, x in fresh.frozen.items()})
     assert again.unpublished == fresh.unpublished == set(fresh.frozen)
+
+
+def test_a_file_of_ml_gcn_needs_its_word_vectors(refusal, tmp_path):
+    path = tmp_path / "coco.pth.tar"
+    path.touch()
+    config = load_config("mlgcn_resnet101", [("init_from", str(path))])
+    assert "name them with model.head.graph.word_vectors" in refusal(require_source, config)
+    config.model.head.graph.word_vectors = "glove.txt"
+    require_source(config)
 
 
 def test_layers_on_other_word_vectors_are_left():

@@ -44,10 +44,10 @@ def test_the_config_of_a_level_starts_again_with_its_masks():
     config = load_config("e2vpt:dataset=digits,prompts=4", [("model.prompts.segments", "4")])
     (level,) = levels_of((0.5,), (0.25,))
     pruned = at_level(config, level)
-    assert pruned.model.prompts.masks == "fixed"
+    assert pruned.model.prompts.pruning == "fixed"
     assert pruned.model.prompts.kept_tokens == "1001"
     assert pruned.model.prompts.kept_segments == ("1110", "0111", "1110", "0111")
-    assert config.model.prompts.masks == "none"
+    assert config.model.prompts.pruning == "none"
 
 
 # ------------------------------------------------------------------------------------------------- the whole of it
@@ -82,7 +82,7 @@ def test_all_stages_are_there_and_the_best_on_validation_is_taken(pruned):
     best = max(rows, key=lambda row: float(row[-2]))
     assert float(best[-2]) == results["val"]["mAP"]
     run = open_run(folder)
-    assert run.config.model.prompts.masks == "fixed"
+    assert run.config.model.prompts.pruning == "fixed"
     kept = run.config.model.prompts.kept_tokens
     assert kept.count("1") == int(best[-4])
     np.testing.assert_array_equal(run.frozen["prompts/token_mask"], [float(digit) for digit in kept])
@@ -134,8 +134,8 @@ def test_what_cannot_be_pruned_is_refused_before_anything_is_written(config, tmp
     unchosen, masked = copy.deepcopy(config), copy.deepcopy(config)
     unchosen.eval.select_on = "none"
     assert "eval.select_on" in refusal(prune, unchosen, folder)
-    masked.model.prompts.masks = "learned"
-    assert "model.prompts.masks" in refusal(prune, masked, folder)
+    masked.model.prompts.pruning = "learned"
+    assert "model.prompts.pruning" in refusal(prune, masked, folder)
     odd = copy.deepcopy(config)
     odd.prune.token_levels = (1.0,)
     assert "prune.token_levels" in refusal(prune, odd, folder)

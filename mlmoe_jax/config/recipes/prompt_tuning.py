@@ -78,7 +78,7 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
         raise UserError(f"preset={preset} is not one of {', '.join(PRESETS)}")
     code = preset == "code"
     config.model.prompts.kind = "group"
-    config.model.prompts.mask = "all_prompts" if code else "cross_group"
+    config.model.prompts.attention_mask = "all_prompts" if code else "cross_group"
     config.model.head.kind = "group_experts"
     config.model.head.activation = "gelu" if code else "relu"
     config.model.head.gate_bias = "unused" if code else "used"

@@ -1,0 +1,257 @@
+"""What a config key is: its kind of value, its default, and one sentence about it.
+
+The tables in `config.tables` are made of these. A kind says in words what it takes, reads it from the text of the
+command line, and finds what is wrong with a value; defaults, validation, help and the reference page all come from it.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
+
+from mlmoe_jax.runtime.registry import Registry
+
+ANY = -math.inf  # the lower limit of a number that has none
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the config. `doc` is one sentence; `unit` is empty if the value is a bare number or no number."""
+
+    default: Any
+    doc: str
+    _: KW_ONLY
+    unit: str = ""
+
+    @property
+    def takes(self) -> str:
+        """The values in words, such as "a whole number above 0"."""
+        raise NotImplementedError
+
+    def read(self, text: str) -> Any:
+        """Return the value that `text` stands for; ValueError, SyntaxError or KeyError if it stands for none."""
+        raise NotImplementedError
+
+    def allows(self, value: Any) -> bool:
+        """Return whether `value` is one that the key takes."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Text(Key):
+    """Any text, such as a name or a path."""
+
+    takes: ClassVar[str] = "text"
+
+    def read(self, text: str) -> str:
+        """Return the text itself."""
+        return text
+
+    def allows(self, value: Any) -> bool:
+        """Return whether it is text."""
+        return isinstance(value, str)
+
+
+@dataclass(frozen=True)
+class Choice(Text):
+    """One of several names. `of`: the names, or name -> what it means, or a registry."""
+
+    _: KW_ONLY
+    of: tuple[str, ...] | Mapping[str, str] | Registry
+
+    @property
+    def takes(self) -> str:
+        """The names in a row."""
+        return f"one of {', '.join(self.of)}"
+
+    def allows(self, value: Any) -> bool:
+        """Return whether it is one of the names."""
+        return value in self.of
+
+
+@dataclass(frozen=True)
+class Flag(Key):
+    """True or false."""
+
+    takes: ClassVar[str] = "true or false"
+
+    def read(self, text: str) -> bool:
+        """Read true, 1, false or 0."""
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+
+    def allows(self, value: Any) -> bool:
+        """Return whether it is a truth value."""
+        return isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Number(Key):
+    """A number with a lower limit, `above` or `least` (ANY = none), and perhaps an upper one, `below` or `most`."""
+
+    _: KW_ONLY
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+    word: ClassVar[str] = "number"
+
+    @property
+    def takes(self) -> str:
+        """The range in words."""
+        if self.least == ANY:
+            return f"any {self.word}"
+        if self.above is not None:
+            upper = f" and at most {self.most:g}" if self.most is not None else ""
+            return f"a {self.word} above {self.above:g}{upper}"
+        if self.most is not None:
+            return f"a {self.word} from {self.least:g} to {self.most:g}"
+        if self.below is not None:
+            return f"a {self.word} from {self.least:g} to below {self.below:g}"
+        return f"a {self.word} of at least {self.least:g}"
+
+    def read(self, text: str) -> float:
+        """Read a number."""
+        return float(text)
+
+    def allows(self, value: Any) -> bool:
+        """Return whether it is a number within the limits; nan never is."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        enough = value >= self.least if self.least is not None else value > self.above
+        return enough and (self.below is None or value < self.below) and (self.most is None or value <= self.most)
+
+
+@dataclass(frozen=True)
+class Integer(Number):
+    """A whole number with limits."""
+
+    word: ClassVar[str] = "whole number"
+
+    def read(self, text: str) -> int:
+        """Read a whole number."""
+        return int(text)
+
+
+@dataclass(frozen=True)
+class _Tuple(Key):
+    """Several values: a Python tuple or list, or the bare values with commas between them."""
+
+    def read(self, text: str) -> tuple:
+        """Read the tuple, and tuples within it."""
+        if text[:1] not in ("(", "["):
+            return tuple(self.read_one(part) for part in text.split(",") if part)
+        value = ast.literal_eval(text)
+        return tuples(value) if isinstance(value, tuple | list) else (value,)
+
+    def read_one(self, text: str) -> Any:
+        """Read one of the bare values."""
+        return text
+
+
+@dataclass(frozen=True)
+class Texts(_Tuple):
+    """Texts, such as the names of splits."""
+
+    takes: ClassVar[str] = "texts with commas between them"
+
+    def allows(self, value: Any) -> bool:
+        """Return whether all are text."""
+        return isinstance(value, tuple | list) and all(isinstance(one, str) for one in value)
+
+
+@dataclass(frozen=True)
+class _Numbers(_Tuple):
+    def read_one(self, text: str) -> float:
+        """Read a number."""
+        return float(text)
+
+    def allows(self, value: Any) -> bool:
+        """Return whether all are numbers."""
+        return isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value)
+
+
+@dataclass(frozen=True)
+class Interval(_Numbers):
+    """Two numbers between which something is drawn."""
+
+    takes: ClassVar[str] = "two numbers above 0, the smaller one first"
+
+    def allows(self, value: Any) -> bool:
+        """Return whether there are two, in order."""
+        return super().allows(value) and len(value) == 2 and 0 < value[0] <= value[1]
+
+
+@dataclass(frozen=True)
+class Shares(_Numbers):
+    """At least one share of a whole."""
+
+    takes: ClassVar[str] = "one or more numbers from 0 to below 1"
+
+    def allows(self, value: Any) -> bool:
+        """Return whether there is one, and all are shares."""
+        return super().allows(value) and len(value) > 0 and all(0 <= one < 1 for one in value)
+
+
+@dataclass(frozen=True)
+class Rules(_Tuple):
+    """Ordered rules over parameter paths, of which the first that matches counts (see models.rules)."""
+
+    takes: ClassVar[str] = "(regex, value) pairs"
+
+    def allows(self, value: Any) -> bool:
+        """Return whether all are pairs."""
+        return isinstance(value, tuple | list) and all(
+            isinstance(rule, tuple | list) and len(rule) == 2 for rule in value
+        )
+
+
+@dataclass(frozen=True)
+class Section:
+    """Keys that belong together, and sections below; `further` allows more keys than the listed, all of its kind."""
+
+    doc: str
+    entries: Mapping[str, Key | Section] = field(default_factory=dict)
+    further: Key | None = None
+
+
+def section(doc: str, /, *, further: Key | None = None, **entries: Key | Section) -> Section:
+    """Return a section of the table, its entries as keyword arguments in the order in which they are shown."""
+    return Section(doc, entries, further)
+
+
+def walk(table: Section, prefix: str = "") -> Iterator[tuple[str, Key | Section]]:
+    """Yield the dotted name of everything in a section, a section before what it holds."""
+    for name, entry in table.entries.items():
+        yield f"{prefix}{name}", entry
+        if isinstance(entry, Section):
+            yield from walk(entry, f"{prefix}{name}.")
+
+
+def key_like(value: Any) -> Key:
+    """Return a key that reads text as the type of `value`: of an option that is in no table."""
+    kinds = {
+        bool: Flag(value, ""),
+        int: Integer(value, "", least=ANY),
+        float: Number(value, "", least=ANY),
+        tuple: Texts(value, ""),
+        str: Text(value, ""),
+    }
+    return kinds[type(value)]
+
+
+def tuples(value: Any) -> Any:
+    """Return the lists in `value`, and those within them, as tuples."""
+    return tuple(tuples(item) for item in value) if isinstance(value, tuple | list) else value
+
+
+def as_text(value: Any) -> str:
+    """Return a value as one would write it on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple) and all(isinstance(item, str | float) for item in value):
+        return ",".join(map(str, value))
+    return str(value)

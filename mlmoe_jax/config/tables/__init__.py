@@ -1,0 +1,1 @@
+"""The table of all config keys, one module per part of the program."""

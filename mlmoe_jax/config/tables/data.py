@@ -1,0 +1,159 @@
+"""Keys of the data set, of augmentation, and of packing."""
+
+from mlmoe_jax.config.keys import Choice, Flag, Integer, Interval, Number, Text, Texts, section
+
+DATA = section(
+    "The data set: where it is, which splits it has, and how its images are read.",
+    name=Text(
+        "digits",
+        "Name of the data set: digits, digits_single, synthetic, voc2012, voc2007, coco2014, nuswide, vg256, vg500, "
+        "csv, jsonl, folders, coco_json, packed, or tfds:NAME for a data set of TFDS such as tfds:coco/2014.",
+    ),
+    root=Text("", "Folder of the data set; digits and synthetic need none."),
+    table=Text(
+        "{split}.csv",
+        "For csv, jsonl and coco_json: the file with the labels, below data.root, in which {split} stands for the name "
+        "of the split.",
+    ),
+    images=Text(
+        "",
+        "For csv, jsonl and coco_json: the folder below data.root that the paths in the table are relative to; it may "
+        "contain {split}.",
+    ),
+    image_column=Text("image", "For csv and jsonl: the column, or key, that holds the path of the image."),
+    label_column=Text(
+        "labels",
+        "For csv and jsonl: the column, or key, that holds the label names; if it is empty, the table has one column "
+        "per class with 1, 0, or nothing for unknown.",
+    ),
+    labels=Integer(20_000, "For synthetic: the number of labels that its images can show.", above=0),
+    separator=Text(";", "For csv: the text between two label names."),
+    classes=Text(
+        "",
+        "For csv, jsonl and vg500: a text file below data.root with one class per line; if it is empty, the classes "
+        "are the names in the table.",
+    ),
+    train_split=Text("train", "Name of the split to train on."),
+    val_split=Text("val", "Name of the split for model selection and early stopping; if it is empty, there is none."),
+    test_splits=Texts(("test",), "Names of the splits that are evaluated at the end of training."),
+    val_fraction=Number(
+        0.0,
+        "Share of the training split that is held out as data.val_split, drawn with the seed; 0 means that the data "
+        "set has its own.",
+        least=0,
+        most=1,
+    ),
+    image_size=Integer(64, "Side of the square images that the network gets.", above=0, unit="pixels"),
+    resize=Choice(
+        "square",
+        "How evaluation, and training without augment.geometry, bring an image to its final size.",
+        of={
+            "square": "resize to a square, whatever the aspect ratio",
+            "crop": "resize the short side, then crop the centre",
+        },
+    ),
+    crop_fraction=Number(
+        0.875,
+        "For data.resize=crop: the side of the centre crop as a fraction of the resized short side.",
+        above=0,
+        most=1,
+    ),
+    reduced_decoding=Flag(
+        False, "Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, which is faster and not how the papers did it."
+    ),
+    bad_images=Choice(
+        "error",
+        "What happens if an image is missing or unreadable.",
+        of={"error": "stop with an error", "skip": "leave it out, count it and list it"},
+    ),
+    difficult=Choice(
+        "negative",
+        "How a label that is marked difficult counts.",
+        of={"negative": "as absent", "ignore": "not at all, in losses and metrics", "positive": "as present"},
+    ),
+    keep_empty=Flag(
+        False,
+        "Keep images without any positive label in the published data sets; the user's own tables and folders always "
+        "keep them.",
+    ),
+    workers=Integer(
+        0,
+        "Number of processes that decode, resize and augment images; 0 means threads of the main process.",
+        least=0,
+    ),
+    threads=Integer(2, "Number of reading threads in each of these processes.", above=0),
+)
+
+AUGMENT = section(
+    "Augmentation of training images, applied in the order of these keys.",
+    where=Choice(
+        "device",
+        "Where images are augmented; geometry and margin always run on the host.",
+        of={"device": "in batches, compiled into the training step", "host": "in the input pipeline, faster on a CPU"},
+    ),
+    geometry=Choice(
+        "none",
+        "How a training image is cropped and resized.",
+        of={
+            "none": "as data.resize does it",
+            "random_resized_crop": "a random part of the image, resized",
+            "multi_scale_crop": "one of several sizes and places, as in ML-GCN",
+        },
+    ),
+    crop_scale=Interval(
+        (0.08, 1.0), "For random_resized_crop: the smallest and the largest share of the image's area to crop."
+    ),
+    crop_ratio=Interval(
+        (0.75, 1.3333333333333333),
+        "For random_resized_crop: the smallest and the largest ratio of width to height.",
+    ),
+    margin=Integer(
+        0,
+        "For multi_scale_crop: how much larger than data.image_size the image is resized to a square before the crop; "
+        "0 skips this resize, and ADD-GCN takes 64.",
+        least=0,
+        unit="pixels",
+    ),
+    flip=Flag(False, "Flip an image left to right with probability 1/2."),
+    shift=Number(
+        0.0,
+        "Largest translation in each direction as a fraction of the side; border pixels are repeated.",
+        least=0,
+        most=1,
+    ),
+    contrast=Number(
+        0.0, "Strength of contrast jitter s, with a factor drawn uniformly from 1 − s to 1 + s.", least=0, most=1
+    ),
+    brightness=Number(
+        0.0, "Strength of brightness jitter s, with a factor drawn uniformly from 1 − s to 1 + s.", least=0, most=1
+    ),
+    saturation=Number(
+        0.0, "Strength of saturation jitter s, with a factor drawn uniformly from 1 − s to 1 + s.", least=0, most=1
+    ),
+    cutout=Number(
+        0.0,
+        "Side of the square that cutout covers as a fraction of the image's side; 0 is off, and ML-VPT takes 0.5.",
+        least=0,
+        most=1,
+    ),
+    randaugment=Choice(
+        "none",
+        "Which RandAugment policy is applied.",
+        of={"none": "none", "uda": "the operations and strengths of ML-VPT's code", "standard": "the published one"},
+    ),
+    randaugment_ops=Integer(2, "For randaugment=standard: the number of operations per image.", above=0),
+    randaugment_magnitude=Integer(9, "For randaugment=standard: the strength of each operation.", least=0, most=10),
+)
+
+PACK = section(
+    "How --mode=pack stores a data set in shards.",
+    shard_images=Integer(1024, "Number of images per shard.", above=0),
+    short_side=Integer(
+        0,
+        "Larger images are stored as JPEG with this short side; 0 stores every file unchanged.",
+        least=0,
+        unit="pixels",
+    ),
+    quality=Integer(95, "JPEG quality of the images that are stored smaller.", least=1, most=100),
+    processes=Integer(0, "Number of processes that read and write; 0 means one per core.", least=0),
+)

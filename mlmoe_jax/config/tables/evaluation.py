@@ -1,0 +1,98 @@
+"""Keys of evaluation, thresholds, the report, logs, and pruning."""
+
+from mlmoe_jax.config.keys import Choice, Flag, Integer, Number, Shares, Text, section
+
+EVAL = section(
+    "How splits are evaluated, and which weights a run keeps.",
+    batch_size=Integer(
+        256, "Number of images per device and step, so that scores do not depend on the number of devices.", above=0
+    ),
+    every_epochs=Integer(1, "Interval between two evaluations during training.", above=0, unit="epochs"),
+    select_on=Choice(
+        "val",
+        "Which split selects the weights that the run keeps.",
+        of={
+            "val": "data.val_split",
+            "test": "the first test split, as the papers do",
+            "none": "none: the last EMA weights",
+        },
+    ),
+    threshold=Number(
+        0.5,
+        "Probability from which a label counts as predicted, for precision, recall and F1 and for --mode=predict.",
+        least=0,
+        most=1,
+    ),
+)
+
+METRICS = section(
+    "What is measured besides mAP, precision, recall and F1.",
+    preset=Choice(
+        "none",
+        "Also print the metrics of one paper's evaluator.",
+        of=("none", "mlvpt", "q2l", "mlgcn", "asl", "drmoe"),
+    ),
+    top_k=Integer(3, "Number of labels per image that mAP@k and the metrics @topk return.", above=0),
+    top_k_minimum=Number(
+        0.5, "Probability that these labels must also reach in the metrics @topk_min.", least=0, most=1
+    ),
+    calibration_bins=Integer(15, "Number of bins of equal width of the calibration error.", above=0),
+    pair_level=Number(
+        0.4,
+        "Co-occurrence overfitting is measured on pairs of labels (a, b) with p(b | a) of at least this in training.",
+        above=0,
+        most=1,
+    ),
+    pair_support=Integer(20, "Number of training images that must show both labels of a pair.", above=0),
+    pair_images=Integer(10, "Number of evaluated images from which a figure of a pair is reported.", above=0),
+)
+
+THRESHOLDS = section(
+    "How --mode=thresholds fits the probability from which a label is predicted.",
+    split=Text(
+        "", "Split to fit on, which must not be one that results are reported on; if it is empty, data.val_split."
+    ),
+    per=Choice("class", "Whether every class has its own threshold.", of={"class": "one per class", "global": "one"}),
+    goal=Choice(
+        "f1",
+        "What a threshold is fitted to.",
+        of={"f1": "the largest F1", "precision": "the lowest threshold that reaches thresholds.precision"},
+    ),
+    precision=Number(
+        0.9,
+        "For goal=precision: the share of predicted labels that are right, on the split.",
+        least=0,
+        most=1,
+    ),
+)
+
+REPORT = section(
+    "What a run keeps for --mode=report.",
+    samples=Integer(
+        0, "Number of sample images, at most 64, that are kept with their gates and attention; 0 keeps none.", least=0
+    ),
+    sample_side=Integer(224, "Largest length of the longer side of a sample image.", above=0, unit="pixels"),
+)
+
+LOG = section(
+    "Where metrics go besides metrics.jsonl and metrics.csv in the run folder.",
+    tensorboard=Flag(True, "Write event files for TensorBoard."),
+    wandb=Text("", "Project of Weights & Biases, which needs the package wandb; if it is empty, none."),
+)
+
+_LEVELS = tuple(step / 10 for step in range(1, 10))
+
+PRUNE = section(
+    "How --mode=prune prunes the prompts of E2VPT.",
+    token_levels=Shares(_LEVELS, "Shares of the prompts to prune, each in a training of its own."),
+    segment_levels=Shares(
+        _LEVELS,
+        "Shares of each prompt's segments to prune, combined with every level of prompts.",
+    ),
+    keep_segments=Integer(4, "Smallest number of segments that each prompt keeps.", least=0),
+    importance=Choice(
+        "signed",
+        "How the importance of a prompt or segment is measured on the gradients of its mask.",
+        of={"signed": "by their mean (code)", "absolute": "by the mean of their absolute values (paper)"},
+    ),
+)

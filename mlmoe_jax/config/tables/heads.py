@@ -1,0 +1,184 @@
+"""Keys of the heads: which head reads the backbone's features, and the settings of each family."""
+
+from mlmoe_jax.config.keys import Choice, Flag, Integer, Number, Text, section
+
+DECODER = section(
+    "For query and routed_experts: learned queries that read the tokens of the image through a transformer.",
+    width=Integer(512, "Width of the tokens in the decoder; 0 means the backbone's.", least=0),
+    heads=Integer(8, "Number of attention heads.", above=0),
+    hidden=Integer(2048, "Width of the hidden layer in the feed-forward networks.", above=0),
+    encoder_layers=Integer(2, "Number of encoder layers.", least=0),
+    decoder_layers=Integer(2, "Number of decoder layers.", above=0),
+    self_attention=Choice(
+        "all",
+        "In which decoder layers queries attend to one another.",
+        of={
+            "all": "in all",
+            "first": "in the first",
+            "others": "in all but the first",
+            "none": "in none",
+            "identity": "in none, with LN(x + dropout(x)) in its place, as in ML-Decoder",
+        },
+    ),
+    query_role=Choice(
+        "input",
+        "How the learned queries enter the decoder.",
+        of={"input": "as the input of the first layer", "added": "added to the queries of every layer, as in Q2L"},
+    ),
+    queries=Integer(
+        0,
+        "For query: the number of learned queries; 0 means one per label, and fewer are shared by groups of labels.",
+        least=0,
+    ),
+    fixed_queries=Flag(False, "Keep the queries at their random initial values."),
+    positions=Choice(
+        "once",
+        "How the positions of patches are encoded.",
+        of={
+            "once": "sines added to the input of the encoder",
+            "detr": "sines added in every layer, as in DETR",
+            "learned": "a learned table added to the input of the encoder",
+            "none": "not at all",
+        },
+    ),
+    pre_norm=Flag(False, "Apply LayerNorm before the parts of a layer instead of after them."),
+    decoder_norm=Flag(True, "Apply a LayerNorm after the last decoder layer."),
+    activation=Choice("relu", "Activation function of the feed-forward networks.", of=("relu", "gelu")),
+    dropout=Number(0.1, "Dropout rate of all layers.", least=0, most=1),
+    project=Choice(
+        "auto",
+        "How the backbone's tokens are brought to the width of the decoder.",
+        of={
+            "auto": "by a linear layer if the widths differ",
+            "linear": "by a linear layer",
+            "linear_relu": "by a linear layer and ReLU",
+            "none": "not at all",
+        },
+    ),
+    init=Choice(
+        "xavier",
+        "Initial values of the matrices.",
+        of={"xavier": "Xavier's, as in DETR and Q2L", "torch": "the defaults of PyTorch's layers, as in ML-Decoder"},
+    ),
+)
+
+ROUTING = section(
+    "For routed_experts: the mixture of shared and task experts per label.",
+    expert=Choice(
+        "relu_linear",
+        "Architecture of an expert.",
+        of={
+            "relu_linear": "one linear layer and ReLU, as DR-MoE prints it",
+            "ffn": "a feed-forward network with one hidden layer",
+            "ffn_relu": "a feed-forward network with a ReLU on its output",
+        },
+    ),
+    expert_hidden=Integer(256, "Width of the hidden layer of an expert, which is the output of relu_linear.", above=0),
+    shared_experts=Integer(4, "Number of experts that all labels share.", least=0),
+    task_experts=Integer(1, "Number of experts of its own per label.", least=0),
+    gate=Choice(
+        "mlp",
+        "What computes the weights of the experts.",
+        of={
+            "mlp": "a network with one hidden layer (DR-MoE)",
+            "linear": "a linear layer (HSQ)",
+            "static": "learned weights that are the same for every image",
+        },
+    ),
+    gate_hidden=Integer(256, "For gate=mlp: the width of its hidden layer.", above=0),
+    gate_share=Choice("per_label", "Whether every label has its own gate.", of=("per_label", "shared")),
+    classifier=Choice(
+        "per_label",
+        "Whether every label has its own classifier; DR-MoE prints a shared one.",
+        of=("per_label", "shared"),
+    ),
+    spread=Choice(
+        "compiler",
+        "What distributes the task experts over mesh.expert.",
+        of={"compiler": "XLA's partitioner", "shard_map": "an explicit jax.shard_map"},
+    ),
+    entropy=Choice(
+        "maximize",
+        "What the entropy penalty does to the gates.",
+        of={
+            "maximize": "raise their entropy, as the text of DR-MoE describes it",
+            "paper": "lower their entropy, the sign that DR-MoE prints",
+            "off": "no penalty",
+        },
+    ),
+    entropy_weight=Number(0.01, "Weight of the entropy penalty in the loss.", least=0),
+)
+
+GRAPH = section(
+    "For ml_gcn and add_gcn: a graph of the labels.",
+    hidden=Integer(1024, "Width of the hidden layer of the graph network.", above=0),
+    threshold=Number(0.4, "For ml_gcn: label i has an edge to j if p(j | i) is at least this.", least=0, most=1),
+    share=Number(0.2, "For ml_gcn: the weight of a label's neighbours; its own is the rest of 1.", least=0, most=1),
+    transpose=Flag(True, "For ml_gcn: transpose the graph as the authors' code does, unlike the formula of the paper."),
+    word_vectors=Text(
+        "",
+        "For ml_gcn: a text file of word vectors such as GloVe's; if it is empty, vectors are computed from the "
+        "training labels.",
+    ),
+    vector_width=Integer(300, "For ml_gcn: the width of the vectors that are computed from the labels.", above=0),
+)
+
+SEQUENCE = section(
+    "For cnn_rnn: an LSTM that predicts the labels one after the other.",
+    embedding=Integer(64, "Width of the label embedding.", above=0),
+    hidden=Integer(512, "Width of the LSTM's state.", above=0),
+    dropout=Number(0.5, "Dropout rate.", least=0, most=1),
+    beam_width=Integer(4, "Number of sequences that the beam search keeps.", above=0),
+    max_labels=Integer(20, "Largest number of labels per sequence, in training and in search.", above=0),
+)
+
+HEAD = section(
+    "The part of the model that turns the backbone's features into a logit per label.",
+    kind=Choice(
+        "linear",
+        "Which head is used.",
+        of={
+            "linear": "a linear classifier",
+            "group_experts": "ML-VPT: an expert per prompt and gates per label",
+            "group_linear": "GVPT: group prompts without experts",
+            "query": "Q2L and ML-Decoder: label queries",
+            "routed_experts": "DR-MoE and HSQ: shared and task experts; with group prompts MLMoE",
+            "ml_gcn": "ML-GCN: classifiers from a graph of the labels",
+            "add_gcn": "ADD-GCN: a graph of the labels per image",
+            "cnn_rnn": "CNN-RNN: a sequence of labels",
+        },
+    ),
+    pool=Choice(
+        "cls",
+        "For linear: which tokens are classified.",
+        of={"cls": "the class token", "patches": "every patch, then a smooth maximum", "both": "the mean of both"},
+    ),
+    expert_hidden=Integer(5, "For group_experts: the width of the hidden layer of an expert.", above=0),
+    activation=Choice(
+        "gelu",
+        "For group_experts: the activation function of the experts.",
+        of={"gelu": "the exact GELU (code)", "relu": "ReLU (paper)"},
+    ),
+    gates_of=Choice(
+        "label",
+        "For group_experts: whether every label has its own gate.",
+        of={"label": "a gate per label", "group": "a gate per label group, strategy 1 of the paper's ablation"},
+    ),
+    gate_bias=Choice(
+        "unused",
+        "For group_experts: whether gates add their bias.",
+        of={"unused": "allocated and left out (code)", "used": "added (paper)"},
+    ),
+    combine=Choice(
+        "mean_logit",
+        "For two sides: how their predictions are combined.",
+        of={"mean_logit": "the mean of the logits (code)", "mean_probability": "the mean of the probabilities (paper)"},
+    ),
+    shared_classifier=Flag(
+        False, "For two sides: use one classifier for both, as equation 16 of the ML-VPT paper prints it."
+    ),
+    decoder=DECODER,
+    routing=ROUTING,
+    graph=GRAPH,
+    sequence=SEQUENCE,
+)

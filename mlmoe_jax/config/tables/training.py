@@ -1,0 +1,136 @@
+"""Keys of the loss, the optimizer, the training loop, checkpoints and the device mesh."""
+
+from mlmoe_jax.config.keys import ANY, Choice, Flag, Integer, Number, Rules, Shares, section
+from mlmoe_jax.models.loss_kinds import LOSSES
+
+TERM = Number(0.0, "Weight of a further term that the head gives.", least=ANY)
+
+TERMS = section(
+    "Weights of the terms that the head gives; a head may give further terms, whose weights are set in the same way.",
+    further=TERM,
+    logits=Number(1.0, "Weight of the loss of the final logits, which every head gives.", least=ANY),
+    cls=Number(0.0, "For linear: the weight of the loss of the class token's logits.", least=ANY),
+    patches=Number(0.0, "For linear: the weight of the loss of the patches' logits.", least=ANY),
+    map=Number(0.0, "For add_gcn: the weight of the loss of the feature map's logits.", least=ANY),
+    graph=Number(0.0, "For add_gcn: the weight of the loss of the label graph's logits.", least=ANY),
+    co=Number(0.0, "For group heads: the weight of the loss of the co-occurrence side.", least=ANY),
+    dc=Number(0.0, "For group heads: the weight of the loss of the discriminative side.", least=ANY),
+    co_gate=Number(0.0, "For group_experts: the weight of the loss of the co-occurrence side's gates.", least=ANY),
+    dc_gate=Number(0.0, "For group_experts: the weight of the loss of the discriminative side's gates.", least=ANY),
+)
+
+LOSS = section(
+    "The training loss: one loss per image and label, reduced, and summed over weighted terms.",
+    kind=Choice(
+        "asymmetric",
+        "Loss function per image and label, such as the asymmetric loss (ASL) or binary cross-entropy (bce); softmax "
+        "needs exactly one label per image.",
+        of=LOSSES,
+    ),
+    gamma_neg=Number(2.0, "For asymmetric: the focusing exponent of negative labels.", least=0),
+    gamma_pos=Number(0.0, "For asymmetric: the focusing exponent of positive labels.", least=0),
+    clip=Number(0.0, "For asymmetric: the probability margin of negative labels.", least=0, below=1),
+    eps=Number(1e-5, "For asymmetric: the lowest probability in a logarithm.", above=0),
+    gamma=Number(2.0, "For focal: the focusing exponent of all labels.", least=0),
+    detach=Flag(True, "For asymmetric and focal: let no gradient pass through the focusing weight."),
+    positive_weight=Number(
+        1.0,
+        "For bce: the factor of positive labels; 0 means the ratio of negatives to positives of each training label.",
+        least=0,
+    ),
+    reduce=Choice("mean", "How the losses of all images and labels become one number.", of=("mean", "sum")),
+    scale=Number(1000.0, "Factor of the reduced loss.", above=0),
+    terms=TERMS,
+)
+
+OPTIM = section(
+    "The optimizer, its learning rate, and which parameters it treats in another way.",
+    name=Choice(
+        "adamw",
+        "Which optimizer is used.",
+        of={
+            "adamw": "Adam with decoupled weight decay",
+            "adam": "Adam with the decay added to the gradient",
+            "sgd": "SGD with momentum b1 and the decay added to the gradient",
+            "muon": "Muon for the matrices in muon_rules, AdamW for the rest",
+        },
+    ),
+    learning_rate=Number(1e-3, "Peak of the learning rate.", above=0),
+    schedule=Choice(
+        "one_cycle",
+        "How the learning rate changes over the training.",
+        of={
+            "one_cycle": "PyTorch's OneCycleLR, which cycles b1 as well",
+            "cosine": "a cosine to 0",
+            "constant": "constant",
+            "multi_step": "a fall by milestone_factor at each milestone",
+        },
+    ),
+    warmup_steps=Integer(
+        0, "For all schedules but one_cycle: the length of a linear rise from 0.", least=0, unit="steps"
+    ),
+    milestones=Shares((0.6, 0.8), "For multi_step: the shares of the training after which the learning rate falls."),
+    milestone_factor=Number(0.1, "For multi_step: the factor of the learning rate at a milestone.", least=0),
+    weight_decay=Number(1e-2, "Weight decay, which is multiplied by the learning rate.", least=0),
+    b1=Number(
+        0.9,
+        "Decay of the first moment, or the momentum of SGD; one_cycle replaces it by its cycle from 0.95 to 0.85 and "
+        "back.",
+        least=0,
+        below=1,
+    ),
+    b2=Number(0.999, "Decay of the second moment.", least=0, below=1),
+    eps=Number(1e-8, "Term added to the denominator of Adam's update.", least=0),
+    clip_norm=Number(
+        0.0, "Largest norm of all trainable gradients together, to which larger ones are scaled; 0 is off.", least=0
+    ),
+    rate_rules=Rules((), "Ordered factors of the learning rate by parameter path; the first match counts."),
+    decay_rules=Rules((), "Ordered factors of the weight decay by parameter path; the first match counts."),
+    muon_rules=Rules(
+        ((r"^backbone/.*/kernel$", True), (r"", False)),
+        "For muon: which matrices it updates, by parameter path; the first match counts.",
+    ),
+)
+
+EMA = section(
+    "The exponential moving average of the parameters, which is evaluated beside the raw ones.",
+    decay=Number(0.9997, "Decay per step; 0 keeps no moving average.", least=0, most=1),
+)
+
+TRAIN = section(
+    "The training loop.",
+    epochs=Integer(40, "Number of passes over the training split.", above=0),
+    batch_size=Integer(64, "Number of images per step over all devices.", above=0),
+    accumulate=Integer(
+        1,
+        "Number of parts in which a batch is computed one after the other to save memory; with batch_norm=trainable, "
+        "the statistics are those of a part.",
+        above=0,
+    ),
+    log_every=Integer(20, "Interval between two logged rows.", above=0, unit="steps"),
+    patience=Integer(
+        0,
+        "Stop after more than this number of evaluations in a row without a better raw or EMA mAP; 0 is off.",
+        least=0,
+        unit="evaluations",
+    ),
+    save_backbone=Flag(False, "Write backbone.safetensors, in float16, at the end of training."),
+)
+
+CHECKPOINT = section(
+    "The checkpoints in the run folder.",
+    every_epochs=Number(1.0, "Interval between two checkpoints; it may be a fraction.", above=0, unit="epochs"),
+    keep=Integer(2, "Number of the newest checkpoints that are kept.", above=0),
+    include_frozen=Choice(
+        "auto",
+        "Whether the run folder stores the frozen weights too.",
+        of={"auto": "those that are in no published file", "always": "all", "never": "none"},
+    ),
+)
+
+MESH = section(
+    "Number of devices along each axis of the mesh; at most one may be -1, which takes all that remain.",
+    data=Integer(-1, "Number of devices along the axis over which only batches are sharded.", least=-1),
+    fsdp=Integer(1, "Number of devices over which large parameters, and batches, are sharded.", least=-1),
+    expert=Integer(1, "Number of devices over which the labels of a head, and batches, are sharded.", least=-1),
+)

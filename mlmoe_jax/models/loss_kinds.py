@@ -1,0 +1,29 @@
+"""The losses that `loss.kind` can name; a new loss is one function and one line here.
+
+An entry is a builder `(settings, balance) -> per_element`. `settings` is `config.loss`. `balance()` computes negatives
+over positives per training label, f32[K], and is None if no training labels are known. The result takes logits and
+labels f32[B,K] and returns the loss per element, f32[B,K].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mlmoe_jax.runtime.registry import Registry
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    PerElement = Callable[[Array, Array], Array]
+    LossBuilder = Callable[[Any, Callable[[], Array] | None], PerElement]
+
+LOSSES: Registry[LossBuilder] = Registry(
+    "loss",
+    {
+        "asymmetric": "mlmoe_jax.models.losses:build_asymmetric",
+        "bce": "mlmoe_jax.models.losses:build_bce",
+        "focal": "mlmoe_jax.models.losses:build_focal",
+        "softmax": "mlmoe_jax.models.losses:build_softmax",
+    },
+)

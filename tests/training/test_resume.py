@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from mlmoe_jax.config import default_config, to_json
+from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
+from mlmoe_jax.training.resume import changed_keys, require_same_config
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A function that makes the folder of a finished run out of its stored config."""
+
+    def make(stored: str) -> RunFolder:
+        folder = RunFolder(tmp_path)
+        folder.write_text(CONFIG, stored)
+        folder.write_text(RESULTS, "{}")
+        return folder
+
+    return make
+
+
+def older(config) -> str:
+    """The stored form of a config before its keys were renamed."""
+    stored = json.loads(to_json(config))
+    prompts, loss = stored["model"]["prompts"], stored["loss"]
+    prompts["mask"], prompts["masks"] = prompts.pop("attention_mask"), prompts.pop("pruning")
+    gamma = loss.pop("gamma")
+    if loss["kind"] == "focal":
+        loss["gamma_neg"] = gamma
+    return json.dumps(stored)
+
+
+def test_a_run_resumes_after_its_keys_were_renamed(finished, refusal):
+    config = default_config()
+    config.model.prompts.attention_mask, config.model.prompts.pruning = "cross_group", "learned"
+    folder = finished(older(config))
+    assert changed_keys(config, folder) == []
+    require_same_config(config, folder)
+    config.model.prompts.attention_mask = "none"
+    assert changed_keys(config, folder) == ["model.prompts.attention_mask was 'cross_group' and is 'none'"]
+    assert "another config" in refusal(require_same_config, config, folder)
+
+
+def test_a_run_with_focal_loss_resumes_with_its_own_exponent(finished):
+    config = default_config()
+    config.loss.kind, config.loss.gamma = "focal", 3.0
+    folder = finished(older(config))
+    assert changed_keys(config, folder) == []
+    config.loss.gamma = 1.0
+    assert changed_keys(config, folder) == ["loss.gamma was 3.0 and is 1.0"]
+
+
+def test_a_term_of_its_own_is_part_of_a_run(finished):
+    config = default_config()
+    config.loss.terms.mine = 1.0
+    assert changed_keys(config, finished(to_json(config))) == []
+    assert changed_keys(default_config(), finished(to_json(config))) == ["loss.terms.mine was 1.0 and is 0.0"]
+    assert changed_keys(config, finished(to_json(default_config()))) == ["loss.terms.mine was 0.0 and is 1.0"]
+
+
+def test_keys_that_change_no_result_are_free(finished):
+    config = default_config()
+    folder = finished(to_json(config))
+    config.data.workers, config.mesh.data, config.train.log_every = 3, 2, 5
+    assert changed_keys(config, folder) == []
