@@ -1,12 +1,25 @@
-"""Losses per element, and the one way to reduce them.
+"""Losses per element, how a config builds them, and the one way to reduce them.
 
-Shape letters: B images, K labels, E entries of a gate. Logits and labels are f32[B,K]; labels in [0, 1].
+Shape letters: B images, K labels. Logits and labels are f32[B,K]; labels in [0, 1]. `loss_kinds.LOSSES` lists the
+builders and says what they take and return.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
+from ml_collections import ConfigDict
+
+if TYPE_CHECKING:
+    from mlmoe_jax.models.loss_kinds import PerElement
+
+Balance = Callable[[], Array] | None
 
 
 def asymmetric_loss(
@@ -106,6 +119,30 @@ def softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     return -jnp.asarray(labels) * jax.nn.log_softmax(_as_float(logits), axis=-1)
 
 
+# ------------------------------------------------------------------------------------------------- losses of a config
+def build_asymmetric(settings: ConfigDict, balance: Balance) -> PerElement:
+    """Return the asymmetric loss of `config.loss`."""
+    names = ("gamma_neg", "gamma_pos", "clip", "eps", "detach")
+    return partial(asymmetric_loss, **{name: settings[name] for name in names})
+
+
+def build_bce(settings: ConfigDict, balance: Balance) -> PerElement:
+    """Return binary cross-entropy with `loss.positive_weight`, or with `balance()` if that is 0."""
+    weight = settings.positive_weight or (balance() if balance else None)
+    return partial(binary_cross_entropy, positive_weight=weight)
+
+
+def build_focal(settings: ConfigDict, balance: Balance) -> PerElement:
+    """Return the focal loss of `config.loss`, with the same weight for both kinds of labels."""
+    return partial(focal_loss, gamma=settings.gamma, detach=settings.detach)
+
+
+def build_softmax(settings: ConfigDict, balance: Balance) -> PerElement:
+    """Return the softmax cross-entropy, which has no settings."""
+    return softmax_cross_entropy
+
+
+# ----------------------------------------------------------------------------------------------------------- reduction
 def count_valid(label_mask: ArrayLike, mask: ArrayLike) -> Array:
     """Return how many entries `reduce` reduces over for the same masks, i32[]."""
     return jnp.sum(_valid(label_mask, mask))

@@ -11,6 +11,7 @@ from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.models import losses
 from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.loss_kinds import LOSSES
 
 Metrics = dict[str, jax.Array]
 
@@ -18,37 +19,14 @@ Metrics = dict[str, jax.Array]
 Objective = Callable[..., tuple[jax.Array, Metrics]]  # of a Prediction and its Batch, see make_objective
 
 
-def make_objective(settings, positive_weight: jax.Array | None = None) -> Objective:
+def make_objective(settings: ConfigDict, balance: Callable[[], jax.Array] | None = None) -> Objective:
     """Build the training loss from `config.loss`: a weighted sum over the named terms, plus the model's penalties.
 
-    It takes a prediction, its batch, and the whole batch where that is only a part of one: the losses of the parts add
-    up to the loss of the whole.
-    positive_weight: f32[K] for `bce`, used where `loss.positive_weight` is 0.
+    It takes a prediction, its batch, and the whole batch if that is only a part of one: the losses of the parts add up
+    to the loss of the whole.
+    balance: computes the factor of positives per label, f32[K], for losses that are asked to balance them.
     """
-    if settings.kind == "asymmetric":
-
-        def per_element(logits, labels):
-            return losses.asymmetric_loss(
-                logits,
-                labels,
-                gamma_neg=settings.gamma_neg,
-                gamma_pos=settings.gamma_pos,
-                clip=settings.clip,
-                eps=settings.eps,
-                detach=settings.detach,
-            )
-    elif settings.kind == "bce":
-        weight = settings.positive_weight or positive_weight
-
-        def per_element(logits, labels):
-            return losses.binary_cross_entropy(logits, labels, positive_weight=weight)
-    elif settings.kind == "softmax":
-        per_element = losses.softmax_cross_entropy
-    else:
-
-        def per_element(logits, labels):
-            return losses.focal_loss(logits, labels, gamma=settings.gamma_neg, detach=settings.detach)
-
+    per_element = LOSSES[settings.kind](settings, balance)
     weights = {name: weight for name, weight in settings.terms.items() if weight}
 
     def objective(prediction: Prediction, batch: Batch, whole: Batch | None = None) -> tuple[jax.Array, Metrics]:
@@ -77,9 +55,8 @@ def make_objective(settings, positive_weight: jax.Array | None = None) -> Object
 
 
 def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
-    """Return the loss of a config; `labels` i8[N,K] of the training split balance it where it asks for that."""
-    balanced = config.loss.kind == "bce" and not config.loss.positive_weight
-    return make_objective(config.loss, _negatives_over_positives(labels, config.data.difficult) if balanced else None)
+    """Return the loss of a config; `labels` i8[N,K] of the training split balance it if the config asks for that."""
+    return make_objective(config.loss, lambda: _negatives_over_positives(labels, config.data.difficult))
 
 
 def _negatives_over_positives(labels: np.ndarray, difficult: str) -> jax.Array:

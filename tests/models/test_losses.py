@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from helpers.paths import PARITY
 
+from mlmoe_jax.config import default_config, validate
 from mlmoe_jax.models import experts, losses
+from mlmoe_jax.models.loss_kinds import LOSSES
 
 ARRAYS = np.load(PARITY / "losses.npz")
 CASES = json.loads((PARITY / "losses.json").read_text())["cases"]
@@ -223,3 +225,57 @@ def test_softmax_cross_entropy_is_that_of_an_image():
     np.testing.assert_allclose(ours.sum(axis=1), expected, rtol=1e-6)
     gradient = jax.grad(lambda x: losses.softmax_cross_entropy(x, labels).sum())(logits)
     np.testing.assert_allclose(gradient, jax.nn.softmax(logits) - labels, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- losses of a config
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        (
+            "asymmetric",
+            {"gamma_neg": 3.0, "gamma_pos": 1.0, "clip": 0.05, "eps": 1e-3},
+            lambda x, y: losses.asymmetric_loss(x, y, gamma_neg=3, gamma_pos=1, clip=0.05, eps=1e-3),
+        ),
+        ("bce", {"positive_weight": 2.0}, lambda x, y: losses.binary_cross_entropy(x, y, positive_weight=2)),
+        ("focal", {"gamma": 3.0, "gamma_neg": 7.0}, lambda x, y: losses.focal_loss(x, y, gamma=3)),
+        ("softmax", {}, losses.softmax_cross_entropy),
+    ],
+)
+def test_a_builder_reads_the_settings_of_its_loss(kind, changes, expected):
+    settings = default_config().loss
+    settings.update(changes)
+    x, y = jnp.array([[0.5, -1.0, 2.0]]), jnp.array([[1.0, 0.0, 0.0]])
+    np.testing.assert_allclose(LOSSES[kind](settings, None)(x, y), expected(x, y), rtol=1e-6)
+
+
+def test_every_loss_builds_one_value_per_element():
+    for kind in LOSSES:
+        per_element = LOSSES[kind](default_config().loss, lambda: jnp.ones(3))
+        assert per_element(jnp.zeros((2, 3)), jnp.ones((2, 3))).shape == (2, 3)
+
+
+def test_positives_are_balanced_only_if_the_config_asks_for_it():
+    settings, x, y = default_config().loss, jnp.zeros((1, 2)), jnp.ones((1, 2))
+
+    def never():
+        raise AssertionError("counts the training labels for nothing")
+
+    for kind in LOSSES:
+        LOSSES[kind](settings, never)
+    settings.positive_weight = 0.0
+    balanced = LOSSES["bce"](settings, lambda: jnp.array([1.0, 3.0]))(x, y)
+    np.testing.assert_allclose(balanced, math.log(2) * np.array([[1.0, 3.0]]), rtol=1e-6)
+    np.testing.assert_allclose(LOSSES["bce"](settings, None)(x, y), math.log(2) * np.ones((1, 2)), rtol=1e-6)
+
+
+def test_a_new_loss_is_one_function_and_one_line(tmp_path, monkeypatch):
+    (tmp_path / "hinge_of_mine.py").write_text(
+        "def build(settings, balance):\n    return lambda x, y: settings.gamma * (1 - (2 * y - 1) * x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(LOSSES.entries, "hinge", "hinge_of_mine:build")
+    config = default_config()
+    config.loss.kind = "hinge"
+    validate(config)
+    per_element = LOSSES[config.loss.kind](config.loss, None)
+    np.testing.assert_array_equal(per_element(jnp.array([[3.0]]), jnp.array([[1.0]])), [[-4.0]])

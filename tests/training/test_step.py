@@ -99,7 +99,7 @@ ASYMMETRIC = {"gamma_neg": 3.0, "gamma_pos": 1.5, "clip": 0.05, "eps": 0.2, "det
         ),
         ({"kind": "focal"}, None, lambda z, y: losses.focal_loss(z, y, gamma=2, detach=True)),
         (
-            {"kind": "focal", "gamma_neg": 1.0, "detach": False},
+            {"kind": "focal", "gamma": 1.0, "gamma_neg": 3.0, "detach": False},
             None,
             lambda z, y: losses.focal_loss(z, y, gamma=1, detach=False),
         ),
@@ -108,8 +108,8 @@ ASYMMETRIC = {"gamma_neg": 3.0, "gamma_pos": 1.5, "clip": 0.05, "eps": 0.2, "det
 )
 def test_each_loss_is_built_from_its_settings(changes, weight, per_element):
     batch, prediction = make_batch(), make_prediction()
-    weight = None if weight is None else jnp.array(weight)
-    ours = value_and_gradient(loss_settings(**changes), prediction, batch, positive_weight=weight)
+    balance = None if weight is None else lambda: jnp.array(weight)
+    ours = value_and_gradient(loss_settings(**changes), prediction, batch, balance=balance)
     theirs = jax.value_and_grad(lambda z: 1000 * jnp.mean(per_element(z, batch["label"])))(prediction.logits)
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-4)
