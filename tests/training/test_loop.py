@@ -1,0 +1,195 @@
+"""The training loop as a whole: a small run, stopped and resumed, and the four places where a run can start."""
+
+import contextlib
+import copy
+import dataclasses
+import io
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.sources import digits
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.runs.assemble import assemble
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import open_run, read_run
+from mlmoe_jax.runtime.preemption import StopRequest
+from mlmoe_jax.training.loop import Stopped, train
+
+STEPS, MIDDLE = 6, 3
+
+
+@pytest.fixture(scope="module")
+def config():
+    """A linear probe on few scenes of digits: two epochs of three steps, with a checkpoint after every step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digits, "SCENES", {"train": 60, "val": 40, "test": 40, "test_shift": 40})
+        tiny = ViTShape(width=16, depth=1, heads=2, patch=32, native=64)
+        entry = dataclasses.replace(catalog.CATALOG["vit_digits"], shape=tiny)
+        patch.setitem(catalog.CATALOG, "vit_digits", entry)
+        small = default_config()
+        small.model.backbone.weights, small.data.test_splits = "none", ("test",)
+        small.train.epochs, small.train.batch_size, small.train.log_every = 2, 20, 1
+        small.eval.batch_size, small.checkpoint.every_epochs, small.ema.decay = 40, 1 / 3, 0.9
+        small.log.tensorboard = False
+        yield small
+
+
+def train_until(step: int, config, folder: RunFolder) -> None:
+    """Train as if SIGTERM came while the row of the step before `step` is written."""
+    asked, append = StopRequest(), RunFolder.append_row
+
+    def append_and_ask(self, row):
+        append(self, row)
+        if row["step"] == step - 1:
+            asked.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "append_row", append_and_ask)
+        patch.setattr("mlmoe_jax.training.loop.asked_to_stop", lambda: contextlib.nullcontext(asked))
+        with pytest.raises(Stopped, match=f"stopped at step {step} of {STEPS}"):
+            train(config, folder)
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """The folder of a run that nothing disturbed, and its results."""
+    folder = RunFolder(tmp_path_factory.mktemp("whole"))
+    return folder, train(config, folder)
+
+
+@pytest.fixture(scope="module")
+def stopped(config, tmp_path_factory):
+    """The folder of a run that was stopped in the middle."""
+    folder = RunFolder(tmp_path_factory.mktemp("stopped"))
+    train_until(MIDDLE, config, folder)
+    return folder
+
+
+@pytest.fixture
+def copied(stopped, tmp_path):
+    """A copy of the stopped run."""
+    shutil.copytree(stopped.path, tmp_path / "copy")
+    return RunFolder(tmp_path / "copy")
+
+
+def digests(folder: RunFolder) -> dict:
+    """Return the sha256 of every array in the last checkpoint: parameters, optimizer, averages, selected values."""
+    return json.loads((folder / "checkpoints" / str(STEPS) / "digests" / "metadata").read_text())
+
+
+def rows(folder: RunFolder) -> list[dict]:
+    """Return the rows of metrics.jsonl without those numbers that depend on the machine."""
+    timing = ("images_per_second", "data_wait")
+    return [{name: value for name, value in row.items() if name not in timing} for row in folder.rows()]
+
+
+def values_of(folder: RunFolder) -> dict[str, np.ndarray]:
+    run = open_run(folder)
+    return jax.device_get({**run.values, **run.frozen})
+
+
+def same(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    for path, value in one.items():
+        np.testing.assert_array_equal(value, other[path], err_msg=path)
+
+
+# ------------------------------------------------------------------------------------------------------------ resuming
+def test_training_writes_a_row_per_step_and_ends_with_results(whole):
+    folder, results = whole
+    assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1))
+    assert ["val/raw/mAP" in row for row in rows(folder)] == [False, False, True] * 2
+    assert set(results) == {"val", "test"}
+    assert folder.read_json("results.json")["test"]["mAP"] == results["test"]["mAP"]
+    assert len(set(digests(folder)["state"].values())) > 5
+
+
+def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(whole, copied, config, capsys):
+    """The checkpoint wins over `init_from`, which need not even exist any more."""
+    assert [row["step"] for row in rows(copied)] == list(range(1, MIDDLE + 1))
+    config = copy.deepcopy(config)
+    config.init_from = "nowhere.safetensors"
+    results = train(config, copied)
+    assert f"going on from step {MIDDLE} of {STEPS}" in capsys.readouterr().err
+    assert digests(copied) == digests(whole[0])
+    assert rows(copied) == rows(whole[0])
+    assert results == whole[1]
+    assert [start["step"] for start in copied.read_json("starts.json")] == [0, MIDDLE]
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, copied, config, capsys):
+    for file in Path(copied.path / "checkpoints" / str(MIDDLE) / "state").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-8])
+    results = train(config, copied)
+    said = capsys.readouterr().err
+    assert f"checkpoint {MIDDLE} is damaged and passed over" in said
+    assert f"going on from step {MIDDLE - 1} of {STEPS}" in said
+    assert digests(copied) == digests(whole[0])
+    assert rows(copied) == rows(whole[0])
+    assert results == whole[1]
+
+
+def rewrite_label_space(folder: RunFolder, **changes) -> None:
+    buffer = io.BytesIO()
+    dataclasses.replace(read_run(folder)[1], **changes).save(buffer)
+    folder.write_bytes("label_space.npz", buffer.getvalue())
+
+
+def test_a_resumed_run_keeps_the_label_space_that_it_was_trained_with(copied, config, refusal):
+    _, space = read_run(copied)
+    counted_otherwise = space.positives + 1  # as another version of a library might
+    rewrite_label_space(copied, positives=counted_otherwise)
+    train(config, copied)
+    np.testing.assert_array_equal(read_run(copied)[1].positives, counted_otherwise)
+    rewrite_label_space(copied, names=space.names[::-1])
+    assert "other labels than the data has now" in refusal(train, config, copied)
+
+
+# -------------------------------------------------------------------------------------------------- where a run starts
+@pytest.fixture
+def start_of(config, tmp_path):
+    """A function that returns the values with which a new run starts: no step of this training moves any."""
+
+    def values(**changes):
+        still = copy.deepcopy(config)
+        still.train.epochs, still.optim.learning_rate, still.ema.decay = 1, 1e-30, 0.0
+        still.model.backbone.weights, still.init_from = changes.get("weights", "none"), changes.get("init_from", "")
+        folder = RunFolder(tmp_path / "-".join(["start", *changes]))
+        train(still, folder)
+        return values_of(folder)
+
+    return values
+
+
+@pytest.fixture
+def backbone(config, tmp_path):
+    """A file with the weights of a pretrained backbone, and these weights."""
+    shapes = nnx.state(nnx.eval_shape(lambda: ViT(catalog.entry("vit_digits").shape, rngs=nnx.Rngs(0))))
+    draw = np.random.default_rng(5)
+    weights = {
+        "/".join(map(str, path)): draw.normal(size=value.shape).astype(np.float32)
+        for path, value in nnx.to_flat_state(shapes)
+    }
+    save_file(weights, tmp_path / "backbone.safetensors")
+    return str(tmp_path / "backbone.safetensors"), {f"backbone/{path}": value for path, value in weights.items()}
+
+
+def test_init_from_wins_over_the_backbone_and_the_backbone_over_scratch(start_of, config, whole, backbone):
+    folder, (file, pretrained) = whole[0], backbone
+    drawn = assemble(config, read_run(folder)[1])
+    scratch = jax.device_get({**drawn.trainable, **drawn.frozen})
+    trained = values_of(folder)
+    assert not np.array_equal(trained["head/classifier/kernel"], scratch["head/classifier/kernel"])
+
+    same(start_of(), scratch)
+    same(start_of(weights=file), {**scratch, **pretrained})
+    same(start_of(weights=file, init_from=str(folder)), trained)
