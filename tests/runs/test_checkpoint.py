@@ -1,5 +1,8 @@
 import gc
+import logging
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -228,6 +231,44 @@ def test_nothing_but_damaged_checkpoints_is_an_error(folder, refusal, capsys):
         sentence = refusal(restore_newest, manager, selected=make_state(0).ema, state=make_state(0))
         assert sentence == f"every checkpoint in {manager.directory} is damaged (2, 1)"
         assert sorted(manager.all_steps()) == [1, 2]
+
+
+def test_damaged_checkpoints_leave_no_hook_behind(folder, refusal):
+    """They filter what Python and asyncio say of reads that failed, only while the checkpoints are open."""
+    save_steps(folder, 1, 2)
+    damage(folder, 1)
+    damage(folder, 2)
+    asyncio_log = logging.getLogger("asyncio")
+    hook, filters = sys.unraisablehook, list(asyncio_log.filters)
+    with open_manager(folder) as manager:
+        assert sys.unraisablehook is not hook
+        assert len(asyncio_log.filters) == len(filters) + 1
+        refusal(restore_newest, manager, selected=make_state(0).ema, state=make_state(0))
+        assert len(asyncio_log.filters) == len(filters) + 1, "installed once, however many are damaged"
+    assert sys.unraisablehook is hook
+    assert asyncio_log.filters == filters
+
+
+def test_an_error_while_checkpoints_are_open_leaves_no_hook_behind(folder):
+    asyncio_log = logging.getLogger("asyncio")
+    hook, filters = sys.unraisablehook, list(asyncio_log.filters)
+    with pytest.raises(ZeroDivisionError), open_manager(folder):
+        1 / 0  # noqa: B018
+    assert sys.unraisablehook is hook
+    assert asyncio_log.filters == filters
+
+
+def test_only_failed_reads_are_kept_quiet(folder, monkeypatch, caplog):
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    closed, other = (SimpleNamespace(object=None, exc_value=RuntimeError(m)) for m in ("Event loop is closed", "other"))
+    with open_manager(folder):
+        for event in (closed, other):
+            sys.unraisablehook(event)
+        logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: x")
+        logging.getLogger("asyncio").error("something else")
+    assert said == [other]
+    assert caplog.messages == ["something else"]
 
 
 def test_files_that_are_gone_count_as_damage(folder):

@@ -1,7 +1,10 @@
 import json
 import math
 
-from mlmoe_jax.training.selection import Selection
+import pytest
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.training.selection import Selection, selection_split
 
 START = {"w": "initial"}
 
@@ -67,8 +70,9 @@ def test_notes_bring_everything_but_the_values_back():
     consider(selection, 2, raw=0.05, ema=0.2)
     notes = json.loads(json.dumps(selection.notes()))
     assert "values" not in notes
-    assert Selection(selection.values, **notes) == selection
-    undisturbed, resumed = selection, Selection(selection.values, **notes)
+    assert Selection.from_notes(selection.values, notes) == selection
+    assert Selection.from_notes(selection.values, {**notes, "skipped": [3]}) == selection, "a checkpoint notes more"
+    undisturbed, resumed = selection, Selection.from_notes(selection.values, notes)
     for again in (undisturbed, resumed):
         consider(again, 3, raw=0.2, ema=0.1)
     assert resumed == undisturbed
@@ -97,3 +101,10 @@ def test_a_person_reads_what_was_chosen_and_why():
     assert str(selection) == "ema weights of step 120 (best mAP on val, 61.24 %)"
     selection.keep(200, "raw", "", START)
     assert str(selection) == "raw weights of step 200 (the last)"
+
+
+@pytest.mark.parametrize(("select_on", "split"), [("val", "dev"), ("none", "dev"), ("test", "first")])
+def test_the_split_for_selection(select_on, split):
+    config = default_config()
+    config.data.val_split, config.data.test_splits, config.eval.select_on = "dev", ("first", "second"), select_on
+    assert selection_split(config) == split
