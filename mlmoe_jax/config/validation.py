@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import KEYS, in_open_section, key_named
 from mlmoe_jax.config.loading import flatten, why_unknown
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.heads.catalog import HEADS, head_of
 
 
 def validate(config: ConfigDict) -> None:
@@ -20,12 +21,7 @@ def validate(config: ConfigDict) -> None:
 
 def warnings(config: ConfigDict) -> list[str]:
     """Return warnings about settings that are valid and probably not intended."""
-    found, routing, loss = [], config.model.head.routing, config.loss
-    if config.model.head.kind == "routed_experts" and routing.entropy == "paper" and routing.entropy_weight > 0:
-        found.append(
-            "model.head.routing.entropy=paper adds the entropy of the gates to the loss as DR-MoE prints it, which "
-            "drives every gate to one expert, the opposite of what it is said to be for; maximize has the other sign"
-        )
+    found, loss = head_of(config).warnings(config), config.loss
     if loss.kind == "focal" and loss.gamma_neg != KEYS["loss.gamma_neg"].default:
         found.append(
             f"loss.gamma_neg={loss.gamma_neg:g} is for the asymmetric loss; the exponent of focal is loss.gamma, which "
@@ -67,30 +63,9 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
 
 def _model_mistakes(config: ConfigDict) -> list[str]:
     """Return what does not fit together between prompts, head and loss."""
-    from mlmoe_jax.models.prompts import SIDES  # not at the top: it imports jax
-
-    head, prompts, wrong = config.model.head, config.model.prompts, []
-    if head.kind in ("group_experts", "group_linear") and prompts.kind != "group":
-        wrong.append(f"model.head.kind={head.kind} reads group prompts: set model.prompts.kind=group")
-    pooled = {"cls", "patches"} if head.pool == "both" else {head.pool}
-    sides = SIDES.get(prompts.sides, ())
-    produced = {
-        "linear": {"logits", *pooled},
-        "group_linear": {"logits", *sides},
-        "group_experts": {"logits", *sides, *(f"{side}_gate" for side in sides)},
-        "add_gcn": {"logits", "map", "graph"},
-    }
-    terms = {name for name, weight in config.loss.terms.items() if weight}
-    if head.kind == "cnn_rnn":
-        produced["cnn_rnn"] = set()  # its loss is that of the sequence
-    elif not terms:
-        wrong.append("loss.terms has no term with a weight other than 0")
-    if missing := terms - produced.get(head.kind, {"logits"}):
-        wrong.append(f"loss.terms names {', '.join(sorted(missing))}, which head {head.kind} does not give")
-    if head.kind == "routed_experts" and not head.routing.shared_experts + head.routing.task_experts:
-        wrong.append("model.head.routing.shared_experts and task_experts are both 0, and a label needs an expert")
-    if head.kind == "routed_experts" and head.decoder.queries:
-        wrong.append("model.head.decoder.queries is for head query; routed_experts has a query a label")
+    prompts, wrong = config.model.prompts, []
+    if config.model.head.kind in HEADS:
+        wrong += _head_mistakes(config)
     if prompts.kind in ("deep", "shallow", "e2vpt") and not prompts.count:
         wrong.append(f"model.prompts.count is 0: for no prompts at all set model.prompts.kind=none, not {prompts.kind}")
     kept = (prompts.kept_tokens, *prompts.kept_segments)
@@ -105,3 +80,16 @@ def _model_mistakes(config: ConfigDict) -> list[str]:
             f"{prompts.segments}"
         )
     return wrong
+
+
+def _head_mistakes(config: ConfigDict) -> list[str]:
+    """Return what the head of a config needs from the prompts, the loss and its own settings."""
+    kind, head, wrong = config.model.head.kind, head_of(config), []
+    if head.needs_group_prompts and config.model.prompts.kind != "group":
+        wrong.append(f"model.head.kind={kind} reads group prompts: set model.prompts.kind=group")
+    given, asked = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
+    if given and not asked:
+        wrong.append("loss.terms has no term with a weight other than 0")
+    if missing := asked - set(given):
+        wrong.append(f"loss.terms names {', '.join(sorted(missing))}, which head {kind} does not give")
+    return wrong + head.mistakes(config)

@@ -32,8 +32,10 @@ from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.step import apply
+from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.models.prompts import SIDES
+from mlmoe_jax.models.prompts import prompt_places as places_of
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
@@ -77,32 +79,17 @@ def make_explain_step(
 
 
 # ---------------------------------------------------------------------------------------------- what the numbers mean
-def gate_entries(config: ConfigDict) -> dict[str, list[str]]:
-    """Return the names of every gate's E entries, gate -> names, in their order; {} of a model without gates."""
-    head = config.model.head
-    if head.kind == "group_experts":  # of a label's own group, on each side
-        experts = [f"expert {e + 1}" for e in range(config.model.prompts.per_group)]
-        return {side: experts for side in SIDES[config.model.prompts.sides]}
-    if head.kind == "routed_experts":
-        counts = {"shared": head.routing.shared_experts, "task": head.routing.task_experts}
-        return {"experts": [f"{kind} {e + 1}" for kind, count in counts.items() for e in range(count)]}
-    return {}
-
-
 def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
-    """Return (side, group, expert) of every prompt in the order of `prompt_groups`; None where prompts have no groups.
+    """Return (side, group, expert) of every prompt in the order of models.prompts; None if prompts have no groups.
 
-    Groups have the numbers of LabelSpace, which start at 0; experts count from 1, as in `gate_entries`.
+    Groups have the numbers of LabelSpace, which start at 0; experts count from 1, as in `Head.gate_entries`.
     """
     prompts = config.model.prompts
     if prompts.kind != "group":
         return None
-    return [
-        (side, group, expert + 1)
-        for side in SIDES[prompts.sides]
-        for expert in range(prompts.per_group)
-        for group in range(prompts.num_groups)
-    ]
+    sides = SIDES[prompts.sides]
+    places = places_of(len(sides), prompts.num_groups, prompts.per_group).tolist()
+    return [(sides[side], group, expert + 1) for side, expert, group in places]
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
@@ -231,7 +218,7 @@ def write_samples(
         "split": split.name,
         "grid": explained.grid,
         "prompt_groups": prompt_places(run.config),
-        "entries": gate_entries(run.config),
+        "entries": head_of(run.config).gate_entries(run.config),
         "samples": listed,
     }
     folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: without it there are no samples

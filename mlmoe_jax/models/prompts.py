@@ -1,12 +1,17 @@
 """Learned prompt tokens: how many there are, which group each belongs to, and who may see whom."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.layers.constants import Constant
@@ -16,14 +21,38 @@ MASKS = ("none", "all_prompts", "cross_group")
 PRUNING_MASKS = (r"^prompts/(token|segment)_mask$", False)  # a rule that freezes them
 
 
-def prompt_groups(sides: int, groups: int, per_group: int) -> np.ndarray:
-    """Return i32[P], P = sides·groups·per_group: the (side, group) of each prompt, numbered side·groups + group.
+SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # what each choice of model.prompts.sides has
 
-    The order is that of the authors' checkpoints: side by side, within a side expert by expert, within an expert group
-    by group, so expert e of group t on side s is prompt s·M·G + e·G + t.
+
+def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:
+    """Return the sizes of the axes along which prompts are numbered, side, expert and group, the last one fastest.
+
+    The order is that of the authors' checkpoints: expert e of group t on side s is prompt s·M·G + e·G + t.
     """
-    side, _, group = np.indices((sides, per_group, groups)).reshape(3, -1)
-    return (side * groups + group).astype(np.int32)
+    return sides, per_group, groups
+
+
+def prompt_places(sides: int, groups: int, per_group: int) -> np.ndarray:
+    """Return i32[P,3], P = sides·groups·per_group: the (side, expert, group) of each prompt, ordered by `_axes`."""
+    return np.indices(_axes(sides, groups, per_group)).reshape(3, -1).T.astype(np.int32)
+
+
+def prompt_groups(sides: int, groups: int, per_group: int) -> np.ndarray:
+    """Return i32[P]: the side and group of each prompt, numbered side·groups + group, see `prompt_places`."""
+    side, _, group = prompt_places(sides, groups, per_group).T
+    return side * groups + group
+
+
+def by_side(tokens: jax.Array, sides: Sequence[str], per_group: int, groups: int) -> dict[str, jax.Array]:
+    """Split prompts f32[B,P,D], in the order of `prompt_places`, into those of each side, f32[B,M,G,D]."""
+    apart = tokens.reshape(tokens.shape[0], *_axes(len(sides), groups, per_group), tokens.shape[-1])
+    return dict(zip(sides, jnp.moveaxis(apart, 1, 0), strict=True))
+
+
+def groups_by_side(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray]:
+    """Return the group i32[K] of every label on each side that `config.model.prompts` has."""
+    both = {"co": space.co_group, "dc": space.dc_group}
+    return {side: both[side] for side in SIDES[settings.sides]}
 
 
 def prompt_mask(kind: str, group_of: np.ndarray) -> np.ndarray | None:
@@ -196,6 +225,3 @@ class PrunablePrompts(DeepPrompts):
             present = self.token_mask[...] != 0 if self.absent else None
         key_value = self.key_value[...] if self.key_values else None
         return Prompts(tokens, present=present, key_value=key_value)
-
-
-SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # what each choice of model.prompts.sides has

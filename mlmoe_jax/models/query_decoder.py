@@ -4,10 +4,15 @@ Q2L, ML-Decoder, HSQ and DR-MoE share it in one form or another. Shape letters b
 tokens (K where each label has its own), T memory tokens, C channels of the backbone, E memory tokens beyond patches.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
@@ -23,6 +28,22 @@ QUERY_ROLES = ("input", "added")
 POSITIONS = ("none", "once", "detr", "learned")
 SELF_ATTENTION = ("all", "first", "others", "none", "identity")
 PROJECTIONS = ("linear", "linear_relu", "none")
+# To stand before the trainable rules if queries are fixed: they are counted, and nothing may move them.
+FIXED_QUERIES = (r"^head/decoder/queries$", False)
+
+
+def decoder_settings(settings: ConfigDict, channels: int) -> dict[str, Any]:
+    """Return the arguments of a QueryDecoder that `config.model.head.decoder` stands for on C = `channels`."""
+    given = {key: value for key, value in settings.items() if key != "queries"}
+    given["width"] = settings.width or channels
+    if settings.project == "auto":
+        given["project"] = "none" if given["width"] == channels else "linear"
+    return given
+
+
+def fixed_queries(settings: ConfigDict) -> tuple[tuple[str, bool], ...]:
+    """Return the rules that `config.model.head.decoder` puts before those of `config.trainable`."""
+    return (FIXED_QUERIES,) if settings.fixed_queries else ()
 
 
 class QueryDecoder(nnx.Module):
@@ -35,8 +56,8 @@ class QueryDecoder(nnx.Module):
     channels: C. num_queries: Q, K where each label has its own. width: D. hidden: of the feed-forward layers.
     query_role: `input` feeds the learned queries into the first decoder layer; `added` starts from zeros and adds them
         to what asks (and to the keys of self-attention) in every layer, as DETR and Q2L do.
-    fixed_queries: the queries stay at their initial values; no gradient reaches them. Put `heads.query.FIXED_QUERIES`
-        before the trainable rules as well: weight decay needs no gradient.
+    fixed_queries: the queries stay at their initial values; no gradient reaches them. Put `FIXED_QUERIES` before
+        the trainable rules as well: weight decay needs no gradient.
     query_std: standard deviation of the queries' normal initial values.
     positions: of patches. `once` adds sines to the encoder's input; `detr` adds them to what asks and answers in every
         encoder layer, and to the keys of the decoder; `learned` is `once` with a learned table of `table_side` rows and

@@ -17,13 +17,25 @@ from safetensors.numpy import load_file
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.catalog import CATALOG
-from mlmoe_jax.pretrained.rules import cnn, graph, mlvpt, query, vit
+from mlmoe_jax.pretrained.rules import query
 from mlmoe_jax.pretrained.rules.base import BACKBONE, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 from mlmoe_jax.pretrained.weights import find_weights
+from mlmoe_jax.runtime.registry import Registry
 
-SOURCES = (vit.OWN, *mlvpt.SOURCES, *query.SOURCES, *graph.SOURCES, *vit.SOURCES, *cnn.SOURCES)
+# The first layout that a file's names are of is taken: whole models before the backbones that they hold.
+RULES: Registry[tuple[Source, ...]] = Registry(
+    "rules file",
+    {
+        "mlvpt": "mlmoe_jax.pretrained.rules.mlvpt:SOURCES",
+        "query": "mlmoe_jax.pretrained.rules.query:SOURCES",
+        "graph": "mlmoe_jax.pretrained.rules.graph:SOURCES",
+        "vit": "mlmoe_jax.pretrained.rules.vit:SOURCES",
+        "cnn": "mlmoe_jax.pretrained.rules.cnn:SOURCES",
+    },
+)
+SOURCES = tuple(source for file in RULES for source in RULES[file])
 # What may stand before all names of a model: its place in a training state, DataParallel, and the name that MoCo v3 or
 # a classifier of Hugging Face's gives its backbone.
 _WRAPPERS = re.compile(
@@ -52,7 +64,7 @@ _UNREADABLE = (
 class LoadReport:
     """What loading did: the layout it recognised, the values it filled, those among them whose tensor had another
     shape with the same elements, the tensors of the file that the layout lets go unused, and the values that it
-    allows to be missing, which were left as they are.
+    allows to be missing, which were left as they are; and whether labels are in alphabetical order, see Source.
     """
 
     source: str
@@ -60,6 +72,7 @@ class LoadReport:
     reshaped: tuple[str, ...]
     unused: tuple[str, ...]
     missing: tuple[str, ...]
+    sorted_labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,7 +177,8 @@ def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
     }
     nnx.update(module, nnx.from_flat_state(filled))
     missing = sorted(set(shapes) - set(values))
-    return LoadReport(source.name, tuple(sorted(values)), reshaped, mapped.unused, tuple(missing))
+    loaded = tuple(sorted(values))
+    return LoadReport(source.name, loaded, reshaped, mapped.unused, tuple(missing), source.sorted_labels)
 
 
 def _variables(module: nnx.Module) -> dict[str, tuple[tuple, nnx.Variable]]:

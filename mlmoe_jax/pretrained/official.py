@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.catalog import IMAGENET_MEAN
+from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.build import reads_final_norm
 from mlmoe_jax.models.params import ModelDef

@@ -14,6 +14,11 @@ def find_weights(name: str) -> Path:
     Raises UserError saying which file is wanted, where it was looked for, where it is published and how to go on.
     """
     wanted = entry(name)
+    if not wanted.file:
+        raise UserError(
+            f"no weights of {name} are published; start on random weights with --config.model.backbone.weights=none or "
+            "name a file there"
+        )
     packaged, cached = Path(__file__).parent / "files" / wanted.file, cache_folder() / wanted.file
     if packaged.is_file():
         return packaged

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.models.heads.catalog import HEADS
 from mlmoe_jax.report import charts
 from mlmoe_jax.report.components import Chart, Charts, Note, Section, Widget
 from mlmoe_jax.report.run_files import RunFiles, Samples
@@ -73,9 +75,8 @@ def gates(files: RunFiles) -> Section:
     if samples is None:
         return Section(name, title, missing=_NO_SAMPLES)
     if not samples.gates:
-        return Section(
-            name, title, missing="This model has no gates: config.model.head.kind group_experts or routed_experts has."
-        )
+        gated = " or ".join(kind for kind in HEADS if HEADS[kind].gate_entries(default_config()))
+        return Section(name, title, missing=f"This model has no gates: config.model.head.kind {gated} has.")
     names, labels = label_names(files, samples), gate_labels(files, samples)
     shown = [names[k] for k in labels]
     packed, drawn = [], []

@@ -13,9 +13,9 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.resnet import FROZEN_BATCH_NORM, ResNetShape
+from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model, label_axes_of_head
-from mlmoe_jax.models.heads.query import FIXED_QUERIES
+from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params, split_trainable
 from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained.load import load_weights
@@ -105,24 +105,19 @@ def cast_frozen(frozen: Params, config: ConfigDict) -> Params:
 
 def trainable_rules(config: ConfigDict) -> tuple:
     """Return `config.trainable`, preceded by the rules for parts that other settings freeze."""
-    frozen = []
-    if isinstance(backbone_shape(config), ResNetShape) and config.model.backbone.batch_norm == "frozen":
-        frozen.append(FROZEN_BATCH_NORM)  # no gradient reaches them, but weight decay would
-    if config.model.prompts.pruning == "fixed":
-        frozen.append(PRUNING_MASKS)
-    if config.model.head.decoder.fixed_queries:
-        frozen.append(FIXED_QUERIES)
-    return (*frozen, *config.trainable)
+    of_backbone = backbone_shape(config).frozen_rules(config.model.backbone.batch_norm)
+    of_prompts = (PRUNING_MASKS,) if config.model.prompts.pruning == "fixed" else ()
+    return (*of_backbone, *of_prompts, *head_of(config).frozen_rules(config), *config.trainable)
 
 
 def preprocess_for(config: ConfigDict) -> Preprocess:
     """Return the preprocessing that the config's backbone expects, at the config's image size."""
     entry = catalog.entry(config.model.backbone.name)
-    if not isinstance(entry.shape, ResNetShape) and config.data.image_size % entry.shape.patch:
+    if not entry.shape.fits(config.data.image_size):
         raise UserError(
             f"data.image_size is {config.data.image_size}, no multiple of {config.model.backbone.name}'s patch size "
             f"{entry.shape.patch}"
         )
     if config.model.backbone.normalization == "imagenet":
-        return Preprocess(config.data.image_size, catalog.IMAGENET_MEAN, catalog.IMAGENET_STD)
+        return Preprocess(config.data.image_size, IMAGENET_MEAN, IMAGENET_STD)
     return Preprocess(config.data.image_size, entry.mean, entry.std)

@@ -8,7 +8,6 @@ is listed.
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,18 +18,16 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.params import Params
+from mlmoe_jax.models.build import Classifier, build_model
+from mlmoe_jax.models.heads.catalog import head_of
+from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
 from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_run, selected_values
 from mlmoe_jax.runtime.progress import say
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.label_transfer import LABEL_ROWS, LabelRows, _counterparts, _say_labels, carry_over
-
-# Layouts of the authors' code whose data sets list labels in alphabetical order.
-SORTED_LABELS = ("add_gcn",)
+from mlmoe_jax.training.label_transfer import carry_over, counterparts, say_labels
 
 
 # ------------------------------------------------------------------------------------------------------- where from
@@ -40,7 +37,7 @@ def require_source(config: ConfigDict) -> None:
     if _is_file(given):
         if not Path(given).exists():
             raise UserError(f"there is no weights file {given}")
-        if config.model.head.kind == "ml_gcn" and not config.model.head.graph.word_vectors:
+        if head_of(config).needs_vectors and not config.model.head.graph.word_vectors:
             raise UserError(
                 "config.init_from is a file of ML-GCN's, which was trained with GloVe vectors: name them with "
                 "model.head.graph.word_vectors"
@@ -75,14 +72,15 @@ def initial_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
 
 def _from_official(config: ConfigDict, label_space: LabelSpace, path: Path) -> Parts:
     model = build_model(config, label_space, rngs=nnx.Rngs(config.seed))
-    native = model.backbone.pos_embed.shape if hasattr(model.backbone, "pos_embed") else None
+    table = ModelDef.split(model)[1].get(POSITION_TABLE)
+    native = None if table is None else table.shape
     kept = {name: getattr(model.prompts, name)[...] for name in _set_masks(config)}
     report = load_official(model, path, len(label_space.names))
     alone = not any(target.startswith("backbone/") for target in report.loaded)
     if alone:
         fill_backbone(model, config)
-    if report.source in SORTED_LABELS:
-        _reorder(model, label_space.names, LABEL_ROWS[config.model.head.kind])
+    if report.sorted_labels:
+        _reorder(model, label_space.names)
     for name, value in kept.items():
         getattr(model.prompts, name)[...] = value
     say(f"init_from {path}: {len(report.loaded)} parameters from the {report.source} layout")
@@ -102,7 +100,7 @@ def _from_official(config: ConfigDict, label_space: LabelSpace, path: Path) -> P
     return _fixed_table(parts, native)
 
 
-def _reorder(model: nnx.Module, names: tuple[str, ...], rows: tuple[LabelRows, ...]) -> None:
+def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
     """Move the rows of a head whose labels are in alphabetical order to where `names` has them."""
     place = {name: row for row, name in enumerate(sorted(names))}
     order = np.array([place[name] for name in names])
@@ -112,10 +110,9 @@ def _reorder(model: nnx.Module, names: tuple[str, ...], rows: tuple[LabelRows, .
     state = nnx.state(model, nnx.Param)
     moved = {}
     for where, variable in nnx.to_flat_state(state):
-        for rule in rows:
-            if re.search(rule.pattern, "/".join(map(str, where))):
-                value = functools.reduce(lambda v, axis: jnp.take(v, order, axis=axis), rule.axes, variable.get_value())
-                moved[where] = variable.replace(value)
+        if rows := model.head.rows_of("/".join(map(str, where))):
+            value = functools.reduce(lambda v, axis: jnp.take(v, order, axis=axis), rows.axes, variable.get_value())
+            moved[where] = variable.replace(value)
     nnx.update(model, nnx.from_flat_state(moved))
 
 
@@ -155,12 +152,12 @@ def _from_run(config: ConfigDict, label_space: LabelSpace, folder: RunFolder) ->
     base = assemble(config, label_space, load_backbone=bool(published))
     settled = published | {f"prompts/{name}" for name in _set_masks(config)}
     first, known = {**base.trainable, **base.frozen, **base.stats}, {**run.frozen, **restored.selected}
-    match = _counterparts(config, label_space, their_config, their_space)
+    match = counterparts(config, label_space, their_config, their_space)
     ours, theirs = ({path: v for path, v in each.items() if path not in settled} for each in (first, known))
     taken, left = carry_over(ours, theirs, match)
     step, count = restored.notes["step"], len(taken) + len(published)
     say(f"init_from {folder}: {count} of {len(first)} parameters, as selected at step {step}")
-    _say_labels(match, label_space, their_space, grouped=config.model.prompts.kind == "group" and match.same_groups)
+    say_labels(match, label_space, their_space, grouped=config.model.prompts.kind == "group" and match.same_groups)
     for reason, paths in left.items():
         say(f"not taken over, {reason}: {', '.join(sorted(paths))}")
 

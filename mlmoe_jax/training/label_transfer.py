@@ -12,79 +12,37 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.models.contracts import Head
+from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import POSITION_TABLE
 from mlmoe_jax.runtime.progress import say
 
 
 @dataclass(frozen=True)
-class LabelRows:
-    """Parameters (a regex) with an entry for every label along each of `axes`, and `further` entries behind them."""
-
-    pattern: str
-    axes: tuple[int, ...] = (0,)
-    further: int = 0
-
-
-# Where a kind of head keeps what belongs to a label. A parameter that is named here but has another size along the
-# axis, such as the one row of a shared classifier, is laid out by something else.
-LABEL_ROWS: dict[str, tuple[LabelRows, ...]] = {
-    "linear": (
-        LabelRows(r"^head/(patch_)?classifier/kernel$", (1,)),
-        LabelRows(r"^head/(patch_)?classifier/bias$"),
-    ),
-    "group_experts": (
-        LabelRows(r"^head/(co|dc)/gate/(kernel|bias)$", (1,)),
-        LabelRows(r"^head/((co|dc)/)?classifier/(kernel|bias)$"),
-    ),
-    "group_linear": (LabelRows(r"^head/(co|dc)/(kernel|bias)$"),),
-    "query": (LabelRows(r"^head/decoder/queries$"), LabelRows(r"^head/classifier/(kernel|bias)$")),
-    "routed_experts": (
-        LabelRows(r"^head/decoder/queries$"),
-        LabelRows(r"^head/experts/task/"),
-        LabelRows(r"^head/gates/(net/|free_logits$)"),
-        LabelRows(r"^head/classifier/(kernel|bias)$"),
-    ),
-    "ml_gcn": (),  # its classifiers are made out of word vectors
-    "add_gcn": (
-        LabelRows(r"^head/map_classifier/kernel$", (1,)),
-        LabelRows(r"^head/graph/static_graph/kernel$", (0, 1)),
-        LabelRows(r"^head/graph/relation/kernel$", (1,)),
-        LabelRows(r"^head/graph/relation/bias$"),
-        LabelRows(r"^head/classifier/(kernel|bias)$"),
-    ),
-    "cnn_rnn": (LabelRows(r"^head/embedding$", further=2),),  # the end and the start of a sequence
-}
-
-
-# What is laid out by the groups of labels, where there are any.
-GROUPED = r"^prompts/|^head/bank/|^head/(co|dc)/gate/"
-
-
-@dataclass(frozen=True)
 class Counterparts:
     """How the parameters of two models correspond.
 
-    names, their_names: the labels of each. rows: where the head keeps what belongs to a label; None = the heads are of
-    different kinds, or of one that LABEL_ROWS does not know. same_groups: prompts are made for groups of one structure,
-    or for none. same_vectors: the labels that both have go by the same word vectors.
+    names, their_names: the labels of each. head: the class of both heads, whose `label_rows` say what belongs to a
+    label; None = the heads are of different kinds. same_groups: prompts are made for groups of one structure, or for
+    none. same_vectors: the labels that both have go by the same word vectors.
     """
 
     names: tuple[str, ...]
     their_names: tuple[str, ...]
-    rows: tuple[LabelRows, ...] | None
+    head: type[Head] | None
     same_groups: bool = True
     same_vectors: bool = True
 
 
-def _counterparts(
+def counterparts(
     config: ConfigDict, space: LabelSpace, their_config: ConfigDict, their_space: LabelSpace
 ) -> Counterparts:
-    kind, their_kind = config.model.head.kind, their_config.model.head.kind
+    """Return how the models of two configs correspond, for the labels of each."""
     structures = [_group_structure(each.model.prompts) for each in (config, their_config)]
-    rows = LABEL_ROWS.get(kind) if kind == their_kind else None
+    head = head_of(config) if config.model.head.kind == their_config.model.head.kind else None
     same_vectors = _same_vectors(space, their_space)
-    return Counterparts(space.names, their_space.names, rows, structures[0] == structures[1], same_vectors)
+    return Counterparts(space.names, their_space.names, head, structures[0] == structures[1], same_vectors)
 
 
 def _same_vectors(space: LabelSpace, their_space: LabelSpace) -> bool:
@@ -112,11 +70,11 @@ def carry_over(ours: Params, theirs: Params, match: Counterparts) -> tuple[Param
     for path, value in ours.items():
         if path not in theirs:
             reason = "there is none there"
-        elif re.search(GROUPED, path) and not match.same_groups:
+        elif not match.same_groups and _matches(path, "^prompts/", match.head and match.head.group_rows):
             reason = "other groups of prompts"
-        elif re.search(r"^head/gc\d/", path) and not match.same_vectors:
+        elif not match.same_vectors and _matches(path, match.head and match.head.vector_rows):
             reason = "other word vectors"
-        elif path.startswith("head/") and match.rows is None and match.names != match.their_names:
+        elif path.startswith("head/") and match.head is None and match.names != match.their_names:
             reason = "labels cannot be matched between these heads"
         else:
             mixed, reason = _meet(path, value, theirs[path], match)
@@ -129,9 +87,13 @@ def carry_over(ours: Params, theirs: Params, match: Counterparts) -> tuple[Param
     return taken, left
 
 
+def _matches(path: str, *patterns: str | None) -> bool:
+    return any(pattern and re.search(pattern, path) for pattern in patterns)
+
+
 def _meet(path: str, ours: jax.Array, theirs: jax.Array, match: Counterparts) -> tuple[np.ndarray | None, str]:
     """Return what becomes of one parameter, or None and the reason."""
-    rule = next((rule for rule in match.rows or () if re.search(rule.pattern, path)), None)
+    rule = match.head and match.head.rows_of(path)
     theirs = np.asarray(jax.device_get(theirs))
     if rule is None or match.names == match.their_names:
         fits = ours.shape == theirs.shape or path == POSITION_TABLE
@@ -167,7 +129,7 @@ def _block(shape: Sequence[int], axes: Iterable[int], places: list[int]) -> tupl
     return np.ix_(*(places if axis in axes else range(size) for axis, size in enumerate(shape)))
 
 
-def _say_labels(match: Counterparts, space: LabelSpace, their_space: LabelSpace, *, grouped: bool) -> None:
+def say_labels(match: Counterparts, space: LabelSpace, their_space: LabelSpace, *, grouped: bool) -> None:
     """List which labels were known, which are new and which are left out; and those whose group is another one."""
     known = [name for name in match.names if name in set(match.their_names)]
     new = [name for name in match.names if name not in set(known)]

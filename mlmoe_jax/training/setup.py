@@ -23,6 +23,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
 from mlmoe_jax.evaluation.results import Scored
 from mlmoe_jax.inference.step import make_eval_step
+from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
@@ -76,8 +77,8 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
         name: open_split(config.data, name, classes=train_split.classes, seed=config.seed)
         for name in dict.fromkeys(filter(None, (selecting, *config.data.test_splits)))
     }
-    if config.model.head.kind == "cnn_rnn" and (train_split.labels == UNKNOWN).any():
-        say("warning: cnn_rnn learns label sequences, in which an unknown label counts as absent")
+    if head_of(config).unknown_labels and (train_split.labels == UNKNOWN).any():
+        say(f"warning: {config.model.head.kind} {head_of(config).unknown_labels}")
     for warning in [*configuration.warnings(config), *require_sound(train_split, list(eval_splits.values()))]:
         say(f"warning: {warning}")
     say(f"{config.data.name}: {len(train_split):,} training images, {len(label_space.names)} labels")
@@ -93,7 +94,8 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
 
 def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     """Return the label space of a new run on a training split."""
-    return label_space_of(train_split, original_name(config.data), config.model, config.seed)
+    vectors = head_of(config).needs_vectors
+    return label_space_of(train_split, original_name(config.data), config.model, config.seed, vectors=vectors)
 
 
 # ------------------------------------------------------------------------------------------------------------- steps

@@ -19,8 +19,8 @@ from mlmoe_jax.config import (
 from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.config.keys import ANY, Choice, Number
 from mlmoe_jax.config.loading import RENAMED
-from mlmoe_jax.models.build import HEADS
 from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, SPREADS
+from mlmoe_jax.models.heads.catalog import HEADS
 from mlmoe_jax.models.heads.group_experts import COMBINE
 from mlmoe_jax.models.heads.linear import POOLS
 from mlmoe_jax.models.heads.routed_experts import ENTROPY

@@ -17,7 +17,6 @@ from mlmoe_jax.inference.explain import (
     choose_samples,
     explain_images,
     explain_run,
-    gate_entries,
     prompt_places,
     sample_split,
     thumbnail,
@@ -169,16 +168,6 @@ def test_prompts_are_named_in_the_models_order():
     # in ML-VPT's order expert e of a group is prompt e·G + group
     assert [expert for side, _, expert in places if side == "co"] == [1, 1, 1, 2, 2, 2]
     assert prompt_places(load_config("vpt", [])) is None
-
-
-def test_entries_of_gates_have_names():
-    config = load_config("drmoe_resnet101:dataset=digits", [])
-    config.model.head.routing.shared_experts, config.model.head.routing.task_experts = 2, 1
-    assert gate_entries(config) == {"experts": ["shared 1", "shared 2", "task 1"]}
-    assert gate_entries(load_config("mlvpt_digits", [("model.prompts.sides", "dc")])) == {
-        "dc": ["expert 1", "expert 2", "expert 3"]
-    }
-    assert gate_entries(load_config("vpt", [])) == {}
 
 
 # ------------------------------------------------------------------------------------------------------- the samples

@@ -97,7 +97,7 @@ def vit():
 def test_class_token_and_prompts_against_softmax_by_hand(vit, kind, read):
     image, options, read = draw(B, 8, 12, 3), PROMPT_KINDS[kind], read.split("+")
     prompts = Prompts(draw(1, 1, P, D, seed=3), **options)
-    features, tokens = jax.jit(lambda x: (vit(x, prompts, read=read, explain=True), vit.embed(x)[0]))(image)
+    features, tokens = jax.jit(lambda x: (vit(x, prompts, read=read, return_attention=True), vit.embed(x)[0]))(image)
     assert features.grid == GRID
     assert set(features.attention) == set(read) - {"patches"}
 
@@ -135,7 +135,9 @@ def test_convolutions_have_none():
         lambda: ResNet(ResNetShape((1,)), rngs=nnx.Rngs(0)),
         lambda: ConvNeXt(ConvNeXtShape((1,), (4,)), rngs=nnx.Rngs(0)),
     ):
-        features = jax.eval_shape(lambda image, make=make: make()(image, read=("patches",), explain=True), image)
+        features = jax.eval_shape(
+            lambda image, make=make: make()(image, read=("patches",), return_attention=True), image
+        )
         assert (features.attention, features.grid) == ({}, (2, 3))
 
 
@@ -256,7 +258,7 @@ def tiny(reference):
 def test_every_method_shows_what_its_head_reads(tiny_vit, reference):
     definition, values = tiny(reference)
     image = jax.ShapeDtypeStruct((B, 64, 64, 3), jnp.float32)
-    prediction = jax.eval_shape(lambda v, x: definition.merge(v)(x, explain=True), values, image)
+    prediction = jax.eval_shape(lambda v, x: definition.merge(v)(x, return_attention=True), values, image)
     assert {name: x.shape for name, x in prediction.attention.items()} == {
         name: (B, queries, 4) for name, queries in MAPS[reference].items()
     }
@@ -276,7 +278,7 @@ def test_who_does_not_ask_does_not_pay(tiny_vit):
     image = jax.ShapeDtypeStruct((B, 64, 64, 3), jnp.float32)
 
     def predicted(explain):
-        traced, made = jax.make_jaxpr(lambda v, x: definition.merge(v)(x, explain=explain), return_shape=True)(
+        traced, made = jax.make_jaxpr(lambda v, x: definition.merge(v)(x, return_attention=explain), return_shape=True)(
             values, image
         )
         return softmaxes(traced.jaxpr), made

@@ -12,9 +12,9 @@ from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.layers.detr import DecoderLayer, EncoderLayer, FeedForward, QueryAttention
 from mlmoe_jax.models.layers.positions import detr_positions
+from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import QueryDecoder
-from mlmoe_jax.training.preflight.cost import count_macs
 
 B, C, D, Q, E, GRID = 2, 12, 8, 5, 3, (2, 3)
 N = GRID[0] * GRID[1]

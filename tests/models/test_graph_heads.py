@@ -11,9 +11,9 @@ from mlmoe_jax.data.labels.graph import label_graph
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
 from mlmoe_jax.models.layers.constants import Constant
+from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.rules.graph import own_classifier, pointwise
-from mlmoe_jax.training.preflight.cost import count_macs
 
 TWIN = np.load(PARITY / "graph_heads.npz")
 LABELS, WIDTH, HIDDEN = 6, 32, 24

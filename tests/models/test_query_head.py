@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
+from helpers.query_heads import ml_decoder_head, q2l_head
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.contracts import PATCHES, Features
-from mlmoe_jax.models.heads.query import FIXED_QUERIES, GroupedClassifier, QueryHead, ml_decoder_head, q2l_head
+from mlmoe_jax.models.heads.query import GroupedClassifier, QueryHead
 from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.models.query_decoder import QueryDecoder
+from mlmoe_jax.models.query_decoder import FIXED_QUERIES, QueryDecoder
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.query import ML_DECODER, Q2L
 

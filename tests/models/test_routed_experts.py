@@ -10,13 +10,12 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.build import build_backbone
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, gate_entropy
 from mlmoe_jax.models.heads.routed_experts import SETTINGS, FeatureClassifier, RoutedExpertsHead, entropy_penalty
+from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import QueryDecoder
-from mlmoe_jax.training.preflight.cost import count_macs
 
 B, K, D = 4, 5, 12
 SMALL = {"expert_hidden": 6, "gate_hidden": 7, "shared_experts": 3, "task_experts": 2}
@@ -263,7 +262,7 @@ def rows(module):
 @pytest.fixture(scope="module")
 def body():
     shape = catalog.entry("resnet101").shape
-    return rows(nnx.eval_shape(lambda: build_backbone(shape, rngs=nnx.Rngs(0))))[""]
+    return rows(nnx.eval_shape(lambda: shape.build(rngs=nnx.Rngs(0))))[""]
 
 
 def test_parameters_of_dr_moe_block_by_block(body):

@@ -10,8 +10,8 @@ from helpers.paths import PARITY
 
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.heads.sequence import CNNRNNHead, beam_search, log_odds
+from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.training.preflight.cost import count_macs
 
 TWIN = np.load(PARITY / "graph_heads.npz")
 ORDER, MAX_LABELS, WIDTH = TWIN["cnn_rnn/order"].tolist(), 3, 32

@@ -9,6 +9,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.backbones.entry import Entry
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained import weights
@@ -340,6 +341,14 @@ def test_weights_are_looked_for_in_the_package_and_then_in_the_cache(refusal, pl
     np.testing.assert_array_equal(params_of(vit)["cls_token"], source["cls_token"])
     write(in_package, source)
     assert weights.find_weights("tiny") == in_package
+
+
+def test_a_backbone_without_published_weights_says_so(refusal, monkeypatch):
+    monkeypatch.setitem(catalog.CATALOG, "mine", Entry(SHAPE, (0.5,) * 3, (0.5,) * 3, image_size=8))
+    assert refusal(weights.find_weights, "mine") == (
+        "no weights of mine are published; start on random weights with --config.model.backbone.weights=none or name a "
+        "file there"
+    )
 
 
 def test_an_unknown_backbone_gets_the_list(refusal):

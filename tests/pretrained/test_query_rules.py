@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
+from helpers.query_heads import ml_decoder_head, q2l_head
 from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
-from mlmoe_jax.models.heads.query import ml_decoder_head, q2l_head
 from mlmoe_jax.pretrained.load import SOURCES as OTHERS
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.base import INVERSES

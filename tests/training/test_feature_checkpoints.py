@@ -17,7 +17,6 @@ from mlmoe_jax.pretrained.official import _named
 from mlmoe_jax.pretrained.rules import query
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.initialization import initial_parts
-from mlmoe_jax.training.label_transfer import LABEL_ROWS
 
 SPACE = synthetic_label_space(4, 2)
 
@@ -103,7 +102,7 @@ def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
     theirs = jax.jit(lambda params: definition.merge(params, stats)(image).logits)
     before = theirs(params)
     model = definition.merge(params, stats)
-    initialization._reorder(model, names, LABEL_ROWS["add_gcn"])
+    initialization._reorder(model, names)
     _, moved, _ = ModelDef.split(model)
     places = [sorted(names).index(name) for name in names]
     np.testing.assert_allclose(theirs(moved), before[:, np.array(places)], rtol=2e-4, atol=2e-4)

@@ -1,7 +1,6 @@
 """What a run starts from: the authors' checkpoints, other runs with other labels, and its own folder."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 
@@ -20,16 +19,10 @@ from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.build import HEADS, build_model
-from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
-from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.heads.group_linear import GroupLinearHead
-from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.heads.query import ml_decoder_head, q2l_head
-from mlmoe_jax.models.heads.routed_experts import RoutedExpertsHead
-from mlmoe_jax.models.heads.sequence import CNNRNNHead
-from mlmoe_jax.models.layers.constants import Constant
+from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.heads.catalog import HEADS
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import export_official
 from mlmoe_jax.runs import assemble as assembling
@@ -40,7 +33,7 @@ from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.convert import export_run, import_run
 from mlmoe_jax.training.initialization import initial_parts, require_source
-from mlmoe_jax.training.label_transfer import LABEL_ROWS, Counterparts, carry_over
+from mlmoe_jax.training.label_transfer import Counterparts, carry_over
 from mlmoe_jax.training.loop import train
 
 TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
@@ -358,68 +351,6 @@ def test_frozen_weights_of_a_training_that_never_began_are_removed(config, publi
 
 
 # -------------------------------------------------------------------------------------------- what meets what
-D, GROUP_OF = 4, {5: [0, 1, 0, 1, 1], 7: [0, 1, 0, 1, 1, 0, 0]}
-
-
-def _groups(labels: int) -> dict[str, list[int]]:
-    return {"co": GROUP_OF[labels], "dc": GROUP_OF[labels]}
-
-
-def _query_decoder(labels: int, rngs: nnx.Rngs):
-    return q2l_head(D, labels, heads=2, hidden=6, rngs=rngs).decoder
-
-
-# name: the kind of head, and one for K labels
-TRIED = {
-    "linear": ("linear", lambda k, r: LinearHead(D, k, pool="both", rngs=r)),
-    "experts": ("group_experts", lambda k, r: GroupExpertsHead(D, _groups(k), groups=2, per_group=3, rngs=r)),
-    "gates of groups": (
-        "group_experts",
-        lambda k, r: GroupExpertsHead(D, _groups(k), groups=2, per_group=3, gates_of="group", rngs=r),
-    ),
-    "one classifier": (
-        "group_experts",
-        lambda k, r: GroupExpertsHead(D, _groups(k), groups=2, per_group=3, shared_classifier=True, rngs=r),
-    ),
-    "group_linear": ("group_linear", lambda k, r: GroupLinearHead(D, _groups(k), groups=2, per_group=3, rngs=r)),
-    "q2l": ("query", lambda k, r: q2l_head(D, k, heads=2, hidden=6, rngs=r)),
-    "ml_decoder": ("query", lambda k, r: ml_decoder_head(D, k, width=8, heads=2, hidden=6, rngs=r)),
-    "dr_moe": ("routed_experts", lambda k, r: RoutedExpertsHead(_query_decoder(k, r), D, k, rngs=r)),
-    "static": ("routed_experts", lambda k, r: RoutedExpertsHead(_query_decoder(k, r), D, k, gate="static", rngs=r)),
-    "ml_gcn": (
-        "ml_gcn",
-        lambda k, r: MLGCNHead(D, Constant(np.ones((k, 3))), Constant(np.eye(k)), hidden=6, rngs=r),
-    ),
-    "add_gcn": ("add_gcn", lambda k, r: ADDGCNHead(D, k, hidden=6, rngs=r)),
-    "cnn_rnn": ("cnn_rnn", lambda k, r: CNNRNNHead(D, range(k), embedding=3, hidden=6, rngs=r)),
-}
-
-
-def shapes_of(make, labels: int) -> dict[str, tuple[int, ...]]:
-    _, params, stats = ModelDef.split(nnx.eval_shape(lambda: make(labels, nnx.Rngs(0))))
-    return {f"head/{path}": x.shape for path, x in {**params, **stats}.items()}
-
-
-@pytest.mark.parametrize("name", TRIED)
-def test_the_table_knows_every_axis_that_is_as_long_as_there_are_labels(name):
-    kind, make = TRIED[name]
-    five, seven = shapes_of(make, 5), shapes_of(make, 7)
-    for path, shape in five.items():
-        grows = tuple(axis for axis in range(len(shape)) if shape[axis] != seven[path][axis])
-        rule = next((rule for rule in LABEL_ROWS[kind] if re.search(rule.pattern, path)), None)
-        if grows:
-            assert rule is not None, path
-            assert rule.axes == grows, path
-            assert {shape[axis] - 5 for axis in grows} == {rule.further}, path
-        elif rule is not None:
-            assert name == "gates of groups", path
-            assert all(shape[axis] != 5 for axis in rule.axes), path
-
-
-def test_every_kind_of_head_is_in_the_table_and_tried():
-    assert set(LABEL_ROWS) == set(HEADS) == {kind for kind, _ in TRIED.values()}
-
-
 def values_like(shapes: dict[str, tuple], seed: int) -> dict[str, jax.Array]:
     draw = np.random.default_rng(seed)
     return {path: jnp.asarray(draw.normal(size=shape), jnp.float32) for path, shape in shapes.items()}
@@ -428,7 +359,7 @@ def values_like(shapes: dict[str, tuple], seed: int) -> dict[str, jax.Array]:
 def test_both_axes_of_a_graph_of_labels_are_matched():
     shapes = {"head/graph/static_graph/kernel": (3, 3), "head/graph/relation/kernel": (2, 3)}
     ours, theirs = values_like(shapes, 1), values_like(shapes, 2)
-    match = Counterparts(("b", "x", "a"), ("a", "b", "c"), LABEL_ROWS["add_gcn"])
+    match = Counterparts(("b", "x", "a"), ("a", "b", "c"), HEADS["add_gcn"])
     taken, left = carry_over(ours, theirs, match)
     graph, before, source = (np.asarray(v["head/graph/static_graph/kernel"]) for v in (taken, ours, theirs))
     for here, row in enumerate([1, None, 0]):
@@ -440,7 +371,7 @@ def test_both_axes_of_a_graph_of_labels_are_matched():
 
 
 def test_what_stands_behind_the_labels_stays_behind_them():
-    match = Counterparts(("b", "x", "y"), ("a", "b"), LABEL_ROWS["cnn_rnn"])
+    match = Counterparts(("b", "x", "y"), ("a", "b"), HEADS["cnn_rnn"])
     ours, theirs = values_like({"head/embedding": (5, 3)}, 1), values_like({"head/embedding": (4, 3)}, 2)
     taken, _ = carry_over(ours, theirs, match)
     embedding, source = np.asarray(taken["head/embedding"]), np.asarray(theirs["head/embedding"])
@@ -462,7 +393,7 @@ def test_what_stands_behind_the_labels_stays_behind_them():
 def test_what_does_not_belong_to_labels_is_not_split_among_them(shape, their_shape, reason):
     path = "head/classifier/kernel"
     ours, theirs = values_like({path: shape}, 1), values_like({path: their_shape}, 2)
-    match = Counterparts(("a", "b", "c"), ("b", "c"), LABEL_ROWS["query"])
+    match = Counterparts(("a", "b", "c"), ("b", "c"), HEADS["query"])
     taken, left = carry_over(ours, theirs, match)
     assert left == ({reason: [path]} if reason else {})
     assert (path in taken) == (not reason)
@@ -488,7 +419,7 @@ def test_values_without_counterpart_are_listed_on_both_sides():
 
 def test_values_keep_the_type_of_the_model():
     ours = {"backbone/kernel": jnp.zeros(2, jnp.bfloat16)}
-    taken, _ = carry_over(ours, {"backbone/kernel": jnp.ones(2)}, Counterparts(("a",), ("a",), ()))
+    taken, _ = carry_over(ours, {"backbone/kernel": jnp.ones(2)}, Counterparts(("a",), ("a",), None))
     assert taken["backbone/kernel"].dtype == jnp.bfloat16
 
 
@@ -524,7 +455,7 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     assert set(evaluate_run(folder, [])) == {"test"}
     pictures = [tmp_path / "data" / f"test{row}.png" for row in range(6)]
     pixels = np.stack([np.asarray(Image.open(picture)) for picture in pictures])
-    image = (pixels / 255 - np.array(catalog.IMAGENET_MEAN)) / np.array(catalog.IMAGENET_STD)
+    image = (pixels / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
     with jax.default_matmul_precision("highest"):
         logits = np.asarray(jax.jit(lambda image: model(image).logits)(image.astype(np.float32)))
     scores = np.load(tmp_path / "run" / "eval" / "scores.npz")["scores"]
@@ -566,9 +497,18 @@ def test_a_file_of_ml_gcn_needs_its_word_vectors(refusal, tmp_path):
 
 
 def test_layers_on_other_word_vectors_are_left():
-    match = Counterparts(("a", "b"), ("b", "c"), LABEL_ROWS["ml_gcn"], same_vectors=False)
+    match = Counterparts(("a", "b"), ("b", "c"), HEADS["ml_gcn"], same_vectors=False)
     ours, theirs = ({f"head/gc{i}/kernel": jnp.full((2, 2), value) for i in (1, 2)} for value in (0.0, 1.0))
     taken, left = carry_over(ours, theirs, match)
     assert not taken
     assert left == {"other word vectors": ["head/gc1/kernel", "head/gc2/kernel"]}
     assert len(carry_over(ours, theirs, replace(match, same_vectors=True))[0]) == 2
+
+
+def test_a_published_file_wants_the_word_vectors_that_it_was_trained_with(refusal, tmp_path):
+    config = load_config("mlgcn_resnet101", [("init_from", str(tmp_path / "coco.pth.tar"))])
+    assert refusal(require_source, config) == f"there is no weights file {tmp_path / 'coco.pth.tar'}"
+    (tmp_path / "coco.pth.tar").touch()
+    assert "trained with GloVe vectors: name them with model.head.graph.word_vectors" in refusal(require_source, config)
+    config.model.head.graph.word_vectors = "glove.txt"
+    require_source(config)

@@ -1,6 +1,7 @@
 """Keys of the heads: which head reads the backbone's features, and the settings of each family."""
 
 from mlmoe_jax.config.keys import Choice, Flag, Integer, Number, Text, section
+from mlmoe_jax.models.heads.catalog import HEADS
 
 DECODER = section(
     "For query and routed_experts: learned queries that read the tokens of the image through a transformer.",
@@ -136,17 +137,9 @@ HEAD = section(
     "The part of the model that turns the backbone's features into a logit per label.",
     kind=Choice(
         "linear",
-        "Which head is used.",
-        of={
-            "linear": "a linear classifier",
-            "group_experts": "ML-VPT: an expert per prompt and gates per label",
-            "group_linear": "GVPT: group prompts without experts",
-            "query": "Q2L and ML-Decoder: label queries",
-            "routed_experts": "DR-MoE and HSQ: shared and task experts; with group prompts MLMoE",
-            "ml_gcn": "ML-GCN: classifiers from a graph of the labels",
-            "add_gcn": "ADD-GCN: a graph of the labels per image",
-            "cnn_rnn": "CNN-RNN: a sequence of labels",
-        },
+        "Which head is used: group_experts is ML-VPT's, group_linear is GVPT's, query serves Q2L and ML-Decoder, and "
+        "routed_experts serves DR-MoE, HSQ and, with group prompts, MLMoE.",
+        of=HEADS,
     ),
     pool=Choice(
         "cls",

@@ -84,24 +84,24 @@ class LabelSpace:
             )
 
 
-def label_space_of(train: Split, data_name: str, model, seed: int) -> LabelSpace:
+def label_space_of(train: Split, data_name: str, model, seed: int, *, vectors: bool = False) -> LabelSpace:
     """Compute the label space from the labels of the training split, i8[N,K] (never from images).
 
     `model` is `config.model`: `groups`, `num_groups` and τ of its prompts say how labels are grouped, `graph` of its
-    head where word vectors come from. Raises UserError for groups that are not published for this data set or a file
-    that does not fit.
+    head where word vectors come from. vectors: whether the model needs them. Raises UserError for groups that are not
+    published for this data set or a file that does not fit.
     """
     together, positives = cooccurrence(train.labels)
     co_group, dc_group = _groups(together, positives, data_name, model.prompts, seed)
-    vectors = None
-    if model.head.kind == "ml_gcn":
+    of_names = None
+    if vectors:
         graph = model.head.graph
-        vectors = (
+        of_names = (
             read_glove(graph.word_vectors, train.classes)
             if graph.word_vectors
             else cooccurrence_vectors(together.toarray(), positives, len(train), width=graph.vector_width)
         )
-    return LabelSpace(train.classes, together, positives, len(train), co_group, dc_group, vectors)
+    return LabelSpace(train.classes, together, positives, len(train), co_group, dc_group, of_names)
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:

@@ -3,6 +3,8 @@
 Stochastic depth is a regulariser of long trainings from scratch and leaves evaluation as it is.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Collection
 
@@ -10,15 +12,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
 from mlmoe_jax.models.backbones.resnet import check_read, read_map
-from mlmoe_jax.models.contracts import CLS, Features, Prompts
+from mlmoe_jax.models.contracts import CLS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp, layer_norm
 
 EPSILON = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvNeXtShape:
+class ConvNeXtShape(BackboneShape):
     """The architecture of a ConvNeXt: blocks and channels of each stage, and the initial layer scale."""
 
     blocks: tuple[int, ...]
@@ -34,6 +37,22 @@ class ConvNeXtShape:
     def patch(self) -> int:
         """The stride of the last map in pixels."""
         return 2 ** (len(self.widths) + 1)
+
+    def build(
+        self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
+    ) -> ConvNeXt:
+        """Build the ConvNeXt with random weights; it has no batch normalisation."""
+        return ConvNeXt(self, dtype=dtype, remat=remat, rngs=rngs)
+
+    def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
+        """Return the layers with 4·cells·D per LayerNorm, 0, and the number of cells of the last map."""
+        layers, extra, cells = super().published_macs(side, prompts)
+        grids = [(side // (4 * 2**stage)) ** 2 for stage in range(len(self.widths))]
+        # one in each block, one after the stem, one before each downsampling, one on the pooled feature
+        norms = sum(blocks * grid * width for blocks, width, grid in zip(self.blocks, self.widths, grids, strict=True))
+        norms += grids[0] * self.widths[0] + self.widths[-1]
+        norms += sum(grid * width for grid, width in zip(grids, self.widths[:-1], strict=False))
+        return layers + 4 * norms, extra, cells
 
 
 def _convolution(
@@ -137,13 +156,13 @@ class ConvNeXt(nnx.Module):
         *,
         read: Collection[str] = (CLS,),
         norm: bool = True,
-        explain: bool = False,
+        return_attention: bool = False,
     ) -> Features:
         """Encode f32[B,H,W,3] of any size from 32 up; the grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
 
         read: `patches` is the last map, `cls` its mean. norm: apply the final LayerNorm to them. The source knows it
         on the mean only; on single cells it is this package's way to give heads on the map a scale they can work with.
-        explain: without effect, convolutions have no attention.
+        return_attention: without effect, convolutions have no attention.
         Raises ValueError for prompts and for images that are smaller than one cell.
         """
         check_read(prompts, read)
@@ -151,3 +170,14 @@ class ConvNeXt(nnx.Module):
         if min(height, width) < self.shape.patch:
             raise ValueError(f"images of {height}×{width} pixels are smaller than the stride {self.shape.patch}")
         return read_map(self.maps(image)[-1], read, self.norm if norm else None)
+
+
+ENTRIES: dict[str, Entry] = {
+    f"convnext_{size}": torchvision_entry(ConvNeXtShape(blocks, widths), f"convnext_{size}-{digest}.pth")
+    for size, blocks, widths, digest in (
+        ("tiny", (3, 3, 9, 3), (96, 192, 384, 768), "983f1562"),
+        ("small", (3, 3, 27, 3), (96, 192, 384, 768), "0c510722"),
+        ("base", (3, 3, 27, 3), (128, 256, 512, 1024), "6075fbad"),
+        ("large", (3, 3, 27, 3), (192, 384, 768, 1536), "ea097f82"),
+    )
+}

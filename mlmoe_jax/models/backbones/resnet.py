@@ -4,6 +4,8 @@ As torchvision has it, a stage's stride is in the 3×3 convolution ("v1.5"), and
 stride-2 convolutions on one side more.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Collection
 
@@ -11,16 +13,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, Features, Prompts
+from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
+from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 
 EXPANSION = 4
-# To stand before the trainable rules where batch normalisation is frozen: weight decay needs no gradient to move it.
+# To stand before the trainable rules if batch normalisation is frozen: weight decay needs no gradient to move it.
 FROZEN_BATCH_NORM = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scale|bias)$", False)
 
 
 @dataclasses.dataclass(frozen=True)
-class ResNetShape:
+class ResNetShape(BackboneShape):
     """The architecture of a bottleneck ResNet: blocks of each stage, and the width of the stem.
 
     Stage i works at `stem`·2^i channels and gives `EXPANSION` times as many.
@@ -38,6 +41,20 @@ class ResNetShape:
     def patch(self) -> int:
         """The stride of the last map in pixels."""
         return 2 ** (len(self.blocks) + 1)
+
+    def build(
+        self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
+    ) -> ResNet:
+        """Build the ResNet with random weights."""
+        return ResNet(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
+
+    def fits(self, side: int) -> bool:
+        """Return True: padding makes up for every size."""
+        return True
+
+    def frozen_rules(self, batch_norm: str) -> tuple[tuple[str, bool], ...]:
+        """Return the rule that freezes batch normalisation: no gradient reaches it, but weight decay would."""
+        return (FROZEN_BATCH_NORM,) if batch_norm == "frozen" else ()
 
 
 def _convolution(into: int, out: int, size: int, stride: int, dtype: jnp.dtype | None, rngs: nnx.Rngs) -> nnx.Conv:
@@ -164,13 +181,19 @@ class ResNet(nnx.Module):
         *,
         read: Collection[str] = (CLS,),
         norm: bool = True,
-        explain: bool = False,
+        return_attention: bool = False,
     ) -> Features:
         """Encode f32[B,H,W,3] of any size; the grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
 
         read: `patches` is the last map, `cls` its mean, which is what the source's classifier sees. norm: without
-        effect, a ResNet has no final norm. explain: without effect, convolutions have no attention. Raises ValueError
-        for prompts.
+        effect, a ResNet has no final norm. return_attention: without effect, convolutions have no attention. Raises
+        ValueError for prompts.
         """
         check_read(prompts, read)
         return read_map(self.maps(image)[-1], read)
+
+
+ENTRIES: dict[str, Entry] = {
+    "resnet50": torchvision_entry(ResNetShape((3, 4, 6, 3)), "resnet50-0676ba61.pth"),
+    "resnet101": torchvision_entry(ResNetShape((3, 4, 23, 3)), "resnet101-5d3b4d8f.pth"),
+}

@@ -7,6 +7,8 @@ every block; the prompt-to-prompt mask can only matter where prompts ask, in the
 from block to block (`Prompts.carry`) ask in all of them.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -16,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, Features, Prompts
+from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD, Entry
+from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.positions import resample_positions, sine_positions
 from mlmoe_jax.models.layers.transformer import Block, hidden_width, layer_norm
 
@@ -24,8 +27,8 @@ IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that no head re
 
 
 @dataclasses.dataclass(frozen=True)
-class ViTShape:
-    """The architecture of a ViT; `native` is the image size that the position table was made for, in pixels.
+class ViTShape(BackboneShape):
+    """The configuration of a ViT; `native` is the image size that the position table was made for, in pixels.
 
     registers: tokens without a position that only pass information on (Darcet et al., 2024); no head reads them.
     position_offset, position_antialias: how the source resamples its table to another grid (see resample_positions).
@@ -44,6 +47,28 @@ class ViTShape:
     position_offset: float = 0.0
     position_antialias: bool = False
     registers: int = 0
+
+    takes_prompts = True
+
+    def build(
+        self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
+    ) -> ViT:
+        """Build the ViT with random weights; it has no batch normalisation."""
+        return ViT(self, dtype=dtype, remat=remat, rngs=rngs)
+
+    def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
+        """Return linear layers and 4·tokens·D per LayerNorm, the attention products, and N.
+
+        Every token is counted through every block, as the papers do; the fast path does less.
+        """
+        patches, width, carried, further = (side // self.patch) ** 2, self.width, 0, 0
+        if prompts is not None:
+            carried, further = prompts.count, prompts.key_values
+        tokens = 1 + self.registers + carried + patches
+        mlp = (3 if self.mlp == "swiglu" else 2) * width * hidden_width(width, self.mlp_ratio, self.mlp)
+        linear = patches * 3 * self.patch**2 * width + self.depth * tokens * (4 * width**2 + mlp)
+        norms = (2 * self.depth + 1) * 4 * tokens * width
+        return linear + norms, self.depth * 2 * tokens * (tokens + further) * width, patches
 
 
 class ViT(nnx.Module):
@@ -113,13 +138,13 @@ class ViT(nnx.Module):
         *,
         read: Collection[str] = (CLS,),
         norm: bool = True,
-        explain: bool = False,
+        return_attention: bool = False,
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        read: which of cls, prompts, patches the head will use. norm: apply the final LayerNorm to them. explain: return
-        the attention of cls and prompts, as far as they are read, to the patches as well.
-        Raises ValueError where the image is no multiple of the patch, or prompts are read that were not given.
+        read: which of cls, prompts, patches the head will use. norm: apply the final LayerNorm to them.
+        return_attention: return the attention of cls and prompts, as far as they are read, to the patches as well.
+        Raises ValueError if the image is no multiple of the patch, or prompts are read that were not given.
         """
         unknown = set(read) - {CLS, PROMPTS, PATCHES}
         if unknown or not read or (PROMPTS in read and prompts is None):
@@ -138,7 +163,7 @@ class ViT(nnx.Module):
         tokens = parts.pop(IMAGE)
         parts |= {CLS: tokens[:, :1], REGISTERS: tokens[:, 1:first], PATCHES: tokens[:, first:]}
         asking = [name for name in parts if name in read]
-        attention = self._attention(parts, asking, prompts) if explain else {}
+        attention = self._attention(parts, asking, prompts) if return_attention else {}
         parts = self._block(self.shape.depth - 1, parts, asking, prompts)
         if norm:
             parts = {name: self.norm(part) for name, part in parts.items()}
@@ -208,3 +233,77 @@ def _mask(parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts) 
     if among is not None:
         mask[columns, columns] = among
     return mask if prompts.present is None else jnp.asarray(mask).at[:, columns].set(mask[:, columns] & prompts.present)
+
+
+# ---------------------------------------------------------------------------------------------------- published
+def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu", registers: int = 0) -> Entry:
+    # Models with registers were trained with another resampling of their positions.
+    shape = ViTShape(
+        width,
+        depth,
+        heads,
+        patch=14,
+        native=518,
+        mlp=mlp,
+        layer_scale=1e-5,
+        mask_token=True,
+        position_offset=0.0 if registers else 0.1,
+        position_antialias=bool(registers),
+        registers=registers,
+    )
+    name = f"dinov2-with-registers-{size}" if registers else f"dinov2-{size}"
+    address = f"https://huggingface.co/facebook/{name}/resolve/main/model.safetensors"
+    return Entry(shape, IMAGENET_MEAN, IMAGENET_STD, 224, f"{name}/model.safetensors", address, "Apache-2.0")
+
+
+def _vit_b16(address: str, licence: str, *, half: bool, final_norm: bool) -> Entry:
+    shape = ViTShape(width=768, depth=12, heads=12, patch=16, native=224)
+    mean, std = ((0.5,) * 3, (0.5,) * 3) if half else (IMAGENET_MEAN, IMAGENET_STD)
+    return Entry(shape, mean, std, 224, address.rpartition("/")[2], address, licence, final_norm)
+
+
+ENTRIES: dict[str, Entry] = {
+    "vit_digits": Entry(
+        ViTShape(width=128, depth=5, heads=4, patch=8, native=64),
+        (0.5, 0.5, 0.5),
+        (0.25, 0.25, 0.25),
+        64,
+        "vit_digits.safetensors",
+        "this package; configs/pretrain_digits.py makes it again",
+        "Apache-2.0",
+    ),
+    "dinov2_vits14": _dinov2(384, 12, 6, "small"),
+    "dinov2_vitb14": _dinov2(768, 12, 12, "base"),
+    "dinov2_vitl14": _dinov2(1024, 24, 16, "large"),
+    "dinov2_vitg14": _dinov2(1536, 40, 24, "giant", mlp="swiglu"),
+    "dinov2_vits14_reg": _dinov2(384, 12, 6, "small", registers=4),
+    "dinov2_vitb14_reg": _dinov2(768, 12, 12, "base", registers=4),
+    "dinov2_vitl14_reg": _dinov2(1024, 24, 16, "large", registers=4),
+    "dinov2_vitg14_reg": _dinov2(1536, 40, 24, "giant", mlp="swiglu", registers=4),
+    # "IN1k" of the ML-VPT paper: pretrained on ImageNet-21k, then on 1k
+    "vit_b16_in1k": _vit_b16(
+        "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-vitjx/jx_vit_base_p16_224-80ecf9dd.pth",
+        "Apache-2.0",
+        half=True,
+        final_norm=True,
+    ),
+    "vit_b16_in21k": _vit_b16(
+        "https://storage.googleapis.com/vit_models/augreg/"
+        "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",
+        "Apache-2.0",
+        half=True,
+        final_norm=False,
+    ),
+    "vit_b16_mae": _vit_b16(
+        "https://dl.fbaipublicfiles.com/mae/pretrain/mae_pretrain_vit_base.pth",
+        "CC-BY-NC-4.0",
+        half=False,
+        final_norm=False,
+    ),
+    "vit_b16_mocov3": _vit_b16(
+        "https://dl.fbaipublicfiles.com/moco-v3/vit-b-300ep/linear-vit-b-300ep.pth.tar",
+        "CC-BY-NC-4.0",
+        half=False,
+        final_norm=False,
+    ),
+}

@@ -1,12 +1,19 @@
-"""Heads that pass information between labels along a graph: ML-GCN's fixed one, ADD-GCN's one an image."""
+"""Heads that pass information between labels along a graph: ML-GCN's fixed one, ADD-GCN's one per image."""
+
+from __future__ import annotations
 
 import math
+from typing import Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from ml_collections import ConfigDict
 
-from mlmoe_jax.models.contracts import LABELS, PATCHES, Features, Prediction
+from mlmoe_jax.data.labels.graph import label_graph
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.models.contracts import LABELS, PATCHES, Features, Head, LabelRows, Prediction
 from mlmoe_jax.models.heads.group_experts import LabelClassifier
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.constants import Constant
@@ -19,7 +26,7 @@ def _leaky(x: jax.Array) -> jax.Array:
     return jax.nn.leaky_relu(x, SLOPE)
 
 
-class MLGCNHead(nnx.Module):
+class MLGCNHead(Head):
     """ML-GCN: a graph network makes the classifiers out of the labels' word vectors (Chen et al., CVPR 2019).
 
     H₁ = LeakyReLU(Ā X W₁), H₂ = Ā H₁ W₂ (eq. 2, twice), and logits = f·H₂ᵀ for the maximum f over all places of the map
@@ -30,7 +37,9 @@ class MLGCNHead(nnx.Module):
     """
 
     read = (PATCHES,)
-    by_label = False  # labels may lie over the mesh, see models.partition
+    by_label = False  # labels interact, so they are replicated
+    vector_rows = r"^head/gc\d/"  # no row of them is a label's: its classifiers are made out of word vectors
+    needs_vectors = True
 
     def __init__(
         self,
@@ -52,6 +61,20 @@ class MLGCNHead(nnx.Module):
             return nnx.Linear(into, out, use_bias=False, kernel_init=draw, dtype=dtype, rngs=rngs)
 
         self.gc1, self.gc2 = layer(inputs, hidden), layer(hidden, width)
+
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        """Build the head on the labels' word vectors and the graph of their training counts."""
+        graph = config.model.head.graph
+        adjacency = label_graph(
+            space.counts, space.positives, threshold=graph.threshold, share=graph.share, transpose=graph.transpose
+        )
+        vectors = space.vectors
+        if vectors is None:  # made-up labels, for which counts and vectors do not matter
+            vectors = np.zeros((len(space.names), graph.vector_width), np.float32)
+        return cls(width, Constant(vectors), Constant(adjacency), hidden=graph.hidden, dtype=dtype, rngs=rngs)
 
     def classifiers(self) -> jax.Array:
         """Return H₂ f32[K,D], a row for every label; it does not depend on the image."""
@@ -118,7 +141,7 @@ class DynamicGraph(nnx.Module):
         return _leaky(self.dynamic(_leaky(mixed))).astype(jnp.float32)
 
 
-class ADDGCNHead(nnx.Module):
+class ADDGCNHead(Head):
     """ADD-GCN: label features by attention over the map, related by a graph of each image's own (Ye et al., ECCV 2020).
 
     A linear layer without bias scores every label at every place. The largest score of a label is its logit s_m; their
@@ -133,13 +156,32 @@ class ADDGCNHead(nnx.Module):
     """
 
     read = (PATCHES,)
-    by_label = False  # labels may lie over the mesh, see models.partition
+    by_label = False  # labels interact, so they are replicated
+    label_rows = (
+        LabelRows(r"^head/map_classifier/kernel$", (1,)),
+        LabelRows(r"^head/graph/static_graph/kernel$", (0, 1)),
+        LabelRows(r"^head/graph/relation/kernel$", (1,)),
+        LabelRows(r"^head/graph/relation/bias$"),
+        LabelRows(r"^head/classifier/(kernel|bias)$"),
+    )
 
     def __init__(self, width: int, labels: int, *, hidden: int = 1024, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
         self.map_classifier = _pointwise(width, labels, bias=False, dtype=dtype, rngs=rngs)
         self.transform = _pointwise(width, hidden, dtype=dtype, rngs=rngs)
         self.graph = DynamicGraph(hidden, labels, dtype=dtype, rngs=rngs)
         self.classifier = LabelClassifier(hidden, labels, rngs=rngs)
+
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        """Build the head of `config.model.head.graph.hidden`."""
+        return cls(width, len(space.names), hidden=config.model.head.graph.hidden, dtype=dtype, rngs=rngs)
+
+    @classmethod
+    def terms(cls, config: ConfigDict) -> tuple[str, ...]:
+        """Return `logits`, `map` and `graph`."""
+        return ("logits", "map", "graph")
 
     def label_features(self, patches: jax.Array, scores: jax.Array) -> jax.Array:
         """Sum the places of a map f32[B,N,D], transformed and weighted by σ(scores f32[B,N,K]): f32[B,K,hidden]."""

@@ -1,16 +1,22 @@
-"""ML-VPT's head: one expert a prompt, a gate a label over the experts of its group, a classifier a side."""
+"""ML-VPT's head: an expert per prompt, a gate per label over the experts of its group, a classifier per side."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import PROMPTS, Features, Prediction
+from mlmoe_jax.models.contracts import PROMPTS, Features, Head, LabelRows, Prediction
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
 from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.prompts import SIDES, by_side, groups_by_side
 
 COMBINE = ("mean_logit", "mean_probability")
 
@@ -73,25 +79,25 @@ def combine_sides(sides: Sequence[jax.Array], how: str) -> jax.Array:
     return yes - no
 
 
-def by_side(tokens: jax.Array, sides: Sequence[str], per_group: int, groups: int) -> dict[str, jax.Array]:
-    """Split prompts f32[B,P,D], in the order of `prompt_groups`, into those of each side, f32[B,M,G,D]."""
-    shape = (tokens.shape[0], len(sides), per_group, groups, tokens.shape[-1])
-    return dict(zip(sides, jnp.moveaxis(tokens.reshape(shape), 1, 0), strict=True))
-
-
-class GroupExpertsHead(nnx.Module):
+class GroupExpertsHead(Head):
     """The group-aware mixture of experts of ML-VPT (sec. 3.3–3.4) on the prompts of the last block.
 
     terms: `co`, `dc` are the classifiers' logits on the label features Σₑ w·E(z) (eq. 15–16); `co_gate`, `dc_gate` are
     the gates' own logits weighted by themselves, Σₑ w·g, which the authors' code supervises as well.
     gates: `co`, `dc` f32[B,K,M].
-    groups: {side: the group of every label}, of `co`, `dc` or both. gates_of: a gate each `label` (the paper's strategy
-    2, and its model) or one for all labels of a `group` (strategy 1).
+    group_of: {side: the group of every label}, of `co`, `dc` or both. gates_of: a gate per `label` (the paper's
+    strategy 2, and its model) or one for all labels of a `group` (strategy 1).
     combine: `mean_logit` reports σ((co + dc)/2) as the code does, `mean_probability` (σ(co) + σ(dc))/2 (eq. 17).
     """
 
     read = (PROMPTS,)
-    by_label = True  # labels may lie over the mesh, see models.partition
+    by_label = True
+    label_rows = (
+        LabelRows(r"^head/(co|dc)/gate/(kernel|bias)$", (1,)),
+        LabelRows(r"^head/((co|dc)/)?classifier/(kernel|bias)$"),
+    )
+    group_rows = r"^head/bank/|^head/(co|dc)/gate/"
+    needs_group_prompts = True
 
     def __init__(
         self,
@@ -116,10 +122,13 @@ class GroupExpertsHead(nnx.Module):
             return BottleneckExpert(width, hidden, activation=activation, dtype=dtype, rngs=rngs)
 
         self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs)
-        for name, of in group_of.items():
-            side = Side(
+
+        def side(name: str) -> Side | None:
+            if name not in group_of:
+                return None
+            return Side(
                 width,
-                of,
+                group_of[name],
                 groups,
                 per_group,
                 gate_bias=gate_bias,
@@ -127,8 +136,42 @@ class GroupExpertsHead(nnx.Module):
                 own_classifier=not shared_classifier,
                 rngs=rngs,
             )
-            setattr(self, name, side)
+
+        self.co, self.dc = side("co"), side("dc")
         self.classifier = LabelClassifier(width, self.labels, rngs=rngs) if shared_classifier else None
+
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        """Build the head for the sides and groups of `config.model.prompts`."""
+        head, prompts = config.model.head, config.model.prompts
+        return cls(
+            width,
+            groups_by_side(prompts, space),
+            groups=prompts.num_groups,
+            per_group=prompts.per_group,
+            gates_of=head.gates_of,
+            hidden=head.expert_hidden,
+            activation=head.activation,
+            gate_bias=head.gate_bias,
+            combine=head.combine,
+            shared_classifier=head.shared_classifier,
+            dtype=dtype,
+            rngs=rngs,
+        )
+
+    @classmethod
+    def terms(cls, config: ConfigDict) -> tuple[str, ...]:
+        """Return `logits`, and two terms per side."""
+        sides = SIDES.get(config.model.prompts.sides, ())
+        return ("logits", *sides, *(f"{side}_gate" for side in sides))
+
+    @classmethod
+    def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
+        """Return a gate per side, over the experts of a label's own group."""
+        experts = [f"expert {e + 1}" for e in range(config.model.prompts.per_group)]
+        return {side: experts for side in SIDES[config.model.prompts.sides]}
 
     def experts(self, tokens: jax.Array) -> jax.Array:
         """Let every expert work on its own prompt: f32[B,P,D] -> f32[B,P,D]."""
@@ -147,8 +190,7 @@ class GroupExpertsHead(nnx.Module):
         gates = _weights(gate_logits)
         worked = self._by_side(self.experts(tokens).astype(jnp.float32))
         terms = {}
-        for name in self.sides:
-            side = getattr(self, name)
+        for name, side in self._sides().items():
             classifier = side.classifier or self.classifier
             # V·Σₑ wₑEₑ = Σₑ wₑ(V·Eₑ): voting before mixing keeps label features [B,K,D] off the path
             votes = pick(jnp.einsum("bmgd,kd->bmgk", worked[name], classifier.kernel[...]), side.group_of)
@@ -158,27 +200,31 @@ class GroupExpertsHead(nnx.Module):
         return Prediction(combine_sides([terms[name] for name in self.sides], self.combine), terms, gates)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds an image that the papers count (one classifier), and what a full count adds.
+        """Return the multiply-adds per image that the papers count (one classifier), and what a full count adds.
 
         The full count adds experts, gates, the mixture over a label's experts and the second side's classifier.
         """
         width, hidden = self.bank.up.kernel.shape[1:]
         experts = len(self.sides) * self.groups * self.per_group * 2 * width * hidden
-        gate_owners = sum(getattr(self, name).gate.kernel.shape[1] for name in self.sides)
+        gate_owners = sum(side.gate.kernel.shape[1] for side in self._sides().values())
         gates = gate_owners * self.per_group * width
         mixing = len(self.sides) * self.labels * self.per_group * width
         return self.labels * width, experts + gates + mixing + (len(self.sides) - 1) * self.labels * width
 
+    def _sides(self) -> dict[str, Side]:
+        sides = {"co": self.co, "dc": self.dc}
+        return {name: sides[name] for name in self.sides}
+
     def _gate_logits(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """f32[B,P,D] -> a side: f32[B,M,K]."""
-        sides = self._by_side(tokens)
-        return {name: getattr(self, name).gate_logits(sides[name]) for name in self.sides}
+        """f32[B,P,D] -> per side f32[B,M,K]."""
+        own = self._by_side(tokens)
+        return {name: side.gate_logits(own[name]) for name, side in self._sides().items()}
 
     def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """f32[B,P,D] -> a side: f32[B,M,G,D]."""
+        """f32[B,P,D] -> per side f32[B,M,G,D]."""
         return by_side(tokens, self.sides, self.per_group, self.groups)
 
 
 def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """A side: f32[B,M,K] -> routing weights f32[B,K,M], which sum to 1 over the experts."""
+    """Per side f32[B,M,K] -> routing weights f32[B,K,M], which sum to 1 over the experts."""
     return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}

@@ -1,18 +1,24 @@
 """GVPT: group prompts without experts and gates, the ablation of ML-VPT that keeps the grouping alone."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import PROMPTS, Features, Prediction
-from mlmoe_jax.models.heads.group_experts import LabelClassifier, by_side, combine_sides, pick
+from mlmoe_jax.models.contracts import PROMPTS, Features, Head, LabelRows, Prediction
+from mlmoe_jax.models.heads.group_experts import LabelClassifier, combine_sides, pick
+from mlmoe_jax.models.prompts import SIDES, by_side, groups_by_side
 
 
-class GroupLinearHead(nnx.Module):
-    """A classifier a side on the mean of the prompts of each label's group (GVPT; with one side VPT-CO, VPT-DC).
+class GroupLinearHead(Head):
+    """A classifier per side on the mean of the prompts of each label's group (GVPT; with one side VPT-CO, VPT-DC).
 
     The ML-VPT paper (sec. 4.3) does not say how the M prompts of a group join; their mean is the only way without
     parameters, and the published count has none (0.39 M).
@@ -22,7 +28,9 @@ class GroupLinearHead(nnx.Module):
     """
 
     read = (PROMPTS,)
-    by_label = True  # labels may lie over the mesh, see models.partition
+    by_label = True
+    label_rows = (LabelRows(r"^head/(co|dc)/(kernel|bias)$"),)
+    needs_group_prompts = True
 
     def __init__(
         self,
@@ -36,24 +44,47 @@ class GroupLinearHead(nnx.Module):
     ):
         self.groups, self.per_group, self.combine = groups, per_group, combine
         self.group_of = tuple((name, tuple(int(group) for group in of)) for name, of in group_of.items())
-        for name, of in self.group_of:
-            setattr(self, name, LabelClassifier(width, len(of), rngs=rngs))
+
+        def classifier(side: str) -> LabelClassifier | None:
+            return LabelClassifier(width, len(group_of[side]), rngs=rngs) if side in group_of else None
+
+        self.co, self.dc = classifier("co"), classifier("dc")
+
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        """Build the head for the sides and groups of `config.model.prompts`; its products are float32."""
+        prompts = config.model.prompts
+        return cls(
+            width,
+            groups_by_side(prompts, space),
+            groups=prompts.num_groups,
+            per_group=prompts.per_group,
+            combine=config.model.head.combine,
+            rngs=rngs,
+        )
+
+    @classmethod
+    def terms(cls, config: ConfigDict) -> tuple[str, ...]:
+        """Return `logits`, and a term per side."""
+        return ("logits", *SIDES.get(config.model.prompts.sides, ()))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
         """Classify `features.prompts` f32[B,P,D] into K labels; gives the sides' logits as terms `co`, `dc`."""
-        sides = [name for name, _ in self.group_of]
+        sides, classifiers = [name for name, _ in self.group_of], {"co": self.co, "dc": self.dc}
         prompts = partition.gathered(features.prompts).astype(jnp.float32)
         tokens = by_side(prompts, sides, self.per_group, self.groups)
         terms = {}
         for name, group_of in self.group_of:
-            classifier, joined = getattr(self, name), tokens[name].mean(axis=1)
+            classifier, joined = classifiers[name], tokens[name].mean(axis=1)
             votes = jnp.einsum("bgd,kd->bgk", joined, classifier.kernel[...])
             terms[name] = pick(votes, group_of) + classifier.bias[...]
         return Prediction(combine_sides(list(terms.values()), self.combine), terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds an image that the papers count (one classifier), and those of the second side."""
-        one = getattr(self, self.group_of[0][0]).kernel.size
+        """Return the multiply-adds per image that the papers count (one classifier), and those of the second side."""
+        one = (self.co or self.dc).kernel.size
         return one, (len(self.group_of) - 1) * one

@@ -1,19 +1,24 @@
 """Linear classifiers on the class token, on the patch tokens, or on both."""
 
+from __future__ import annotations
+
 import math
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Prediction
+from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Head, LabelRows, Prediction
 from mlmoe_jax.models.layers.initializers import torch_linear
 
 POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES)}
 
 
-class LinearHead(nnx.Module):
+class LinearHead(Head):
     """logits = V·x + b, drawn as torch.nn.Linear draws them.
 
     pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `patches` classifies every patch
@@ -21,7 +26,11 @@ class LinearHead(nnx.Module):
     Collobert, CVPR 2015, eq. 6 with r = 1). `both` has a classifier for each and reports the mean of their logits.
     """
 
-    by_label = True  # labels may lie over the mesh, see models.partition
+    by_label = True
+    label_rows = (
+        LabelRows(r"^head/(patch_)?classifier/kernel$", (1,)),
+        LabelRows(r"^head/(patch_)?classifier/bias$"),
+    )
 
     def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
         self.read, self.width, self.labels = POOLS[pool], width, labels
@@ -34,6 +43,18 @@ class LinearHead(nnx.Module):
             self.classifier = linear()
         if PATCHES in self.read:
             self.patch_classifier = linear()
+
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        """Build the head of `config.model.head.pool`; its products are float32 whatever `dtype` is."""
+        return cls(width, len(space.names), pool=config.model.head.pool, rngs=rngs)
+
+    @classmethod
+    def terms(cls, config: ConfigDict) -> tuple[str, ...]:
+        """Return `logits`, and `cls` and `patches` as far as they are read."""
+        return ("logits", *POOLS.get(config.model.head.pool, ()))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
@@ -51,6 +72,6 @@ class LinearHead(nnx.Module):
         return Prediction(sum(terms.values()) / len(terms), terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds an image, for `tokens` patch tokens; a full count adds nothing."""
+        """Return the multiply-adds per image, for `tokens` patch tokens; a full count adds nothing."""
         classifiers = {CLS: 1, PATCHES: tokens}
         return sum(classifiers[name] for name in self.read) * self.width * self.labels, 0

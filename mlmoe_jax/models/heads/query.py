@@ -1,23 +1,26 @@
 """Query decoders as classifiers: Q2L, and ML-Decoder with full and with grouped decoding, are settings of one head."""
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import LABELS, Features, Prediction
+from mlmoe_jax.models.contracts import LABELS, Features, Head, LabelRows, Prediction
 from mlmoe_jax.models.layers.initializers import torch_linear
-from mlmoe_jax.models.query_decoder import QueryDecoder
+from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
 CLASSIFIERS = ("per_label", "grouped")
-# To stand before the trainable rules where queries are fixed: they are counted, and nothing may move them.
-FIXED_QUERIES = (r"^head/decoder/queries$", False)
 
-# What Query2Label (Liu et al., 2021) sets, as its code for ResNet-101 does; its width is that of the backbone.
+# What Query2Label (Liu et al., 2021) sets of `config.model.head.decoder`, as its code for ResNet-101 does; its width is
+# that of the backbone.
 Q2L: dict[str, Any] = {
     "heads": 4,
     "hidden": 8192,
@@ -71,13 +74,15 @@ class GroupedClassifier(nnx.Module):
         return votes.reshape(votes.shape[0], -1)[:, : self.bias.size] + self.bias[...]
 
 
-class QueryHead(nnx.Module):
+class QueryHead(Head):
     """A query decoder over the image's tokens, and a linear classifier on what its queries found.
 
     classifier: `per_label` gives every label a query of its own, `grouped` lets ⌈K/Q⌉ labels share one; they also
     differ in their initial values (see GroupedClassifier). Raises UserError where numbers of queries and labels do not
     fit together.
     """
+
+    label_rows = (LabelRows(r"^head/decoder/queries$"), LabelRows(r"^head/classifier/(kernel|bias)$"))
 
     def __init__(self, decoder: QueryDecoder, labels: int, *, classifier: str = "per_label", rngs: nnx.Rngs):
         if classifier not in CLASSIFIERS:
@@ -91,9 +96,26 @@ class QueryHead(nnx.Module):
         if queries > labels:
             raise UserError(f"{queries} groups of queries are more than {labels} labels: choose at most one a label")
         self.decoder, self.read = decoder, decoder.read
-        self.by_label = queries == labels  # labels may lie over the mesh, see models.partition
+        self.by_label = queries == labels
         init = "uniform" if classifier == "per_label" else "xavier"
         self.classifier = GroupedClassifier(decoder.width, queries, labels, init=init, rngs=rngs)
+
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        """Build the head of `config.model.head.decoder`, with at most as many queries as labels."""
+        settings, labels = config.model.head.decoder, len(space.names)
+        queries = min(settings.queries or labels, labels)
+        decoder = QueryDecoder(width, queries, **decoder_settings(settings, width), dtype=dtype, rngs=rngs)
+        # the initial values of Q2L's classifier, or those of ML-Decoder's, whose queries are fixed
+        classifier = "grouped" if settings.fixed_queries or queries < labels else "per_label"
+        return cls(decoder, labels, classifier=classifier, rngs=rngs)
+
+    @classmethod
+    def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
+        """Return the rule that freezes fixed queries."""
+        return fixed_queries(config.model.head.decoder)
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
@@ -109,40 +131,6 @@ class QueryHead(nnx.Module):
         return {LABELS: weights if each == 1 else jnp.repeat(weights, each, axis=1)[:, :labels]}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds an image with N = `tokens` patches: of layers, and what attention products add."""
+        """Return the multiply-adds per image with N = `tokens` patches: of layers, and what attention products add."""
         layers, products = self.decoder.published_macs(tokens)
         return layers + self.classifier.kernel.size, products
-
-
-def q2l_head(
-    channels: int, labels: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs, **changes: Any
-) -> QueryHead:
-    """Return the head of Q2L for a backbone of C = `channels` and K = `labels`.
-
-    changes: arguments of QueryDecoder that replace those of `Q2L`. The width is C, without a projection, as the authors
-    train it; another `width` gets the linear projection that their code calls the input projection.
-    """
-    settings = {"width": channels, **Q2L, **changes}
-    settings.setdefault("project", "none" if settings["width"] == channels else "linear")
-    decoder = QueryDecoder(channels, labels, dtype=dtype, rngs=rngs, **settings)
-    return QueryHead(decoder, labels, classifier="per_label", rngs=rngs)
-
-
-def ml_decoder_head(
-    channels: int,
-    labels: int,
-    *,
-    groups: int = 100,
-    dtype: jnp.dtype | None = None,
-    rngs: nnx.Rngs,
-    **changes: Any,
-) -> QueryHead:
-    """Return the head of ML-Decoder for a backbone of C = `channels` and K = `labels`.
-
-    groups: at most this many queries; from K on, every label has its own (full decoding), below it they share
-    (grouped decoding). The queries are fixed: put FIXED_QUERIES before the trainable rules. changes: arguments of
-    QueryDecoder that replace those of `ML_DECODER`.
-    """
-    queries = min(groups, labels)
-    decoder = QueryDecoder(channels, queries, dtype=dtype, rngs=rngs, **{**ML_DECODER, **changes})
-    return QueryHead(decoder, labels, classifier="grouped", rngs=rngs)

@@ -5,14 +5,23 @@ code: equations and text are all there is, and where they disagree there is an o
 al., ICLR 2024) has none either, and what is known of it is less: the settings `hsq` are a RECONSTRUCTION.
 """
 
+from __future__ import annotations
+
+from typing import Self
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import LABELS, Features, Prediction
+from mlmoe_jax.models.contracts import LABELS, Features, Head, LabelRows, Prediction
 from mlmoe_jax.models.experts import SHARES, Gates, LabelExperts, combine, gate_entropy
+from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder
 from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.prompts import groups_by_side
+from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
 # The sign of λ·H in the loss.
 ENTROPY = {"paper": 1.0, "maximize": -1.0, "off": 0.0}
@@ -71,7 +80,7 @@ def entropy_penalty(gates: jax.Array, sign: str, weight: float) -> jax.Array:
     return ENTROPY[sign] * weight * jnp.mean(gate_entropy(gates), axis=-1)
 
 
-class RoutedExpertsHead(nnx.Module):
+class RoutedExpertsHead(Head):
     """DR-MoE: label features h_i from a query decoder, a dense mixture of shared and task experts, a classifier.
 
     decoder: a module that turns those of the backbone's features that it names in `read` into one feature a label,
@@ -87,7 +96,13 @@ class RoutedExpertsHead(nnx.Module):
     Raises ValueError for a choice that is not there.
     """
 
-    by_label = True  # labels may lie over the mesh, see models.partition
+    by_label = True
+    label_rows = (
+        LabelRows(r"^head/decoder/queries$"),
+        LabelRows(r"^head/experts/task/"),
+        LabelRows(r"^head/gates/(net/|free_logits$)"),
+        LabelRows(r"^head/classifier/(kernel|bias)$"),
+    )
 
     def __init__(
         self,
@@ -137,6 +152,54 @@ class RoutedExpertsHead(nnx.Module):
         self.classifier = FeatureClassifier(self.experts.out_width, labels, share=classifier, rngs=rngs)
         self._classifier_macs = labels * self.experts.out_width
 
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        """Build the head of `config.model.head.routing` on a decoder; with group prompts it is MLMoE's."""
+        prompts, labels = config.model.prompts, len(space.names)
+        settings = decoder_settings(config.model.head.decoder, width) | {"dtype": dtype, "rngs": rngs}
+        if prompts.kind == "group":
+            group_of, place = groups_by_side(prompts, space), (prompts.num_groups, prompts.per_group)
+            decoder = GroupTokenDecoder(width, group_of, groups=place[0], per_group=place[1], **settings)
+        else:
+            decoder = QueryDecoder(width, labels, **settings)
+        return cls(decoder, decoder.width, labels, **config.model.head.routing, dtype=dtype, rngs=rngs)
+
+    @classmethod
+    def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
+        """Return one gate, over the experts in the order [shared…, task…]."""
+        routing = config.model.head.routing
+        counts = {"shared": routing.shared_experts, "task": routing.task_experts}
+        return {"experts": [f"{kind} {e + 1}" for kind, count in counts.items() for e in range(count)]}
+
+    @classmethod
+    def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
+        """Return the rule that freezes fixed queries."""
+        return fixed_queries(config.model.head.decoder)
+
+    @classmethod
+    def mistakes(cls, config: ConfigDict) -> list[str]:
+        """Return what is wrong if there is no expert at all, and if queries are counted."""
+        wrong, routing = [], config.model.head.routing
+        if not routing.shared_experts + routing.task_experts:
+            wrong.append("model.head.routing.shared_experts and task_experts are both 0, and a label needs an expert")
+        if config.model.head.decoder.queries:
+            wrong.append("model.head.decoder.queries is for head query; routed_experts has a query a label")
+        return wrong
+
+    @classmethod
+    def warnings(cls, config: ConfigDict) -> list[str]:
+        """Return what the printed sign of the entropy does."""
+        routing = config.model.head.routing
+        if routing.entropy == "paper" and routing.entropy_weight > 0:
+            return [
+                "model.head.routing.entropy=paper adds the entropy of the gates to the loss as DR-MoE prints it, "
+                "which drives every gate to one expert, the opposite of what it is said to be for; maximize has the "
+                "other sign"
+            ]
+        return []
+
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
@@ -155,6 +218,6 @@ class RoutedExpertsHead(nnx.Module):
         return {LABELS: self.decoder.attention(features)}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds of layers an image of N = `tokens`, and what experts and gates add to them."""
+        """Return the multiply-adds of layers per image of N = `tokens`, and what experts and gates add to them."""
         layers, extra = self.decoder.published_macs(tokens)
         return layers + self._classifier_macs, extra + self.experts.macs() + self.gates.macs()

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from ml_collections import ConfigDict
 
-from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Prediction
+from mlmoe_jax.data.labels.graph import frequency_order
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Head, LabelRows, Prediction
 from mlmoe_jax.models.layers.initializers import torch_linear
 
 # From what `advance` knows of W paths an image and their last labels i32[B,W] to what it knows then, and scores
@@ -143,7 +146,7 @@ def _update(beam: _Beam, log_p: jax.Array, scores: jax.Array) -> BeamResult:
     )
 
 
-class CNNRNNHead(nnx.Module):
+class CNNRNNHead(Head):
     """An LSTM over label embeddings beside the image feature (CNN-RNN, sec. 3).
 
     With the embedding u of the label before (eq. 2), o = LSTM(u) (eq. 3), x = ReLU(P_o o + P_I I) (eq. 4) and scores
@@ -164,7 +167,9 @@ class CNNRNNHead(nnx.Module):
     dropout: rate on x. pool: the image feature I is the class token (of a CNN, the mean of the map) or the mean patch.
     """
 
-    by_label = False  # labels may lie over the mesh, see models.partition
+    by_label = False  # labels interact, so they are replicated
+    label_rows = (LabelRows(r"^head/embedding$", further=2),)  # the end and the start of a sequence
+    unknown_labels = "learns label sequences, in which an unknown label counts as absent"
 
     def __init__(
         self,
@@ -199,6 +204,18 @@ class CNNRNNHead(nnx.Module):
         self.lstm = nnx.OptimizedLSTMCell(embedding, hidden, dtype=dtype, rngs=rngs)
         self.state_projection, self.image_projection = projection(hidden), projection(width)
         self.dropout = nnx.Dropout(dropout, deterministic=True)
+
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        """Build the head of `config.model.head.sequence`; labels follow one another by falling training frequency."""
+        return cls(width, frequency_order(space.positives), **config.model.head.sequence, dtype=dtype, rngs=rngs)
+
+    @classmethod
+    def terms(cls, config: ConfigDict) -> tuple[str, ...]:
+        """Return (): the loss is that of the sequence."""
+        return ()
 
     def image_feature(self, features: Features) -> jax.Array:
         """Return P_I I, f32[B,E]."""

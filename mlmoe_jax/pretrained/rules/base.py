@@ -1,4 +1,26 @@
-"""The vocabulary of the rule tables, which are read both ways: from a source's tensors to ours, and back."""
+r"""The vocabulary of the rule tables, which are read both ways: from a source's tensors to ours, and back.
+
+Two examples. A rule with a group and a transform:
+
+    rule = Rule(r"blocks\.(\d+)\.(?:fc1|w12)\.weight", r"blocks/\1/mlp/fc1/kernel", transpose)
+
+reads the tensors `blocks.7.fc1.weight` and `blocks.7.w12.weight` and makes `blocks/7/mlp/fc1/kernel` of either, by
+`re.fullmatch(rule.pattern, name)` and `match.expand(rule.target)`. Backwards, the pattern becomes the name template
+`blocks.{g1}.fc1.weight` (the first of `fc1|w12` is written), and the target the pattern of the paths that it makes,
+`blocks/(?P<g1>\d+)/mlp/fc1/kernel`:
+
+    rule.makes("blocks/7/mlp/fc1/kernel")        # True
+    rule.tensor_name("blocks/7/mlp/fc1/kernel")  # "blocks.7.fc1.weight"; its value is the inverse of `transpose`
+
+Rules that join tensors: of P prompts for each of L = 12 blocks, the authors' code stores those of the first one apart,
+
+    Rule("prompt_embeddings", "prompts/deep", token_set, at=(0,), axes=(0,), size=1)
+    Rule("deep_prompt_embeddings", "prompts/deep", token_set, at=(1,), axes=(0,))
+
+so [1,P,D] and [11,P,D] become f32[1,1,P,D] and f32[11,1,P,D] at places 0 and 1 along axis 0, together f32[12,1,P,D].
+Backwards, place 0 takes `size` = 1 entry of that axis and place 1 the others (`official.cut`). With at=(r"\1",) the
+place is the number in the name instead, one entry per tensor: `layer.4.extra` is entry 4.
+"""
 
 import functools
 import math
@@ -98,8 +120,9 @@ class Rule:
     size: how many entries of the first of `axes` it has; None = it shares what others leave equally with its like.
     reshape: the tensor may have another shape than the parameter, with the same elements in the same order.
 
-    A rule can be read backwards where its transform has an inverse and its pattern is made of names, dots, groups that
-    are not nested and groups that are not kept. `(?:a|b)` is then written as a, and `(?:…)?` is left out.
+    A rule can be read backwards if its transform has an inverse and its pattern is made of names, dots, groups that are
+    not nested and groups that are not kept. `(?:a|b)` is then written as a, and `(?:…)?` is left out. So the name to
+    write follows from the pattern in every table, and is not stored a second time.
     """
 
     pattern: str
@@ -163,7 +186,8 @@ class Source:
     marker: the tensor by whose presence the layout is recognised, without what a program wraps around all names.
     ignored: patterns of tensors that may be left over. optional: patterns of parameter paths that the file may lack;
     they keep the values that they have.
-    beside: of a whole model, patterns of tensors that may be left over as well where its backbone alone is wanted.
+    beside: of a whole model, patterns of tensors that may be left over as well if its backbone alone is wanted.
+    sorted_labels: the authors' data sets list labels in alphabetical order, and so do the rows of the head.
     """
 
     name: str
@@ -172,6 +196,7 @@ class Source:
     ignored: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    sorted_labels: bool = False
 
     @property
     def whole(self) -> bool:

@@ -64,5 +64,6 @@ ADD_GCN = Source(
         Rule(r"last_linear\.bias", "head/classifier/bias"),
     ),
     ignored=(COUNTERS, "mask_mat"),
+    sorted_labels=True,
 )
 SOURCES = (ML_GCN, ADD_GCN)

@@ -128,4 +128,4 @@ HUGGING_FACE_VIT = Source(
     (r"pooler\..*", r"classifier\..*", r"decoder\..*"),
 )
 AUGREG = Source("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.*", r"pre_logits/.*", r"opt/state/.*"))
-SOURCES = (MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_DINOV2, HUGGING_FACE_VIT, AUGREG)
+SOURCES = (OWN, MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_DINOV2, HUGGING_FACE_VIT, AUGREG)

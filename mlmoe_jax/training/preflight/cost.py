@@ -11,21 +11,15 @@ Three counts of multiply-adds, because publications use the first and machines d
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
-from mlmoe_jax.models.backbones.resnet import ResNetShape
-from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.models.build import Classifier, backbone_shape, build_backbone
-from mlmoe_jax.models.contracts import CLS, Features
-from mlmoe_jax.models.layers.transformer import hidden_width
-from mlmoe_jax.models.params import ModelDef, module_rows
+from mlmoe_jax.models.build import Classifier, backbone_shape
+from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.models.params import module_rows
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.setup import abstract_steps
 
@@ -73,76 +67,9 @@ def _bytes(params: dict[str, Any]) -> int:
 
 def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int]:
     """Return `layers` and what `full` adds to it, for one image of the config's size; `model` may be abstract."""
-    shape, side = backbone_shape(config), config.data.image_size
-    if isinstance(shape, ViTShape):
-        patches = (side // shape.patch) ** 2
-        layers, extra = _vit_macs(shape, patches, model.prompts)
-    else:
-        layers, extra, patches = _cnn_macs(shape, side)
+    layers, extra, patches = backbone_shape(config).published_macs(config.data.image_size, model.prompts)
     of_head = model.head.published_macs(patches)
     return layers + of_head[0], extra + of_head[1]
-
-
-def _vit_macs(shape: ViTShape, patches: int, prompts: nnx.Module | None) -> tuple[int, int]:
-    width, carried, answering = shape.width, 0, 0
-    if prompts is not None:
-        carried, answering = prompts.count, prompts.key_values
-    tokens = 1 + shape.registers + carried + patches
-    hidden = hidden_width(width, shape.mlp_ratio, shape.mlp)
-    mlp = (3 if shape.mlp == "swiglu" else 2) * width * hidden
-    linear = patches * 3 * shape.patch**2 * width + shape.depth * tokens * (4 * width**2 + mlp)
-    norms = (2 * shape.depth + 1) * 4 * tokens * width
-    return linear + norms, shape.depth * 2 * tokens * (tokens + answering) * width
-
-
-def _cnn_macs(shape: ResNetShape | ConvNeXtShape, side: int) -> tuple[int, int, int]:
-    """Return `layers`, what `full` adds, and the number of patch tokens."""
-    backbone = nnx.eval_shape(lambda: build_backbone(shape, rngs=nnx.Rngs(0)))
-    definition, params, stats = ModelDef.split(backbone)
-    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-
-    def run(values: dict[str, Any], image: jax.Array) -> Features:
-        return definition.merge(values)(image, read=(CLS,))
-
-    jaxpr, features = jax.make_jaxpr(run, return_shape=True)({**params, **stats}, image)
-    norms = 0
-    if isinstance(shape, ConvNeXtShape):
-        widths, grids = shape.widths, [(side // (4 * 2**stage)) ** 2 for stage in range(len(shape.widths))]
-        stages = zip(shape.blocks, widths, grids, strict=True)
-        # one in each block, one after the stem, one before each downsampling, one on the pooled feature
-        norms = 4 * sum(blocks * grid * width for blocks, width, grid in stages)
-        norms += 4 * (grids[0] * widths[0] + sum(g * w for g, w in zip(grids, widths[:-1], strict=False)) + widths[-1])
-    return count_macs(jaxpr.jaxpr) + norms, 0, math.prod(features.grid)
-
-
-def count_macs(jaxpr) -> int:
-    """Return the multiply-adds of all dot products and convolutions in a jaxpr, inner ones included.
-
-    The body of a scan counts as often as it runs; of a cond the dearest branch counts; a while loop, once.
-    """
-    total = 0
-    for equation in jaxpr.eqns:
-        name, parameters = equation.primitive.name, equation.params
-        if name == "dot_general":
-            (contracted, _), _ = parameters["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            total += equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
-        elif name == "conv_general_dilated":
-            kernel = equation.invars[1].aval.shape
-            out_axis = parameters["dimension_numbers"].rhs_spec[0]
-            total += equation.outvars[0].aval.size * math.prod(kernel) // kernel[out_axis]
-        else:
-            inner = [count_macs(sub) for value in parameters.values() for sub in _jaxprs(value)]
-            total += max(inner) if name == "cond" and inner else parameters.get("length", 1) * sum(inner)
-    return total
-
-
-def _jaxprs(value: Any) -> list:
-    if hasattr(value, "eqns"):
-        return [value]
-    if hasattr(value, "jaxpr"):
-        return [value.jaxpr]
-    return [sub for item in value for sub in _jaxprs(item)] if isinstance(value, tuple | list) else []
 
 
 def format_summary(rows: dict[str, dict[str, Any]]) -> str:

@@ -224,17 +224,17 @@ def graph_model(**graph):
 
 
 def test_a_graph_head_gets_vectors_from_the_counts_or_from_a_file(tmp_path):
-    space = label_space_of(SMALL, "digits", graph_model(), seed=0)
+    space = label_space_of(SMALL, "digits", graph_model(), seed=0, vectors=True)
     expected = cooccurrence_vectors(space.counts, space.positives, space.images, width=6)
     np.testing.assert_array_equal(space.vectors, expected)
     path = tmp_path / "glove.txt"
     path.write_text("".join(f"{k} {k}.0 0.5\n" for k in range(4)))  # of "label 3" it knows the 3
-    from_file = label_space_of(SMALL, "digits", graph_model(word_vectors=str(path)), seed=0)
+    from_file = label_space_of(SMALL, "digits", graph_model(word_vectors=str(path)), seed=0, vectors=True)
     np.testing.assert_array_equal(from_file.vectors[:, 0], np.arange(4))
     assert label_space_of(SMALL, "digits", model(kind="none"), seed=0).vectors is None
 
 
 def test_vectors_are_saved_with_the_labels(tmp_path):
-    space = label_space_of(SMALL, "digits", graph_model(), seed=0)
+    space = label_space_of(SMALL, "digits", graph_model(), seed=0, vectors=True)
     space.save(tmp_path / "space.npz")
     np.testing.assert_array_equal(LabelSpace.load(tmp_path / "space.npz").vectors, space.vectors)

@@ -1,0 +1,211 @@
+"""What every head and every backbone says of itself, against what it does."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models import partition
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.build import Classifier, build_model, label_axes_of_head
+from mlmoe_jax.models.contracts import Features, Head, Prediction
+from mlmoe_jax.models.heads.catalog import HEADS, head_of
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.runtime.sharding import make_mesh
+
+D, N, B = 12, 4, 2
+# name: the kind of head and settings
+CASES = {
+    "linear": ("linear", {"pool": "both"}),
+    "experts": ("group_experts", {}),
+    "gates of groups": ("group_experts", {"gates_of": "group"}),
+    "one classifier": ("group_experts", {"shared_classifier": True}),
+    "group_linear": ("group_linear", {}),
+    "q2l": ("query", {}),
+    "ml_decoder": ("query", {"decoder.fixed_queries": True}),
+    "grouped decoding": ("query", {"decoder.queries": 2, "decoder.fixed_queries": True}),
+    "dr_moe": ("routed_experts", {}),
+    "one gate and classifier": ("routed_experts", {"routing.gate_share": "shared", "routing.classifier": "shared"}),
+    "static": ("routed_experts", {"routing.gate": "static"}),
+    "mlmoe": ("routed_experts", {"prompts": "group"}),
+    "ml_gcn": ("ml_gcn", {}),
+    "add_gcn": ("add_gcn", {}),
+    "cnn_rnn": ("cnn_rnn", {}),
+}
+
+
+def config_of(kind, settings):
+    config = default_config()
+    head, prompts = config.model.head, config.model.prompts
+    head.kind, prompts.num_groups, prompts.per_group = kind, 2, 3
+    head.decoder.update({"width": 8, "heads": 2, "hidden": 6, "encoder_layers": 1, "decoder_layers": 1})
+    head.routing.update({"expert_hidden": 9, "gate_hidden": 10})
+    head.graph.update({"hidden": 6, "vector_width": 11})
+    head.sequence.update({"embedding": 9, "hidden": 6})
+    prompts.kind = settings.get("prompts", "group" if HEADS[kind].needs_group_prompts else "none")
+    for key, value in settings.items():
+        if key != "prompts":
+            node, _, leaf = key.rpartition(".")
+            (head[node] if node else head)[leaf] = value
+    return config
+
+
+def abstract_head(config, labels: int) -> Head:
+    space = synthetic_label_space(labels, config.model.prompts.num_groups)
+    return nnx.eval_shape(lambda: head_of(config).from_config(config, D, space, dtype=None, rngs=nnx.Rngs(0)))
+
+
+def shapes_of(config, labels: int) -> dict[str, tuple[int, ...]]:
+    _, params, stats = ModelDef.split(abstract_head(config, labels))
+    return {f"head/{path}": x.shape for path, x in {**params, **stats}.items()}
+
+
+def test_every_kind_of_head_is_tried():
+    assert set(HEADS) == {kind for kind, _ in CASES.values()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_head_declares_every_axis_that_grows_with_the_labels(name):
+    """The declared rows are the axes that grow by one for one label more, and no others."""
+    kind, settings = CASES[name]
+    config, K = config_of(kind, settings), 17
+    shapes, one_more, grown = shapes_of(config, K), shapes_of(config, K + 1), {}
+    for path, shape in shapes.items():
+        axes = tuple(axis for axis in range(len(shape)) if one_more[path][axis] == shape[axis] + 1)
+        rows = HEADS[kind].rows_of(path)
+        if axes:
+            assert rows is not None, path
+            assert rows.axes == axes, path
+            assert {shape[axis] - K for axis in axes} == {rows.further}, path
+            grown[path] = axes[0]
+        elif rows is not None:  # laid out by something else, as its size shows
+            assert name in ("gates of groups", "grouped decoding", "one gate and classifier"), path
+            assert all(shape[axis] != K for axis in rows.axes), path
+    by_label = kind not in ("ml_gcn", "add_gcn", "cnn_rnn") and name != "grouped decoding"
+    assert abstract_head(config, K).by_label == by_label
+    assert label_axes_of_head(config, K) == (grown if by_label else {})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
+    kind, settings = CASES[name]
+    config, labels = config_of(kind, settings), 5
+    head, prompts = abstract_head(config, labels), 2 * 2 * 3
+
+    def part(name, *shape):
+        return jax.ShapeDtypeStruct((B, *shape), jnp.float32) if name in head.read else None
+
+    features = Features(part("cls", D), part("prompts", prompts, D), part("patches", N, D), (2, 2))
+    definition, state = nnx.split(head)
+    prediction = jax.eval_shape(lambda state, given: nnx.merge(definition, state)(given), state, features)
+    assert prediction.logits.shape == (B, labels)
+    assert {"logits", *prediction.terms} == set(HEADS[kind].terms(config)) | {"logits"}
+    assert {gate: weights.shape[-1] for gate, weights in prediction.gates.items()} == {
+        gate: len(names) for gate, names in HEADS[kind].gate_entries(config).items()
+    }
+    maps = jax.eval_shape(lambda state, given: nnx.merge(definition, state).attention(given), state, features)
+    assert all(weights.shape == (B, labels, N) for weights in maps.values())
+    assert set(maps) == ({"labels"} if kind in ("query", "routed_experts", "add_gcn") else set())
+    layers, extra = head.published_macs(N)
+    assert layers > 0
+    assert extra >= 0
+
+
+def test_entries_of_gates_have_names():
+    config = load_config("drmoe_resnet101:dataset=digits", [])
+    config.model.head.routing.shared_experts, config.model.head.routing.task_experts = 2, 1
+    assert head_of(config).gate_entries(config) == {"experts": ["shared 1", "shared 2", "task 1"]}
+    one_side = load_config("mlvpt_digits", [("model.prompts.sides", "dc")])
+    assert head_of(one_side).gate_entries(one_side) == {"dc": ["expert 1", "expert 2", "expert 3"]}
+    without = load_config("vpt", [])
+    assert head_of(without).gate_entries(without) == {}
+
+
+def test_the_names_of_heads_are_known_without_jax():
+    code = "import sys; from mlmoe_jax.models.heads.catalog import HEADS; print(*HEADS, 'jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [*HEADS, "False"]
+
+
+# ------------------------------------------------------------------------------------------------------------ the seam
+class Careless(Head):
+    """Says that it may be sharded by label, and does not gather what its labels read."""
+
+    read, by_label = ("cls",), True
+
+    def __init__(self, gathers: bool):
+        self.gathers = gathers
+
+    @classmethod
+    def from_config(cls, config, width, space, *, dtype, rngs):
+        return cls(gathers=False)
+
+    def __call__(self, features, *, labels=None, rngs=None):
+        return Prediction(partition.gathered(features.cls) if self.gathers else features.cls)
+
+    def published_macs(self, tokens):
+        return 0, 0
+
+
+class Still(nnx.Module):
+    """In the place of a backbone."""
+
+    def __call__(self, image, prompts=None, **options):
+        return Features(image.mean((1, 2)), None, None, (1, 1))
+
+
+def test_a_head_that_is_sharded_by_label_must_gather_what_its_labels_read(monkeypatch):
+    mesh = make_mesh({"data": 1, "fsdp": 1, "expert": 1})
+    monkeypatch.setattr(partition, "label_mesh", lambda: mesh)  # as if labels were sharded over it
+    image = jnp.ones((2, 4, 4, 3))
+
+    def classify(gathers, by_label=True):
+        model = Classifier(Still(), None, Careless(gathers), final_norm=True)
+        model.head.by_label = by_label
+        with partition.over(mesh):
+            return model(image).logits.shape
+
+    with pytest.raises(RuntimeError, match=r"Careless is sharded by label and has not called partition\.gathered"):
+        classify(gathers=False)
+    assert classify(gathers=True) == (2, 3)
+    assert classify(gathers=False, by_label=False) == (2, 3), "its labels interact, and it is replicated"
+
+
+def test_outside_of_a_mesh_nothing_is_asked_of_a_head():
+    assert Classifier(Still(), None, Careless(False), final_norm=True)(jnp.ones((2, 4, 4, 3))).logits.shape == (2, 3)
+
+
+# --------------------------------------------------------------------------------------------------------- backbones
+def test_every_family_brings_its_entries():
+    assert [name for family in catalog.FAMILIES for name in catalog.FAMILIES[family]] == list(catalog.CATALOG)
+    assert len(catalog.CATALOG) == 19
+
+
+@pytest.mark.parametrize("name", ["dinov2_vits14", "resnet50", "convnext_tiny"])
+def test_a_shape_answers_for_its_family(name):
+    shape, side = catalog.entry(name).shape, 70
+    assert shape.fits(side) == (name != "convnext_tiny")
+    backbone = nnx.eval_shape(lambda: shape.build(batch_norm="running", rngs=nnx.Rngs(0)))
+    assert backbone.shape == shape
+    definition, state = nnx.split(backbone)
+    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+    features = jax.eval_shape(lambda state, x: nnx.merge(definition, state)(x, read=("patches",)), state, image)
+    layers, extra, tokens = shape.published_macs(side, None)
+    assert features.patches.shape == (1, tokens, shape.width)
+    assert (layers > 1e8, extra > 0) == (True, name == "dinov2_vits14")
+    assert bool(shape.frozen_rules("frozen")) == (name == "resnet50")
+    assert shape.frozen_rules("trainable") == ()
+
+
+@pytest.mark.parametrize("backbone", ["resnet50", "convnext_tiny"])
+def test_prompts_are_for_shapes_that_take_them(backbone, refusal):
+    config = default_config()
+    config.model.backbone.name, config.model.prompts.kind = backbone, "deep"
+    assert refusal(build_model, config, synthetic_label_space(3, 1), rngs=nnx.Rngs(0)) == (
+        f"model.prompts.kind=deep needs a ViT, and {backbone} is none"
+    )
