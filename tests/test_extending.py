@@ -1,0 +1,112 @@
+"""docs/extending.md, followed literally on a copy of the package: every example together makes a run that works."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.paths import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
+FENCED = re.compile(r"^```(python|shell)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = FENCED.findall(PAGE)
+NEW_FILE, NEW_LINE = re.compile(r"# (\S+\.py)"), re.compile(r"# (\S+\.py), below the line with (.+)")
+
+# Two steps of training and what follows one, then a prediction from the folder alone.
+RUN = """
+import sys
+import numpy as np
+from mlmoe_jax.data.sources import digits
+digits.SCENES = {"train": 16, "val": 8, "test": 8, "test_shift": 8}
+from mlmoe_jax.main import main
+if code := main(sys.argv[1:]):
+    sys.exit(code)
+from mlmoe_jax.inference.predict import Predictor
+predict = Predictor.from_run("run")
+(result,) = predict([np.zeros((64, 64, 3), np.uint8)], top_k=len(predict.names))
+print("predicted", predict.run.step, len(result.labels))
+"""
+SMALL = (
+    "--config=configs/finetune.py:dataset=digits",
+    "--workdir=run",
+    "--config.train.epochs=1",
+    "--config.train.batch_size=8",
+    "--config.eval.batch_size=8",
+    "--config.train.log_every=1",
+    "--config.log.tensorboard=False",
+)
+
+
+def follow(block: str, root: Path) -> None:
+    """Do what a Python block of the page says below `root`; refuse one that says nothing."""
+    place, _, content = block.partition("\n")
+    if new := NEW_FILE.fullmatch(place):
+        file = root / new[1]
+        assert not file.exists(), f"{new[1]} is there already"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+        return
+    below = NEW_LINE.fullmatch(place)
+    assert below, f"a block of docs/extending.md begins with '{place}', which is no place"
+    assert content.count("\n") == 1, "one line"
+    lines = (root / below[1]).read_text().splitlines(keepends=True)
+    (row,) = [row for row, line in enumerate(lines) if below[2] in line]
+    indent = re.match(r" *", lines[row])[0]
+    lines.insert(row + 1, indent + content)
+    (root / below[1]).write_text("".join(lines))
+
+
+def settings() -> list[str]:
+    """The `--config.…` settings of all commands of the page."""
+    commands = [shlex.split(text.replace("\\\n", " ")) for language, text in BLOCKS if language == "shell"]
+    return [argument for command in commands for argument in command if argument.startswith("--config.")]
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """A folder with a copy of the package, in which the page has been followed."""
+    root = tmp_path_factory.mktemp("extended")
+    for folder in ("mlmoe_jax", "configs"):
+        shutil.copytree(REPOSITORY / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for language, block in BLOCKS:
+        if language == "python":
+            follow(block, root)
+    return root
+
+
+def test_every_addition_is_one_file_one_line_and_one_command():
+    for section in PAGE.split("\n## ")[1:]:
+        kinds = [
+            language if language == "shell" else "line" if NEW_LINE.match(block) else "file"
+            for language, block in FENCED.findall(section)
+        ]
+        assert kinds == ["file", "line", "shell"], section.partition("\n")[0]
+
+
+def test_what_the_page_adds_trains_saves_restores_and_predicts(extended):
+    (extended / "follow.py").write_text(RUN)
+    environment = os.environ | {"PYTHONPATH": str(extended), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "follow.py", *SMALL, *settings()],
+        cwd=extended,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "predicted 2 10"
+
+
+def test_what_the_page_adds_is_formatted_as_the_package_is(extended):
+    added = [NEW_FILE.match(block)[1] for language, block in BLOCKS if language == "python" and "below" not in block]
+    ruff = Path(sys.executable).parent / "ruff"
+    if not ruff.exists():
+        pytest.skip("ruff is not installed")
+    settings = ["--config", str(REPOSITORY / "pyproject.toml"), "--no-cache"]
+    for command in (["check", *settings], ["format", "--check", *settings]):
+        done = subprocess.run([ruff, *command, *added], cwd=extended, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
