@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from helpers.paths import REPOSITORY
 
+from mlmoe_jax.config import flatten, from_json
+
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
 FENCED = re.compile(r"^```(python|shell)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCED.findall(PAGE)
@@ -98,7 +100,11 @@ def test_what_the_page_adds_trains_saves_restores_and_predicts(extended):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "predicted 2 10"
+    assert re.fullmatch(r"predicted 2 [1-9]\d*", done.stdout.splitlines()[-1]), "step 2, and every label has a score"
+    kept = flatten(from_json((extended / "run" / "config.json").read_text()))
+    for setting in settings():
+        key, _, value = setting.removeprefix("--config.").partition("=")
+        assert str(kept[key]) == value, "the run used what the page adds"
 
 
 def test_what_the_page_adds_is_formatted_as_the_package_is(extended):
