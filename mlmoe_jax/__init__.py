@@ -75,8 +75,9 @@ def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | Non
       UserError: no such file, argument or key, a value of another type, or settings that do not fit together.
     """
     from mlmoe_jax import config
+    from mlmoe_jax.config.overrides import as_pairs
 
-    loaded = config.load_config(os.fspath(reference), _as_text(overrides))
+    loaded = config.load_config(os.fspath(reference), as_pairs(overrides))
     config.validate(loaded)
     return loaded
 
@@ -118,10 +119,11 @@ def evaluate(workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = N
     Raises:
       UserError: a folder without a trained model, a key of what was trained, or data with other labels.
     """
+    from mlmoe_jax.config.overrides import as_pairs
     from mlmoe_jax.evaluation.evaluate import evaluate_run
     from mlmoe_jax.runs.folder import RunFolder
 
-    return evaluate_run(RunFolder(workdir), _as_text(overrides))
+    return evaluate_run(RunFolder(workdir), as_pairs(overrides))
 
 
 def build_model(config: ConfigDict, labels: Sequence[str] | LabelSpace | int, *, weights: bool = True) -> Classifier:
@@ -177,17 +179,6 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
     load_pretrained(backbone, name, os.fspath(weights))
     backbone.preprocess = Preprocess(entry.image_size, entry.mean, entry.std)
     return backbone
-
-
-def _as_text(overrides: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Return overrides in the form of the command line, the only one that the config reads."""
-    for key, value in (overrides or {}).items():
-        if value is None or isinstance(value, Mapping):
-            raise UserError(f"config key '{key}' cannot be set to {value!r}; give a value, or one key for each value")
-    return [
-        (key, repr(tuple(value)) if isinstance(value, list | tuple) else str(value))
-        for key, value in (overrides or {}).items()
-    ]
 
 
 def _label_space(labels: Sequence[str] | LabelSpace | int, groups: int) -> LabelSpace:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.config.overrides import Overrides, as_pairs
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -48,15 +49,15 @@ class Predictor:
         self._steps = {gates: make_eval_step(*parts, gates=gates) for gates in (False, True)}
 
     @classmethod
-    def from_run(cls, workdir: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> Predictor:
+    def from_run(cls, workdir: str | Path, overrides: Overrides = ()) -> Predictor:
         """Open a run folder; UserError where it holds no trained model.
 
         overrides: config keys under data, eval and mesh that differ from the run's own; eval.threshold takes the place
         of all its thresholds.
         """
-        folder = RunFolder(workdir)
-        run = open_run(folder, list(overrides))
-        if any(key == "eval.threshold" for key, _ in overrides):
+        folder, pairs = RunFolder(workdir), as_pairs(overrides)
+        run = open_run(folder, pairs)
+        if any(key == "eval.threshold" for key, _ in pairs):
             return cls(run, dict.fromkeys(run.label_space.names, run.config.eval.threshold))
         return cls(run, read_thresholds(folder).values)
 
