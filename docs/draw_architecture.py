@@ -18,8 +18,7 @@ from xml.sax.saxutils import escape
 PACKAGE = Path(__file__).resolve().parents[1] / "mlmoe_jax"
 IMAGE = Path(__file__).with_name("architecture.svg")
 DOOR = "mlmoe_jax"  # the package's own __init__.py, which holds the public names
-
-# A text that stands for an import when it is asked for: "package.module:attribute".
+# A text that names what is imported later: "package.module:attribute", or a module alone.
 REFERENCE = re.compile(rf"{DOOR}(\.\w+)+(:\w+)?")
 
 # Each floor may use those below it. Rooms on the same floor do not use one another.
@@ -116,10 +115,10 @@ def sentence(room: str) -> str:
 
 def may_use(room: str) -> str:
     """Return the clause with which the sentence of a room has to end."""
-    below = FLOORS[FLOOR_OF[room] + 1]
-    if below == FLOORS[-1]:
+    *floors, _ = FLOORS[FLOOR_OF[room] + 1 :]  # the last one holds no room
+    if not floors:
         return "; may use no other room."
-    return f"; may use {', '.join(below)}{'.' if FLOORS[FLOOR_OF[room] + 2] == FLOORS[-1] else ' and the rooms below.'}"
+    return f"; may use {', '.join(floors[0])}{' and the rooms below' if len(floors) > 1 else ''}."
 
 
 def purpose(room: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlmoe_jax.errors import UserError
@@ -55,7 +56,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'mlmoe_jax' has no attribute '{name}'; its public names are {', '.join(__all__)}")
     module, _, attribute = _LAZY[name].partition(":")
     found = importlib.import_module(module)
-    globals()[name] = found = getattr(found, attribute) if attribute else found
+    if attribute:
+        found = getattr(found, attribute)
+    globals()[name] = found  # the next time it is found without asking here
     return found
 
 
@@ -182,8 +185,6 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
 
 
 def _label_space(labels: Sequence[str] | LabelSpace | int, groups: int) -> LabelSpace:
-    from dataclasses import replace
-
     from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 
     if isinstance(labels, LabelSpace):

@@ -57,12 +57,19 @@ def test_no_room_uses_one_above_it_or_beside_it():
 
 def test_rooms_take_nothing_but_the_version_from_the_public_names():
     for name in {one.source for one in IMPORTS if one.target == DOOR}:
-        taken = {
-            node.attr
-            for node in ast.walk(TREES[name])
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == DOOR
-        }
+        taken = set()
+        for node in ast.walk(TREES[name]):
+            if isinstance(node, ast.ImportFrom) and node.module == DOOR:
+                taken |= {alias.name for alias in node.names} - set(TREES)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == DOOR:
+                taken.add(node.attr)
         assert taken == {"__version__"}, name
+
+
+def test_every_import_inside_the_package_is_absolute():
+    """Relative ones would not be seen by the other tests."""
+    nodes = ((name, node) for name, tree in TREES.items() for node in ast.walk(tree))
+    assert not [name for name, node in nodes if isinstance(node, ast.ImportFrom) and node.level]
 
 
 def test_no_module_needs_itself_to_be_imported():
@@ -70,7 +77,7 @@ def test_no_module_needs_itself_to_be_imported():
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_the_parts_of_a_room_do_not_use_one_another_in_a_circle(room):
+def test_the_parts_of_a_room_do_not_use_one_another_in_a_cycle(room):
     """The parts are its modules and its sub-packages, each as a whole; imports inside functions count."""
 
     def part(module: str) -> str:
