@@ -20,6 +20,7 @@ IMAGE = Path(__file__).with_name("architecture.svg")
 DOOR = "mlmoe_jax"  # the package's own __init__.py, which holds the public names
 # A text that names what is imported later: "package.module:attribute", or a module alone.
 REFERENCE = re.compile(rf"{DOOR}(\.\w+)+(:\w+)?")
+AT_ONCE, LATER, NAMED = "at once", "later", "named"
 
 # Each floor may use those below it. Rooms on the same floor do not use one another.
 FLOORS = (
@@ -44,13 +45,14 @@ ROOMS = tuple(room for rooms in FLOORS[1:-1] for room in rooms)  # those that ar
 class Import:
     """One import inside the package; modules are named from the package's folder, such as `data.sources.voc`.
 
-    deferred: it does not run when the module is imported: it is in a function, for type checkers, or named in a text.
+    when: AT_ONCE, when the module is imported; LATER, in a function or for type checkers only; NAMED, by a text in a
+    table of names.
     """
 
     source: str
     target: str
     line: int
-    deferred: bool
+    when: str
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line} imports {self.target}"
@@ -70,10 +72,10 @@ def read_imports(package: Path = PACKAGE) -> list[Import]:
     known = modules(package)
     found = []
     for source, path in known.items():
-        for name, line, deferred in _references(ast.parse(path.read_text()), deferred=False):
+        for name, line, when in _references(ast.parse(path.read_text()), AT_ONCE):
             target = _module(name, known)
             if target not in (None, source):
-                found.append(Import(source, target, line, deferred))
+                found.append(Import(source, target, line, when))
     return found
 
 
@@ -82,19 +84,19 @@ def room_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _references(node: ast.AST, *, deferred: bool) -> Iterator[tuple[str, int, bool]]:
-    """Yield the dotted name, line and `deferred` of everything below a node that is imported."""
+def _references(node: ast.AST, when: str) -> Iterator[tuple[str, int, str]]:
+    """Yield the dotted name and line of everything below a node that is imported, and when."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
-            yield from ((alias.name, child.lineno, deferred) for alias in child.names)
+            yield from ((alias.name, child.lineno, when) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
-            yield from ((f"{child.module}.{alias.name}", child.lineno, deferred) for alias in child.names)
+            yield from ((f"{child.module}.{alias.name}", child.lineno, when) for alias in child.names)
         elif isinstance(child, ast.Constant) and isinstance(child.value, str) and REFERENCE.fullmatch(child.value):
-            yield child.value.replace(":", "."), child.lineno, True
+            yield child.value.replace(":", "."), child.lineno, NAMED
         else:
-            later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            yield from _references(child, deferred=deferred or later or typing)
+            yield from _references(child, LATER if function or typing else when)
 
 
 def _module(name: str, known: dict[str, Path]) -> str | None:
