@@ -1,7 +1,6 @@
-"""What a config key is: its kind of value, its default, and one sentence about it.
+"""The kinds of config keys: the values of each, how they are read from text, and which are allowed.
 
-The tables in `config.tables` are made of these. A kind says in words what it takes, reads it from the text of the
-command line, and finds what is wrong with a value; defaults, validation, help and the reference page all come from it.
+The tables in `config.tables` are made of these. Defaults, validation, help and the reference page come from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the table says about a section or a key: the text of `--help=optim`, and the page docs/configuration.md.
+"""The table of keys for reading: the text of `--help=optim`, and the page docs/configuration.md.
 
 `python -m mlmoe_jax.config.reference > docs/configuration.md` writes the page.
 """

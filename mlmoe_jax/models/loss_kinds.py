@@ -15,8 +15,9 @@ from mlmoe_jax.runtime.registry import Registry
 if TYPE_CHECKING:
     from jax import Array
 
+    Balance = Callable[[], Array] | None
     PerElement = Callable[[Array, Array], Array]
-    LossBuilder = Callable[[Any, Callable[[], Array] | None], PerElement]
+    LossBuilder = Callable[[Any, Balance], PerElement]
 
 LOSSES: Registry[LossBuilder] = Registry(
     "loss",

@@ -6,7 +6,6 @@ builders and says what they take and return.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,7 @@ from jax.typing import ArrayLike
 from ml_collections import ConfigDict
 
 if TYPE_CHECKING:
-    from mlmoe_jax.models.loss_kinds import PerElement
-
-Balance = Callable[[], Array] | None
+    from mlmoe_jax.models.loss_kinds import Balance, PerElement
 
 
 def asymmetric_loss(

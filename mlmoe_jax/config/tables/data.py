@@ -63,7 +63,7 @@ DATA = section(
     ),
     bad_images=Choice(
         "error",
-        "What happens if an image is missing or unreadable.",
+        "Treatment of an image that is missing or unreadable.",
         of={"error": "stop with an error", "skip": "leave it out, count it and list it"},
     ),
     difficult=Choice(

@@ -26,7 +26,7 @@ EVAL = section(
 )
 
 METRICS = section(
-    "What is measured besides mAP, precision, recall and F1.",
+    "Metrics besides mAP, precision, recall and F1.",
     preset=Choice(
         "none",
         "Also print the metrics of one paper's evaluator.",
@@ -55,7 +55,7 @@ THRESHOLDS = section(
     per=Choice("class", "Whether every class has its own threshold.", of={"class": "one per class", "global": "one"}),
     goal=Choice(
         "f1",
-        "What a threshold is fitted to.",
+        "Goal that a threshold is fitted to.",
         of={"f1": "the largest F1", "precision": "the lowest threshold that reaches thresholds.precision"},
     ),
     precision=Number(
@@ -67,7 +67,7 @@ THRESHOLDS = section(
 )
 
 REPORT = section(
-    "What a run keeps for --mode=report.",
+    "Sample images that a run keeps for --mode=report.",
     samples=Integer(
         0, "Number of sample images, at most 64, that are kept with their gates and attention; 0 keeps none.", least=0
     ),

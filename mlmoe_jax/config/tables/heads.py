@@ -79,11 +79,11 @@ ROUTING = section(
     task_experts=Integer(1, "Number of experts of its own per label.", least=0),
     gate=Choice(
         "mlp",
-        "What computes the weights of the experts.",
+        "How the weights of the experts are computed.",
         of={
-            "mlp": "a network with one hidden layer (DR-MoE)",
-            "linear": "a linear layer (HSQ)",
-            "static": "learned weights that are the same for every image",
+            "mlp": "by a network with one hidden layer (DR-MoE)",
+            "linear": "by a linear layer (HSQ)",
+            "static": "learned directly, the same for every image",
         },
     ),
     gate_hidden=Integer(256, "For gate=mlp: the width of its hidden layer.", above=0),
@@ -95,12 +95,12 @@ ROUTING = section(
     ),
     spread=Choice(
         "compiler",
-        "What distributes the task experts over mesh.expert.",
-        of={"compiler": "XLA's partitioner", "shard_map": "an explicit jax.shard_map"},
+        "How the task experts are distributed over mesh.expert.",
+        of={"compiler": "by XLA's partitioner", "shard_map": "by an explicit jax.shard_map"},
     ),
     entropy=Choice(
         "maximize",
-        "What the entropy penalty does to the gates.",
+        "Direction of the entropy penalty on the gates.",
         of={
             "maximize": "raise their entropy, as the text of DR-MoE describes it",
             "paper": "lower their entropy, the sign that DR-MoE prints",
