@@ -174,11 +174,10 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
 
     from mlmoe_jax.data.prepare import Preprocess
     from mlmoe_jax.models.backbones import catalog
-    from mlmoe_jax.models.build import build_backbone
     from mlmoe_jax.runs.assemble import load_pretrained
 
     entry = catalog.entry(name)
-    backbone = build_backbone(entry.shape, rngs=nnx.Rngs(0))
+    backbone = entry.shape.build(rngs=nnx.Rngs(0))
     load_pretrained(backbone, name, os.fspath(weights))
     backbone.preprocess = Preprocess(entry.image_size, entry.mean, entry.std)
     return backbone

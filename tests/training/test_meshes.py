@@ -14,8 +14,17 @@ LABELS, BATCH = 10, 16
 
 def on_eight_devices(function: str, *arguments) -> dict:
     """Call a function of this module in a new process with eight devices; return its JSON."""
-    code = f"import sys, json, test_meshes; print(json.dumps(test_meshes.{function}(*json.loads(sys.argv[1]))))"
-    return json.loads(run_python(code, json.dumps(arguments), devices=8).splitlines()[-1])
+    return all_on_eight_devices((function, *arguments))[0]
+
+
+def all_on_eight_devices(*calls: tuple) -> list[dict]:
+    """Make several such calls in one process."""
+    code = (
+        "import sys, json, test_meshes\n"
+        "calls = json.loads(sys.argv[1])\n"
+        "print(json.dumps([getattr(test_meshes, function)(*arguments) for function, *arguments in calls]))"
+    )
+    return json.loads(run_python(code, json.dumps(calls), devices=8).splitlines()[-1])
 
 
 # ----------------------------------------------------------------------------------- what runs with eight devices
@@ -65,7 +74,7 @@ class Bench:
         optimizer = make_optimizer(config.optim, 10, parts.trainable)
         state = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
         self.state = place(state, self.mesh, self.label_axes)
-        look = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
+        self.look = look = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
         objective = make_objective(config.loss)
         settings = {"ema_decay": 0.9, "seed": 0, "mesh": self.mesh, "label_axes": self.label_axes}
         settings["accumulate"] = config.train.accumulate
@@ -264,6 +273,38 @@ def bank_forms(labels: int, sizes: list) -> dict:
     return found
 
 
+def importance_gaps(meshes: list) -> dict:
+    """Return how far the importance of E2VPT's masks is from that on one device, for each mesh, and its scale."""
+    from dataclasses import replace
+
+    import jax
+    import numpy as np
+
+    from mlmoe_jax.data.labels.space import synthetic_label_space
+    from mlmoe_jax.data.sources import digits
+    from mlmoe_jax.runs.restore import Run
+    from mlmoe_jax.training.prune import measure_importance
+
+    digits.SCENES = {"train": BATCH, "val": BATCH, "test": BATCH, "test_shift": BATCH}
+    config = _config("e2vpt:dataset=digits,prompts=4,key_values=2")
+    config.model.backbone.weights, config.model.prompts.masks, config.model.prompts.segments = "none", "learned", 4
+    config.train.batch_size, space = BATCH, replace(synthetic_label_space(LABELS, 2), names=tuple("0123456789"))
+
+    def importance(sizes, devices):
+        bench = Bench(config, sizes, devices)
+        values, frozen = bench.state.raw(), bench.state.frozen
+        padded = values["head/classifier/kernel"].shape[1] - LABELS
+        run = Run(config, space, bench.look, bench.definition, values, frozen, bench.mesh, bench.label_axes, 1, {})
+        return measure_importance(run), padded
+
+    (alone, _), found = importance((1, 1, 1), jax.devices()[:1]), {}
+    for sizes in meshes:
+        other, padded = importance(sizes, jax.devices())
+        gaps = [np.abs(alone[name] - other[name]).max() / np.abs(alone[name]).max() for name in alone]
+        found[str(tuple(sizes))] = {"gap": float(max(gaps)), "padded": padded}
+    return found
+
+
 def label_traffic(reference: str, labels: int) -> dict:
     """Return the bytes a device that a training step moves where all devices lie along `expert`, and what it may."""
     import jax
@@ -290,23 +331,49 @@ def label_traffic(reference: str, labels: int) -> dict:
 
 # ---------------------------------------------------------------------------------------------------------- tests
 REFERENCES = ["mlvpt_digits", "drmoe_resnet101:dataset=digits", "mlmoe_dinov2:dataset=digits"]
-SLOW = pytest.mark.slow
+QUICK = {  # for every run, in one process
+    "differences": ("mlvpt_digits", [(1, 2, 4)], 2),
+    "importance_gaps": ([(1, 1, 8), (2, 1, 4)],),
+    "bank_forms": (16, (2, 1, 4)),
+    "label_traffic": ("drmoe_20k:dataset=digits", 960),
+}
 
 
-@pytest.mark.parametrize(
-    ("reference", "meshes", "accumulate"),
-    [
-        ("mlvpt_digits", [(1, 2, 4)], 2),
-        pytest.param("drmoe_resnet101:dataset=digits", [(1, 1, 8)], 2, marks=SLOW),
-        *(pytest.param(reference, MESHES, 1, marks=SLOW) for reference in REFERENCES),
-    ],
-)
-def test_loss_gradients_and_scores_are_those_of_one_device(reference, meshes, accumulate):
-    found = on_eight_devices("differences", reference, meshes, accumulate)
+@pytest.fixture(scope="module")
+def quick():
+    """The results of the functions in QUICK, by name."""
+    return dict(zip(QUICK, all_on_eight_devices(*((name, *given) for name, given in QUICK.items())), strict=True))
+
+
+def require_equal_to_one_device(found: dict, meshes: list) -> None:
     assert len(found) == len(meshes)
     for sizes, gaps in found.items():
         assert max(gaps["logits"], gaps["metrics"], gaps["values"]) < 1e-5, (sizes, gaps)
         assert bool(gaps["spread"]) == (not sizes.endswith(" 1)")), "labels lie over the experts' axis"
+
+
+def test_loss_gradients_and_scores_are_those_of_one_device(quick):
+    require_equal_to_one_device(quick["differences"], QUICK["differences"][1])
+
+
+def test_the_importance_of_masks_is_that_of_one_device(quick):
+    """Pruning measures it on the mesh of the training, on which ten labels are padded."""
+    found = quick["importance_gaps"]
+    assert {sizes: seen["padded"] for sizes, seen in found.items()} == {"(1, 1, 8)": 6, "(2, 1, 4)": 2}
+    for sizes, seen in found.items():
+        assert seen["gap"] < 1e-5, sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reference", "meshes", "accumulate"),
+    [
+        ("drmoe_resnet101:dataset=digits", [(1, 1, 8)], 2),
+        *((reference, MESHES, 1) for reference in REFERENCES),
+    ],
+)
+def test_all_methods_on_all_meshes_equal_one_device(reference, meshes, accumulate):
+    require_equal_to_one_device(on_eight_devices("differences", reference, meshes, accumulate), meshes)
 
 
 @pytest.mark.slow
@@ -331,21 +398,28 @@ def test_the_backbone_costs_a_device_the_same_on_every_mesh():
     assert max(flops) == pytest.approx(min(flops), rel=1e-3)
 
 
-@pytest.mark.parametrize("labels", [16, pytest.param(10, marks=SLOW)])
-def test_task_experts_spread_by_hand_are_those_of_one_device(labels):
-    """16 labels divide over four devices along `expert`, and then nothing moves; 10 are filled up."""
-    found = on_eight_devices("bank_forms", labels, (2, 1, 4))
+def require_experts_of_one_device(found: dict) -> None:
     assert set(found) == {"compiler", "shard_map"}
     for spread, seen in found.items():
         assert seen["gap"] < 1e-6, spread
         assert not seen["moves"], spread
 
 
-def test_labels_over_experts_move_tokens_logits_and_shared_gradients_only():
+def test_task_experts_spread_by_hand_are_those_of_one_device(quick):
+    """16 labels divide over four devices along `expert`, and nothing moves."""
+    require_experts_of_one_device(quick["bank_forms"])
+
+
+@pytest.mark.slow
+def test_task_experts_that_do_not_divide_are_those_of_one_device():
+    require_experts_of_one_device(on_eight_devices("bank_forms", 10, (2, 1, 4)))
+
+
+def test_labels_over_experts_move_tokens_logits_and_shared_gradients_only(quick):
     """Neither gradients of what a label owns nor f32[B,K,D]: tokens, labels and masks come in, logits go out.
 
     Summed are gradients of shared parameters, and in each of two layers those of keys and values, of the tokens' size.
     """
-    seen = on_eight_devices("label_traffic", "drmoe_20k:dataset=digits", 960)
+    seen = quick["label_traffic"]
     assert seen["tokens"] <= seen["moved"] <= seen["tokens"] + 4 * seen["label"] < seen["activations"] / 10
     assert seen["shared"] / 2 < seen["summed"] <= seen["shared"] + 4 * seen["tokens"] < seen["owned"]
