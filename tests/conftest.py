@@ -32,10 +32,10 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    """Leave slow tests out without --all. They are counted as deselected: what is skipped is what cannot run here."""
     if not config.getoption("--all"):
-        for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="slow: run with --all"))
+        config.hook.pytest_deselected(items=[item for item in items if "slow" in item.keywords])
+        items[:] = [item for item in items if "slow" not in item.keywords]
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def shared_data() -> Path:
     """The folder with real VOC and COCO images in their published layouts, which are not part of the repository."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip("the shared sample images are not here")
+        pytest.skip("the sample images, ../shared/data, are not part of the repository and not here")
     return folder
 
 

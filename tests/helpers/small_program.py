@@ -19,12 +19,23 @@ SMALL = (
 )
 _BACKBONE = {"patch": 16, "file": "tiny.safetensors"}
 _RUNNER = f"""
-import sys
+import os, sys
 from helpers import tiny
 tiny.use_scenes()
 tiny.use_vit(**{_BACKBONE})
 from mlmoe_jax.main import main
+from mlmoe_jax.runs.folder import RunFolder
+
+def signal_itself(number, step, append=RunFolder.append_row):
+    def append_row(self, row):
+        append(self, row)
+        if row["step"] == step:
+            os.kill(os.getpid(), number)
+    RunFolder.append_row = append_row
+
 if __name__ == "__main__":
+    if "SIGNAL_AFTER" in os.environ:
+        signal_itself(*map(int, os.environ["SIGNAL_AFTER"].split()))
     sys.exit(main(sys.argv[1:]))
 """
 
@@ -32,18 +43,19 @@ if __name__ == "__main__":
 def program_in(folder: Path, **variables: str):
     """Return a function that starts the program in a folder, its cache of weights, with more environment variables.
 
-    It returns what came of the program, or with wait=False the process. `place`: folder and environment, for
-    `subprocess.run`; there the module `runner` is the program.
+    It returns the completed program, or with wait=False the process. It takes environment variables too: with
+    SIGNAL_AFTER="15 3" a training sends itself SIGTERM once the row of step 3 is written. `place`: folder and
+    environment, for `subprocess.run`; there the module `runner` is the program.
     """
     (folder / "runner.py").write_text(_RUNNER)
     tiny.write_weights(folder / _BACKBONE["file"], tiny.entry(**_BACKBONE))
     path = os.pathsep.join([str(folder), *sys.path])
     environment = environment_of(PYTHONPATH=path, MLMOE_CACHE=str(folder), **variables)
 
-    def start(*arguments, wait=True):
+    def start(*arguments, wait=True, **more):
         command = [sys.executable, "runner.py", *map(str, arguments)]
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, cwd=folder, env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         if not wait:
             return process

@@ -88,7 +88,7 @@ def test_every_task_expert_starts_at_values_of_its_own_within_the_default_bounds
         assert 0.8 * bound < np.abs(values).max() <= bound, path
 
 
-def test_labels_do_not_meet(features):
+def test_the_experts_of_one_label_do_not_read_those_of_another(features):
     """What another label's feature is changes neither a label's experts nor its gate."""
     other = features.at[:, 2].add(1.0)
     rest = [0, 1, 3, 4]

@@ -110,7 +110,7 @@ def test_gradients_of_prompts_equal_naive_reference(vit, image, tokens, mask):
     assert difference(ours, theirs) < 1e-5
 
 
-def test_prompts_a_image_go_the_same_way(vit, image, tokens):
+def test_prompts_that_differ_per_image_take_the_same_path(vit, image, tokens):
     """Prompt dropout makes prompts differ from image to image: the second axis is then B."""
     own = tokens * jnp.array([1.0, 0.5, 2.0])[None, :, None, None]
     together = vit(image, Prompts(own, None), read=("prompts",)).prompts

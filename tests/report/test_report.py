@@ -68,40 +68,42 @@ def section(text: str, name: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------ in a browser
 @pytest.fixture(scope="module")
-def chromium():
+def tab(run, other):
+    """A browser without network that shows the page, as wide as a desk's."""
     if (executable := browser.find()) is None:
-        pytest.skip("there is no Chromium on the path")
-    with browser.Browser(executable) as tab:
-        yield tab
-
-
-def test_the_page_works_in_a_browser_without_network(run, other, chromium):
+        pytest.skip(f"no browser on the path: none of {', '.join(browser.NAMES)}")
     path = page.write_report(run, against=other)
     assert path == run / "report.html"
-    chromium.look(width=1300)
-    chromium.open(path)
+    with browser.Browser(executable) as opened:
+        opened.look(width=1300)
+        opened.open(path)
+        yield opened
 
-    assert tuple(chromium.run("[...document.querySelectorAll('main > section')].map(s => s.id)")) == SECTIONS
-    assert tuple(chromium.run("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")) == SECTIONS
-    assert chromium.run("document.querySelectorAll('section > p.missing').length") == 0
-    charts = chromium.run("[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('svg path').length)")
+
+def test_every_section_is_drawn_and_in_the_contents(tab):
+    assert tuple(tab.run("[...document.querySelectorAll('main > section')].map(s => s.id)")) == SECTIONS
+    assert tuple(tab.run("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")) == SECTIONS
+    assert tab.run("document.querySelectorAll('section > p.missing').length") == 0
+    charts = tab.run("[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('svg path').length)")
     assert len(charts) >= 12
     assert min(charts) > 0
-    names = chromium.run("[...document.querySelectorAll('#label-table tbody th')].map(cell => cell.textContent)")
+    names = tab.run("[...document.querySelectorAll('#label-table tbody th')].map(cell => cell.textContent)")
     assert tuple(names) == NAMES
 
-    # sorting: by AP, largest first, then smallest first; by label
+
+def test_a_click_on_a_heading_sorts_and_another_one_turns_the_order_around(tab, run):
     ap = {row["label"]: float(row["AP"]) for row in table(run, "per_class.csv") if row["split"] == "test"}
     by_ap = sorted(NAMES, key=lambda name: -ap[name])
-    assert _sorted(chromium, "AP") == by_ap
-    assert _sorted(chromium, "AP") == by_ap[::-1]
-    assert _sorted(chromium, "label")[-1] == "pears & </script> plums"
-    state = chromium.run("[...document.querySelectorAll('#label-table th[aria-sort]')].map(h => h.ariaSort)")
+    assert _sorted(tab, "AP") == by_ap
+    assert _sorted(tab, "AP") == by_ap[::-1]
+    assert _sorted(tab, "label")[-1] == "pears & </script> plums"
+    state = tab.run("[...document.querySelectorAll('#label-table th[aria-sort]')].map(h => h.ariaSort)")
     assert state.count("ascending") == 1
 
-    # the gates of a selected label
+
+def test_the_gates_of_a_chosen_label_are_shown(tab, run):
     weights = np.load(run / "samples/explained.npz")["gates/co"]
-    shown = chromium.run(
+    shown = tab.run(
         """(() => {
           const select = document.querySelector('#widget-gates select');
           select.value = 1;
@@ -116,32 +118,40 @@ def test_the_page_works_in_a_browser_without_network(run, other, chromium):
         row = int(alt.removeprefix("Image test/").removesuffix(".jpg"))
         np.testing.assert_allclose(np.array(widths) / 100, weights[row, 1], atol=0.004)
 
-    # attention is painted over the image, and differs for another query
-    painted = "document.querySelector('#widget-attention .detail canvas').toDataURL()"
-    before = chromium.run(painted)
-    chromium.run("document.querySelectorAll('#widget-attention .cards .card')[1].click()")
-    assert len(before) > 1000
-    assert chromium.run(painted) != before
 
-    # the curves of a selected label
+def test_attention_is_painted_over_the_image_that_is_chosen(tab):
+    painted = "document.querySelector('#widget-attention .detail canvas').toDataURL()"
+    before = tab.run(painted)
+    tab.run("document.querySelectorAll('#widget-attention .cards .card')[1].click()")
+    assert len(before) > 1000
+    assert tab.run(painted) != before
+
+
+def test_the_curve_of_a_chosen_label_is_shown(tab):
     chosen = "views['precision-recall'].data('chosen').map(row => row.curve)"
-    assert set(chromium.run(chosen)) == {NAMES[0]}
-    chromium.run(
+    assert set(tab.run(chosen)) == {NAMES[0]}
+    tab.run(
         "(select => { select.value = 2; select.dispatchEvent(new Event('change')); })"
         "(document.querySelector('#widget-curves select'))"
     )
-    assert set(chromium.run(chosen)) == {NAMES[2]}
+    assert set(tab.run(chosen)) == {NAMES[2]}
 
-    # phones, dark colors; no script in a label ran and nothing was loaded
-    assert _contrast(chromium) > 7
-    light = chromium.run("getComputedStyle(document.body).backgroundColor")
-    chromium.look(width=360, dark=True, phone=True)
-    assert chromium.run("getComputedStyle(document.body).backgroundColor") != light
-    assert _contrast(chromium) > 7
-    assert chromium.run("document.documentElement.scrollWidth") == 360
-    assert chromium.run("typeof window.hurt") == "undefined"
-    assert chromium.problems == []
-    assert {request.partition(":")[0] for request in chromium.requests} <= {"file", "data"}
+
+def test_phones_and_dark_colours_are_served(tab):
+    assert _contrast(tab) > 7
+    light = tab.run("getComputedStyle(document.body).backgroundColor")
+    tab.look(width=360, dark=True, phone=True)
+    assert tab.run("getComputedStyle(document.body).backgroundColor") != light
+    assert _contrast(tab) > 7
+    assert tab.run("document.documentElement.scrollWidth") == 360
+    tab.look(width=1300)
+
+
+def test_no_name_of_a_label_ran_and_nothing_was_loaded(tab):
+    """After all that the tests above have clicked."""
+    assert tab.run("typeof window.hurt") == "undefined"
+    assert tab.problems == []
+    assert {request.partition(":")[0] for request in tab.requests} <= {"file", "data"}
 
 
 def _sorted(tab, column: str) -> list[str]:

@@ -1,12 +1,14 @@
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.devices import run_python
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.sharding import (
     AXES,
     LabelAxes,
@@ -20,43 +22,51 @@ from mlmoe_jax.runtime.sharding import (
 )
 from mlmoe_jax.training.state import initial_state
 
+FITTING = {
+    (8, 1, 1): (8, 1, 1),
+    (-1, 1, 1): (8, 1, 1),
+    (-1, 2, 2): (2, 2, 2),
+    (2, -1, 1): (2, 4, 1),
+    (1, 2, -1): (1, 2, 4),
+    (-1, 8, 1): (1, 8, 1),
+}
+NOT_FITTING = [(4, 1, 1), (-1, 3, 1), (-1, -1, 1), (-1, 16, 1), (-1, 0, 1), (-2, -4, 1), (-1, -8, -1)]
+MESHES = """
+import json, sys
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.sharding import AXES, make_mesh
 
-@pytest.fixture
-def eight(monkeypatch):
-    """Eight devices, as far as a mesh is concerned."""
-    devices = [object() for _ in range(8)]
-    monkeypatch.setattr(jax, "devices", lambda: devices)
-    monkeypatch.setattr(sharding, "Mesh", lambda devices, axes, axis_types: (devices.shape, axes, axis_types))
+def described(sizes):
+    try:
+        mesh = make_mesh(dict(zip(AXES, sizes)))
+    except UserError as error:
+        return str(error)
+    devices = [device.id for device in mesh.devices.flat]
+    return mesh.devices.shape, mesh.axis_names, [str(kind) for kind in mesh.axis_types], devices
 
-
-def sizes(data, fsdp, expert):
-    return {"data": data, "fsdp": fsdp, "expert": expert}
-
-
-@pytest.mark.parametrize(
-    ("asked", "shape"),
-    [
-        ((8, 1, 1), (8, 1, 1)),
-        ((-1, 1, 1), (8, 1, 1)),
-        ((-1, 2, 2), (2, 2, 2)),
-        ((2, -1, 1), (2, 4, 1)),
-        ((1, 2, -1), (1, 2, 4)),
-        ((-1, 8, 1), (1, 8, 1)),
-    ],
-)
-def test_one_axis_may_be_what_remains(eight, asked, shape):
-    got, axes, types = make_mesh(sizes(*asked))
-    assert got == shape
-    assert axes == AXES
-    assert types == (AxisType.Auto,) * 3
+print(json.dumps([described(sizes) for sizes in json.loads(sys.argv[1])]))
+"""
 
 
-@pytest.mark.parametrize(
-    "asked", [(4, 1, 1), (-1, 3, 1), (-1, -1, 1), (-1, 16, 1), (-1, 0, 1), (-2, -4, 1), (-1, -8, -1)]
-)
-def test_sizes_that_do_not_fit_are_refused(eight, refusal, asked):
-    sentence = refusal(make_mesh, sizes(*asked))
-    assert sentence == (
+@pytest.fixture(scope="module")
+def on_eight():
+    """What `make_mesh` makes of each triple of sizes on eight devices: a mesh, described, or its sentence."""
+    asked = [*FITTING, *NOT_FITTING]
+    return dict(zip(asked, json.loads(run_python(MESHES, json.dumps(asked), devices=8)), strict=True))
+
+
+@pytest.mark.parametrize(("asked", "shape"), FITTING.items())
+def test_one_axis_may_be_what_remains(on_eight, asked, shape):
+    got, axes, types, devices = on_eight[asked]
+    assert tuple(got) == shape
+    assert tuple(axes) == AXES
+    assert types == [str(AxisType.Auto)] * 3
+    assert sorted(devices) == list(range(8)), "each device once"
+
+
+@pytest.mark.parametrize("asked", NOT_FITTING)
+def test_sizes_that_do_not_fit_are_refused(on_eight, asked):
+    assert on_eight[asked] == (
         f"mesh data={asked[0]}, fsdp={asked[1]}, expert={asked[2]} does not fit 8 device(s); "
         "set at most one of config.mesh.* to -1"
     )
@@ -73,7 +83,7 @@ def test_the_default_mesh_is_all_devices_with_automatic_axes(mesh):
     assert set(mesh.axis_types) == {AxisType.Auto}
 
 
-def test_a_batch_lies_over_the_whole_mesh(mesh):
+def test_a_batch_is_sharded_over_the_whole_mesh(mesh):
     batch = {"image": np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3), "mask": np.ones(2, np.float32)}
     sharded = shard_batch(batch, mesh)
     assert set(sharded) == {"image", "mask"}
@@ -106,7 +116,7 @@ def specs_of(tree, mesh, labels=None):
     )
 
 
-def test_labels_lie_over_expert_with_their_moments_and_averages():
+def test_values_per_label_are_sharded_over_expert_with_moments_and_averages():
     params = {"head/kernel": jnp.ones((4, 10)), "head/bias": jnp.ones(10), "prompts/deep": jnp.ones(10)}
     optimizer = optax.chain(optax.clip(1.0), optax.scale_by_adam())
     state = initial_state(params, {"backbone/f": jnp.ones(10)}, {}, optimizer.init(params))
@@ -121,7 +131,7 @@ def test_labels_lie_over_expert_with_their_moments_and_averages():
     assert set(jax.tree.leaves(specs_of(state, mesh_of(2, 1, 5)))) == {PartitionSpec()}, "without labels nothing is"
 
 
-def test_large_arrays_lie_over_fsdp_by_their_longest_axis_that_divides():
+def test_large_arrays_are_sharded_over_fsdp_along_the_longest_axis_that_divides():
     shapes = {"a": (64, 96), "b": (97, 64), "c": (97, 53), "d": (8, 8), "head/kernel": (640, 10)}
     tree = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     assert specs_of(tree, mesh_of(1, 4, 2), LABELS) == {
