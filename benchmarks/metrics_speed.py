@@ -14,7 +14,7 @@ import tracemalloc
 
 import numpy as np
 
-from mlmoe_jax.evaluation.metrics import calibration, multilabel
+from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel
 
 
 def made_up(images: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def calls(scores: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> dict:
         "map_at_k, k = 3": lambda: multilabel.map_at_k(scores, labels, 3, mask=mask),
         "precision_recall_f1": lambda: multilabel.precision_recall_f1(scores >= 0.5, labels, mask=mask),
         "reliability": lambda: calibration.reliability(scores, labels, mask=mask),
-        "evaluate_scores, 2 cuts": lambda: multilabel.evaluate_scores(scores, labels, mask, cuts),
+        "evaluate_scores, 2 cuts": lambda: groups.evaluate_scores(scores, labels, mask, cuts),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 
 import jax
 import numpy as np
@@ -19,6 +18,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
+from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
 from mlmoe_jax.evaluation.results import Scored
 from mlmoe_jax.inference.explain import explain_run
 from mlmoe_jax.inference.step import make_eval_step, probabilities
@@ -79,7 +79,7 @@ def measure(scored: Scored, label_space: LabelSpace, config: ConfigDict, fitted:
     cuts = thresholds.reported(scores, label_space.frequency, threshold=config.eval.threshold, mask=mask)
     if fitted is not None:
         cuts |= fitted.cuts_for(scored.split.name, label_space.names)
-    measured = multilabel.evaluate_scores(
+    measured = evaluate_scores(
         scores,
         label,
         mask,
@@ -173,7 +173,7 @@ def _write_pairs(
     folder: RunFolder, pairs: Mapping[str, Sequence[cooccurrence.PairBias]], names: Sequence[str], prefix: str
 ) -> None:
     """Write cooccurrence.csv, a row a split and pair."""
-    rows = [{"split": split} | asdict(pair) for split, of_split in pairs.items() for pair in of_split]
+    rows = [{"split": split} | pair.row() for split, of_split in pairs.items() for pair in of_split]
     for row in rows:
         row |= {"a": names[row["a"]], "b": names[row["b"]]}
     folder.write_csv(f"{prefix}{COOCCURRENCE}", list(rows[0]), [list(row.values()) for row in rows])

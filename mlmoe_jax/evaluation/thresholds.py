@@ -60,7 +60,7 @@ def reported(
     threshold: float = 0.5,
     mask: ArrayLike | None = None,
 ) -> dict[str, float | Floats]:
-    """The named cuts at which a split is reported, for `metrics.evaluate_scores`.
+    """The named cuts at which a split is reported, for `groups.evaluate_scores`.
 
     The fixed threshold under its own value ("0.5"); with train_frequency f[K] also "prior_matched_transductive",
     f64[K], see `prior_matched` for `mask`. `Thresholds.cuts_for` adds those that were fitted.

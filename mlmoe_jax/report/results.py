@@ -8,67 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlmoe_jax.evaluation.compare import Change, Comparison, compare_runs
+from mlmoe_jax.evaluation.metrics.groups import GROUPS
+from mlmoe_jax.evaluation.metrics.predictions import CUTS, FIGURES, PREDICTIONS
 from mlmoe_jax.report import charts
 from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Section, SortableTable, Table, percent
 from mlmoe_jax.report.run_files import Evaluated, RunFiles
 
 MOST_BARS = 100
-
-# Metric (a regular expression) -> what it is; the groups of a table each.
-_RANKING = {
-    r"mAP": "mean over the labels with a positive of average precision, the mean precision at every positive",
-    r"mAP_envelope": "the same with the largest precision at this or any higher recall (VOC 2010+, Q2L, ML-VPT)",
-    r"mAP_11point": "the same at recall 0, 0.1 … 1 (VOC 2007)",
-    r"mAP_weighted": "mean of average precision weighted by the positives of each label",
-    r"mAP_micro": "average precision of all scores in one list, whatever their label",
-    r"mAP@(\d+)": "mAP where every image only returns its {0} highest labels",
-    r"AUC_macro": "mean over labels of the chance that a positive scores higher than a negative",
-    r"precision@1": "share of the images whose highest label is right",
-}
-_CALIBRATION = {
-    r"ECE_pooled": "mean distance between scores and shares of positives, bin by bin, over all scores together",
-    r"ECE_macro": "the same of each label on its own, then the mean",
-    r"Brier_pooled": "mean squared distance between score and truth",
-}
-_COOCCURRENCE = {
-    r"mAP_fall_from_test": "mAP on test minus that on this split, where labels no longer come together as in training",
-    r"cooccurrence/fpr_with_a": "false-positive rate of b in images with a, which often brings b in training",
-    r"cooccurrence/fpr_without_a": "the same in images without a",
-    r"cooccurrence/fpr_gap": "how much a raises the false-positive rate of b",
-    r"cooccurrence/score_with_a": "mean score of an absent b in images with a",
-    r"cooccurrence/score_without_a": "the same in images without a",
-    r"cooccurrence/score_gap": "how much a raises the score of an absent b",
-    r"cooccurrence/ap_cooccurring": "average precision of b over its positives with a",
-    r"cooccurrence/ap_exclusive": "the same over its positives without a",
-    r"cooccurrence/auc_cooccurring": "chance that b with a scores higher than images without b",
-    r"cooccurrence/auc_exclusive": "the same of b without a",
-    r"cooccurrence/auc_gap": "how much worse b is found without a",
-}
-_PUBLISHED = {r"(\w+)/(.+)": "{1} as {0}'s own evaluator prints it"}
-_TABLES = (
-    ("Ranking: no threshold is involved", _RANKING),
-    ("Calibration: are scores shares? Lower is better", _CALIBRATION),
-    ("Overfitting to co-occurrence, means over pairs of labels", _COOCCURRENCE),
-    ("As a paper's own evaluator prints it", _PUBLISHED),
-)
-_AT_CUT = {
-    "CP": "mean over labels of precision",
-    "CR": "mean over labels of recall",
-    "CF1": "harmonic mean of CP and CR, as nearly all published tables have it",
-    "CF1_mean": "mean over labels of each label's own F1",
-    "OP": "precision of all predictions together",
-    "OR": "recall of all positives together",
-    "OF1": "harmonic mean of OP and OR",
-}
-_CUTS = {
-    r"([\d.]+)": "a label is predicted where its score is at least {0}",
-    r"fitted": "every label is predicted from its own threshold on, fitted on another split (see Thresholds)",
-    r"prior_matched_transductive": "every label is predicted as often as it was positive in training; such cuts look "
-    "at the scores of the very images that they cut (transductive), so they serve comparison with published tables, "
-    "never prediction",
-    r"top(\d+)": "the {0} highest labels of every image are predicted",
-    r"top(\d+)_min([\d.]+)": "the {0} highest labels of every image are predicted where their score is at least {1}",
-}
 
 
 def _meaning(name: str, definitions: Mapping[str, str]) -> str:
@@ -89,11 +35,12 @@ def metrics(files: RunFiles) -> Section:
     names = list(dict.fromkeys(name for split in splits.values() for name in split.metrics))
     parts: list[Any] = [Note("In percent. Labels without a positive in a split are left out of means over labels.")]
     left = [name for name in names if not _cut(name)]
-    for caption, definitions in _TABLES:
-        if found := [name for name in left if _meaning(name, definitions)]:
-            left = [name for name in left if name not in found]
-            rows = [[n, *(percent(s.metrics.get(n)) for s in splits.values()), _meaning(n, definitions)] for n in found]
-            parts.append(Table(("metric", *splits, "what it is"), rows, caption, text=(0, len(splits) + 1)))
+    for group in map(GROUPS.__getitem__, GROUPS):
+        meaning = {name: sentence for name in left if (sentence := _meaning(name, group.meanings))}
+        if meaning:
+            left = [name for name in left if name not in meaning]
+            rows = [[n, *(percent(s.metrics.get(n)) for s in splits.values()), what] for n, what in meaning.items()]
+            parts.append(Table(("metric", *splits, "what it is"), rows, group.caption, text=(0, len(splits) + 1)))
     cuts = list(dict.fromkeys(cut for name in names if (cut := _cut(name))))
     if cuts:
         parts += _at_cuts(cuts, splits)
@@ -106,20 +53,20 @@ def metrics(files: RunFiles) -> Section:
 def _cut(name: str) -> str:
     """The cut of a metric such as CF1@0.5; "" where it has none."""
     base, _, cut = name.partition("@")
-    return cut if base in _AT_CUT else ""
+    return cut if base in FIGURES else ""
 
 
 def _at_cuts(cuts: Sequence[str], splits: Mapping[str, Evaluated]) -> list[Any]:
     rows = []
     for cut in cuts:
         for split in splits.values():
-            values = [split.metrics.get(f"{base}@{cut}") for base in _AT_CUT]
+            values = [split.metrics.get(f"{base}@{cut}") for base in FIGURES]
             if any(value is not None for value in values):
                 rows.append([cut, split.name, *map(percent, values)])
-    meanings = [(f"at {cut}", _meaning(cut, _CUTS) or "see results.json") for cut in cuts]
+    meanings = [(f"at {cut}", _meaning(cut, CUTS) or "see results.json") for cut in cuts]
     return [
-        Table(("cut", "split", *_AT_CUT), rows, "Precision, recall and F1 of predictions", text=(0, 1)),
-        Details("What the cuts and columns are", [Facts([*meanings, *_AT_CUT.items()])]),
+        Table(("cut", "split", *FIGURES), rows, PREDICTIONS.caption, text=(0, 1)),
+        Details("What the cuts and columns are", [Facts([*meanings, *FIGURES.items()])]),
     ]
 
 

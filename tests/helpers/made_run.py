@@ -11,7 +11,7 @@ from PIL import Image
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.evaluation.metrics import multilabel
+from mlmoe_jax.evaluation.metrics import groups, multilabel
 from mlmoe_jax.runs import thresholds
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -83,7 +83,7 @@ def write_evaluation(folder: RunFolder, codes: dict[str, np.ndarray], scores: di
     results, rows, names = {}, [], folder.read_text("labels.txt").splitlines()
     for split, of_split in codes.items():
         label, mask = of_split == 1, of_split >= 0
-        results[split] = multilabel.evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
+        results[split] = groups.evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
         of_class = multilabel.per_class(scores[split], label, mask=mask)
         rows += [[split, name, *(of_class[f][k] for f in ("positives", "AP", "AUC"))] for k, name in enumerate(names)]
     folder.write_json("results.json", results)

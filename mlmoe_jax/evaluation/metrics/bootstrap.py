@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
 
 from mlmoe_jax.evaluation.metrics.multilabel import top_k
+from mlmoe_jax.evaluation.metrics.rates import Floats, mean_defined, precision_recall_f1_of, ratio
 
 CHUNK = 100  # resamples at a time: their weights of 40,000 images take 16 MB
-Floats = NDArray[np.float64]
 
 
 def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]]:
@@ -32,7 +32,7 @@ def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]
 
 
 class WeightedMetrics:
-    """The metrics of `metrics.evaluate_scores` at one threshold, for images that count several times or not at all.
+    """The metrics of `groups.evaluate_scores` at one threshold, for images that count several times or not at all.
 
     Args:
       scores: f[N,K], probabilities.
@@ -61,25 +61,11 @@ class WeightedMetrics:
         values = {
             "mAP": mean_defined(plain),
             "mAP_envelope": mean_defined(envelope),
-            "precision@1": _ratio(self.top @ weights, self.any @ weights),
+            "precision@1": ratio(self.top @ weights, self.any @ weights),
         }
         hits, claimed, actual = ((weights.T @ counted).astype(np.float64) for counted in self.counted)
-        figures = precision_recall_f1(hits, claimed, actual)
+        figures = precision_recall_f1_of(hits, claimed, actual)
         return values | {f"{name}{self.suffix}": value for name, value in figures.items()}, plain
-
-
-def precision_recall_f1(hits: Floats, claimed: Floats, actual: Floats) -> dict[str, Floats]:
-    """The figures of `metrics.precision_recall_f1` with empty="skip", f64[R], from the counts TP, P and G, f64[R,K]."""
-    cp, cr = mean_defined(_ratio(hits, claimed)), mean_defined(_ratio(hits, actual))
-    op, or_ = (_ratio(hits.sum(axis=1), count.sum(axis=1)) for count in (claimed, actual))
-    f1 = mean_defined(_ratio(2 * hits, claimed + actual))
-    return dict(CP=cp, CR=cr, CF1=_harmonic(cp, cr), CF1_mean=f1, OP=op, OR=or_, OF1=_harmonic(op, or_))
-
-
-def mean_defined(values: Floats) -> Floats:
-    """Return the mean over the last axis of what is no nan; nan where all are."""
-    defined = ~np.isnan(values)
-    return _ratio(np.where(defined, values, 0).sum(axis=-1), defined.sum(axis=-1))
 
 
 def percentile_interval(values: Floats, confidence: float = 0.95) -> tuple[Floats, Floats]:
@@ -112,7 +98,7 @@ class _Ranked:
         ranks = np.flatnonzero(positive[rows])
         if not ranks.size:
             return cls(None, None)
-        # Equal scores enter together: a segment ends where the score falls, as in metrics.average_precision.
+        # Equal scores enter together: a segment ends where the score falls, as in multilabel.average_precision.
         falls = np.append(np.flatnonzero(np.diff(scores[rows])) + 1, rows.size)
         ends = np.unique(falls[np.searchsorted(falls, ranks, side="right")])
 
@@ -134,14 +120,4 @@ class _Ranked:
         precision = np.divide(found, np.maximum(seen, 1, out=seen), out=found)
         # Between two segments precision only falls, so that the largest at higher recalls is at the end of a segment.
         best = np.maximum.accumulate(precision[::-1])[::-1]
-        return tuple(_ratio(np.einsum("jr,jr->r", gained, curve), total) for curve in (precision, best))
-
-
-def _ratio(numerator: NDArray, denominator: NDArray) -> Floats:
-    """numerator / denominator, nan where the denominator is 0."""
-    result = np.full(np.shape(denominator), np.nan)
-    return np.divide(numerator, denominator, out=result, where=np.asarray(denominator) != 0)
-
-
-def _harmonic(a: Floats, b: Floats) -> Floats:
-    return np.where((a == 0) & (b == 0), 0.0, _ratio(2 * a * b, a + b))
+        return tuple(ratio(np.einsum("jr,jr->r", gained, curve), total) for curve in (precision, best))

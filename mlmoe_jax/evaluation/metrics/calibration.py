@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
 from mlmoe_jax.evaluation.metrics.ranking import checked, row_blocks
+from mlmoe_jax.evaluation.metrics.rates import Floats, mean_defined, ratio
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -40,22 +41,22 @@ class Reliability:
     @property
     def mean_score(self) -> Floats:
         """f64[K,M], nan for an empty bin."""
-        return _ratio(self.score, self.count)
+        return ratio(self.score, self.count)
 
     @property
     def fraction_positive(self) -> Floats:
         """f64[K,M], nan for an empty bin."""
-        return _ratio(self.positive, self.count)
+        return ratio(self.positive, self.count)
 
     @property
     def expected_calibration_error(self) -> Floats:
         """Mean of |fraction positive − mean score| over bins, weighted by their counts; f64[K], nan without entries."""
-        return _ratio(np.abs(self.positive - self.score).sum(axis=1), self.count.sum(axis=1))
+        return ratio(np.abs(self.positive - self.score).sum(axis=1), self.count.sum(axis=1))
 
     @property
     def brier(self) -> Floats:
         """Mean of (score − label)² of every class (Brier 1950), f64[K] in [0, 1], nan without entries."""
-        return _ratio(self.squared_error, self.count.sum(axis=1))
+        return ratio(self.squared_error, self.count.sum(axis=1))
 
     def pooled(self) -> "Reliability":
         """The same over all classes together: K = 1. Every entry weighs the same, and classes may offset each other."""
@@ -95,5 +96,22 @@ def reliability(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None 
     return Reliability(*(x.reshape(classes, bins) for x in (count, hits, total)), squared)
 
 
-def _ratio(numerator: NDArray, denominator: NDArray) -> Floats:
-    return np.divide(numerator, denominator, out=np.full(denominator.shape, np.nan), where=denominator > 0)
+MEANINGS = {
+    r"ECE_pooled": "mean distance between scores and shares of positives, bin by bin, over all scores together",
+    r"ECE_macro": "the same of each label on its own, then the mean",
+    r"Brier_pooled": "mean squared distance between score and truth",
+}
+
+
+def measure(entries: Entries) -> dict[str, float]:
+    """Return the metrics that MEANINGS names: over all entries together (pooled), or the mean over classes (macro)."""
+    binned = reliability(entries.scores, entries.positive, mask=entries.valid, bins=entries.bins)
+    pooled = binned.pooled()
+    return {
+        "ECE_pooled": float(pooled.expected_calibration_error[0]),
+        "ECE_macro": float(mean_defined(binned.expected_calibration_error)),
+        "Brier_pooled": float(pooled.brier[0]),
+    }
+
+
+CALIBRATION = MetricGroup("Calibration: are scores shares? Lower is better", MEANINGS, measure)

@@ -19,12 +19,13 @@ Shape letters: N images, K labels.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse import csr_array
 
+from mlmoe_jax.evaluation.metrics.groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, checked, rank
 
 
@@ -40,26 +41,23 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class PairBias(Pair):
-    """What a model does with one pair on one split; a figure is nan where one of its cells has too few images.
+class Cells:
+    """The number of images of each cell of a pair, among those with both labels known."""
 
-    images_*: images of each cell, among those where both labels are known. fpr_*, score_*: the share of images without
-    b that are predicted b, and their mean score of b, where a is there and where it is not. ap_*, auc_*: of b, over its
-    positives with a (cooccurring) or without (exclusive), against all its negatives.
-    """
+    both: int
+    a_only: int
+    b_only: int
+    neither: int
 
-    images_both: int
-    images_a_only: int
-    images_b_only: int
-    images_neither: int
+
+@dataclass(frozen=True)
+class WithoutB:
+    """Images without b: the share that is predicted b (fpr), and the mean score of b, with a and without."""
+
     fpr_with_a: float
     fpr_without_a: float
     score_with_a: float
     score_without_a: float
-    ap_cooccurring: float
-    ap_exclusive: float
-    auc_cooccurring: float
-    auc_exclusive: float
 
     @property
     def fpr_gap(self) -> float:
@@ -71,15 +69,61 @@ class PairBias(Pair):
         """How much a raises the mean score of an absent b."""
         return self.score_with_a - self.score_without_a
 
+
+@dataclass(frozen=True)
+class WithB:
+    """AP and AUC of b over its positives with a (cooccurring) or without (exclusive), against all its negatives."""
+
+    ap_cooccurring: float
+    ap_exclusive: float
+    auc_cooccurring: float
+    auc_exclusive: float
+
     @property
     def auc_gap(self) -> float:
         """How much worse b is found without a."""
         return self.auc_cooccurring - self.auc_exclusive
 
 
+@dataclass(frozen=True)
+class PairBias:
+    """What a model does with one pair on one split; a figure is nan if one of its cells has too few images."""
+
+    pair: Pair
+    images: Cells
+    without_b: WithoutB
+    with_b: WithB
+
+    def row(self) -> dict[str, float]:
+        """Return all of it by name, as cooccurrence.csv has it."""
+        images = {f"images_{cell}": count for cell, count in vars(self.images).items()}
+        return {**vars(self.pair), **images, **vars(self.without_b), **vars(self.with_b)}
+
+
 # The figures of the two questions; those of one question are averaged over the same pairs.
-_WITHOUT_B = ("fpr_with_a", "fpr_without_a", "fpr_gap", "score_with_a", "score_without_a", "score_gap")
-_WITH_B = ("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive", "auc_gap")
+_QUESTIONS = (
+    (
+        "pairs_fpr",
+        "without_b",
+        ("fpr_with_a", "fpr_without_a", "fpr_gap", "score_with_a", "score_without_a", "score_gap"),
+    ),
+    ("pairs_ap", "with_b", ("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive", "auc_gap")),
+)
+MEANINGS = {
+    r"mAP_fall_from_test": "mAP on test minus that on this split, where labels no longer come together as in training",
+    r"cooccurrence/fpr_with_a": "false-positive rate of b in images with a, which often brings b in training",
+    r"cooccurrence/fpr_without_a": "the same in images without a",
+    r"cooccurrence/fpr_gap": "how much a raises the false-positive rate of b",
+    r"cooccurrence/score_with_a": "mean score of an absent b in images with a",
+    r"cooccurrence/score_without_a": "the same in images without a",
+    r"cooccurrence/score_gap": "how much a raises the score of an absent b",
+    r"cooccurrence/ap_cooccurring": "average precision of b over its positives with a",
+    r"cooccurrence/ap_exclusive": "the same over its positives without a",
+    r"cooccurrence/auc_cooccurring": "chance that b with a scores higher than images without b",
+    r"cooccurrence/auc_exclusive": "the same of b without a",
+    r"cooccurrence/auc_gap": "how much worse b is found without a",
+}
+COOCCURRENCE = MetricGroup("Overfitting to co-occurrence, means over pairs of labels", MEANINGS)
 
 
 def training_pairs(
@@ -148,17 +192,18 @@ def summarize(splits: Mapping[str, Sequence[PairBias]]) -> dict[str, dict[str, f
 
     Returns:
       name -> pairs, how many there are; pairs_fpr, over how many of them the means of fpr_* and score_* are, and
-      pairs_ap, those of ap_* and auc_*; the mean of each of these figures and of the gaps of `PairBias`, nan over none.
+      pairs_ap, those of ap_* and auc_*; the mean of each of these figures and of the gaps, nan over none.
 
     Raises:
       ValueError: the splits have other pairs.
     """
-    asked = [[(row.a, row.b) for row in rows] for rows in splits.values()]
+    asked = [[(row.pair.a, row.pair.b) for row in rows] for rows in splits.values()]
     if any(pairs != asked[0] for pairs in asked):
         raise ValueError("the splits must be measured on the same pairs")
     report = {name: {"pairs": len(rows)} for name, rows in splits.items()}
-    for count, figures in (("pairs_fpr", _WITHOUT_B), ("pairs_ap", _WITH_B)):
-        values = np.array([[[getattr(row, f) for f in figures] for row in rows] for rows in splits.values()])
+    for count, question, figures in _QUESTIONS:
+        answers = [[getattr(row, question) for row in rows] for rows in splits.values()]
+        values = np.array([[[getattr(answer, f) for f in figures] for answer in of_split] for of_split in answers])
         values = values.reshape(len(splits), -1, len(figures))
         values = values[:, ~np.isnan(values).any(axis=(0, 2))]
         for summary, x in zip(report.values(), values, strict=True):
@@ -172,20 +217,17 @@ def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, cut: np.
     known = valid[:, pair.a] & valid[:, pair.b]
     both, a_only = known & shows_a & shows_b, known & shows_a & ~shows_b
     b_only, neither = known & ~shows_a & shows_b, known & ~shows_a & ~shows_b
-    images = {
-        f"images_{name}": int(cell.sum())
-        for name, cell in (("both", both), ("a_only", a_only), ("b_only", b_only), ("neither", neither))
-    }
-    figures = {}
-    for side, cell in (("with_a", a_only), ("without_a", neither)):
+    cells = Cells(*(int(cell.sum()) for cell in (both, a_only, b_only, neither)))
+    fpr, mean = [], []
+    for cell in (a_only, neither):
         of_cell = score[cell].astype(np.float64)
         enough = of_cell.size >= max(1, fewest)
-        figures[f"fpr_{side}"] = float((of_cell >= cut).mean()) if enough else np.nan
-        figures[f"score_{side}"] = float(of_cell.mean()) if enough else np.nan
-    absent = score[valid[:, pair.b] & ~shows_b]
-    for side, cell in (("cooccurring", both), ("exclusive", b_only)):
+        fpr.append(float((of_cell >= cut).mean()) if enough else np.nan)
+        mean.append(float(of_cell.mean()) if enough else np.nan)
+    absent, ap, auc = score[valid[:, pair.b] & ~shows_b], [], []
+    for cell in (both, b_only):
         enough = min(np.count_nonzero(cell), absent.size) >= max(1, fewest)
         ranking = rank(score[cell], [absent]) if enough else None
-        figures[f"ap_{side}"] = ranking.average_precision() if ranking else np.nan
-        figures[f"auc_{side}"] = ranking.roc_auc() if ranking else np.nan
-    return PairBias(**asdict(pair), **images, **figures)
+        ap.append(ranking.average_precision() if ranking else np.nan)
+        auc.append(ranking.roc_auc() if ranking else np.nan)
+    return PairBias(pair, cells, WithoutB(*fpr, *mean), WithB(*ap, *auc))

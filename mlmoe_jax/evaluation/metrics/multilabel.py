@@ -5,13 +5,11 @@ Shape letters: B images, K classes. Everywhere: `scores` f[B,K] are any real num
 count (padding, unknown or difficult labels), None counts all. Results are fractions in [0, 1], and nan where undefined.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.evaluation.metrics.calibration import reliability
 from mlmoe_jax.evaluation.metrics.ranking import INTERPOLATIONS, checked, flags, rank_all, rank_classes, row_blocks
+from mlmoe_jax.evaluation.metrics.rates import mean_defined, precision_recall_f1_of, ratio
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -84,10 +82,10 @@ def mean_average_precision(ap: ArrayLike, *, weights: ArrayLike | None = None) -
     """
     ap = np.asarray(ap, np.float64)
     if weights is None:
-        return _mean(ap)
+        return float(mean_defined(ap))
     defined = ~np.isnan(ap)
     weights = np.asarray(weights, np.float64)[defined]
-    return float(_ratio(weights @ ap[defined], weights.sum(), np.nan))
+    return float(ratio(weights @ ap[defined], weights.sum()))
 
 
 def precision_recall_f1(
@@ -115,11 +113,8 @@ def precision_recall_f1(
     hits, claimed, actual = _counts(predicted, labels, mask)
     if empty == "one":
         claimed = np.maximum(claimed, 1)
-    fill = 0.0 if empty == "zero" else np.nan
-    cp, cr = _mean(_ratio(hits, claimed, fill)), _mean(_ratio(hits, actual, fill))
-    op, or_ = (float(_ratio(hits.sum(), count.sum(), fill)) for count in (claimed, actual))
-    f1 = _mean(_ratio(2 * hits, claimed + actual, fill))
-    return dict(CP=cp, CR=cr, CF1=_harmonic(cp, cr), CF1_mean=f1, OP=op, OR=or_, OF1=_harmonic(op, or_))
+    figures = precision_recall_f1_of(hits, claimed, actual, fill=0.0 if empty == "zero" else np.nan)
+    return {name: float(value) for name, value in figures.items()}
 
 
 def top_k(scores: ArrayLike, k: int, *, minimum: float | None = None, mask: ArrayLike | None = None) -> Bools:
@@ -162,66 +157,7 @@ def map_at_k(
     1; nan where no class has a positive.
     """
     scores, positive, valid = checked(scores, labels, mask)
-    return _map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
-
-
-def evaluate_scores(
-    scores: ArrayLike,
-    labels: ArrayLike,
-    mask: ArrayLike | None,
-    thresholds: Mapping[str, float | ArrayLike],
-    *,
-    k: int = 3,
-    minimum: float = 0.5,
-    bins: int = 15,
-) -> dict[str, float]:
-    """Every reported number of a split, each under a name that says its definition.
-
-    Args:
-      scores: f[B,K], probabilities.
-      labels: [B,K].
-      mask: [B,K] or None.
-      thresholds: name -> a number or f64[K]; a class is predicted where score ≥ threshold. See
-        `thresholds.reported`, which marks those that look at the evaluated split itself as transductive.
-      k: classes an image returns in mAP@k and @topk.
-      minimum: the score that a class also needs in @topk_min.
-      bins: bins of equal width of the calibration error.
-
-    Returns:
-      mAP (plain), mAP_envelope, mAP_11point, means over classes; mAP_weighted, the mean of the plain AP weighted by
-      positives; mAP_micro, all entries in one list; AUC_macro, mean over classes;
-      precision@1, the share of images, among those with a valid entry, whose highest valid class is positive (an image
-      without positives is a miss); mAP@3;
-      CP … OF1 of `precision_recall_f1` with empty="skip" for every threshold (@name), for exactly k an image (@top3)
-      and for those of the k that reach the minimum (@top3_min0.5);
-      ECE_pooled and Brier_pooled over all entries, ECE_macro the mean over classes (`calibration`).
-
-    Raises:
-      ValueError: wrong shapes, or a valid score that is NaN or no probability.
-    """
-    scores, positive, valid = checked(scores, labels, mask)
-    of_class = per_class(scores, positive, mask=valid)
-    top, first = top_k(scores, k, mask=valid), top_k(scores, 1, mask=valid)
-    report = {
-        "mAP": mean_average_precision(of_class["AP"]),
-        "mAP_envelope": mean_average_precision(of_class["AP_envelope"]),
-        "mAP_11point": mean_average_precision(of_class["AP_11point"]),
-        "mAP_weighted": mean_average_precision(of_class["AP"], weights=of_class["positives"]),
-        "mAP_micro": rank_all(scores, positive, valid).average_precision(),
-        "AUC_macro": _mean(of_class["AUC"]),
-        "precision@1": float(_ratio((first & positive).sum(), valid.any(axis=1).sum(), np.nan)),
-        f"mAP@{k}": _map_of_returned(scores, positive, valid, top),
-    }
-    cuts = {name: scores >= np.asarray(threshold, np.float64) for name, threshold in thresholds.items()}
-    cuts |= {f"top{k}": top, f"top{k}_min{minimum:g}": top & (scores >= minimum)}
-    for name, predicted in cuts.items():
-        values = precision_recall_f1(predicted, positive, mask=valid)
-        report |= {f"{metric}@{name}": value for metric, value in values.items()}
-    binned = reliability(scores, positive, mask=valid, bins=bins)
-    report["ECE_pooled"] = float(binned.pooled().expected_calibration_error[0])
-    report["ECE_macro"] = _mean(binned.expected_calibration_error)
-    report["Brier_pooled"] = float(binned.pooled().brier[0])
-    return report
+    return map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
 
 
 def _counts(predicted: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Ints, Ints, Ints]:
@@ -237,24 +173,10 @@ def _counts(predicted: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> 
     return tuple(totals)
 
 
-def _map_of_returned(scores: Floats, positive: Bools, valid: Bools, returned: Bools) -> float:
+def map_of_returned(scores: Floats, positive: Bools, valid: Bools, returned: Bools) -> float:
+    """Return the mAP of rankings that hold the `returned` entries only, all [B,K]; see `map_at_k`."""
     positives = _counts(positive, positive, valid)[2]
     gained = [
         r.positives * r.average_precision() if r.positives else 0.0 for r in rank_classes(scores, positive, returned)
     ]
-    return _mean(_ratio(gained, positives, np.nan))
-
-
-def _ratio(numerator: ArrayLike, denominator: ArrayLike, fill: float) -> Floats:
-    """numerator / denominator, `fill` where the denominator is 0."""
-    denominator = np.asarray(denominator)
-    return np.divide(numerator, denominator, out=np.full(denominator.shape, fill), where=denominator != 0)
-
-
-def _mean(values: Floats) -> float:
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if values.size else float("nan")
-
-
-def _harmonic(a: float, b: float) -> float:
-    return 0.0 if a == b == 0 else 2 * a * b / (a + b)
+    return float(mean_defined(ratio(gained, positives)))

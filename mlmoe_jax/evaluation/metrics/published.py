@@ -1,6 +1,6 @@
 """The row of a published table, as that paper's own evaluator prints it.
 
-`metrics.evaluate_scores` reports one set of definitions for every method. A published number has those of its authors,
+`groups.evaluate_scores` reports one set of definitions for every method. A published number has those of its authors,
 and they differ in more than the model, so a comparison with a table goes through here.
 
 | | mlvpt | q2l | mlgcn | asl | drmoe |
@@ -43,6 +43,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.metrics.groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import (
     average_precision,
     mean_average_precision,
@@ -139,3 +140,5 @@ PRESETS: Mapping[str, Evaluator] = MappingProxyType(
         "drmoe": Evaluator(_at_least_half, ("CF1", "CF1_mean", "OF1"), ap_without_positives=None),
     }
 )
+
+PUBLISHED = MetricGroup("As a paper's own evaluator prints it", {r"(\w+)/(.+)": "{1} as {0}'s own evaluator prints it"})

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from mlmoe_jax.evaluation.metrics import bootstrap, multilabel
+from mlmoe_jax.evaluation.metrics import bootstrap, groups, multilabel
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 
 
@@ -51,7 +51,7 @@ def test_images_that_count_once_give_the_plain_metrics():
     scores, labels, mask = hard_case()
     values, ap = WeightedMetrics(scores, labels, mask, 0.5)(np.ones((len(scores), 1), np.float32))
     np.testing.assert_allclose(ap[0], multilabel.average_precision(scores, labels, mask=mask), rtol=1e-12)
-    expected = multilabel.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
+    expected = groups.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
     assert {name: value[0] for name, value in values.items()} == pytest.approx(
         {name: expected[name] for name in values}
     )

@@ -1,5 +1,5 @@
 import math
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -7,7 +7,16 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources.digits import break_correlations, draw_label_sets
-from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, pair_biases, summarize, training_pairs
+from mlmoe_jax.evaluation.metrics.cooccurrence import (
+    Cells,
+    Pair,
+    PairBias,
+    WithB,
+    WithoutB,
+    pair_biases,
+    summarize,
+    training_pairs,
+)
 
 PAIR = Pair(a=0, b=1, p_b_given_a=0.9, p_b=0.4, support=50)
 
@@ -69,26 +78,29 @@ def test_figures_image_by_image():
     cuts = np.array([0.2, 0.6, 0.4, 0.5])
     pairs = [replace(PAIR, a=a, b=b) for a, b in ((0, 1), (3, 2), (1, 0))]
     rows = pair_biases(scores, labels, pairs, cuts, mask=mask, fewest=1)
-    assert [(row.a, row.b, row.p_b_given_a, row.support) for row in rows] == [(p.a, p.b, 0.9, 50) for p in pairs]
+    assert [(row.pair.a, row.pair.b, row.pair.p_b_given_a, row.pair.support) for row in rows] == [
+        (p.a, p.b, 0.9, 50) for p in pairs
+    ]
     for row in rows:
+        pair, figures = row.pair, row.row()
         cells = {(a, b): [] for a in (True, False) for b in (True, False)}
         for s, y, m in zip(scores, labels, mask, strict=True):
-            if m[row.a] and m[row.b]:
-                cells[y[row.a], y[row.b]].append(s[row.b])
+            if m[pair.a] and m[pair.b]:
+                cells[y[pair.a], y[pair.b]].append(s[pair.b])
         names = {"both": (True, True), "a_only": (True, False), "b_only": (False, True), "neither": (False, False)}
         for name, cell in names.items():
-            assert getattr(row, f"images_{name}") == len(cells[cell])
+            assert figures[f"images_{name}"] == len(cells[cell])
         for a, side in ((True, "with_a"), (False, "without_a")):
-            assert getattr(row, f"score_{side}") == pytest.approx(np.mean(cells[a, False]))
-            assert getattr(row, f"fpr_{side}") == pytest.approx(np.mean([s >= cuts[row.b] for s in cells[a, False]]))
-        absent = scores[mask[:, row.b] & ~labels[:, row.b], row.b]
+            assert figures[f"score_{side}"] == pytest.approx(np.mean(cells[a, False]))
+            assert figures[f"fpr_{side}"] == pytest.approx(np.mean([s >= cuts[pair.b] for s in cells[a, False]]))
+        absent = scores[mask[:, pair.b] & ~labels[:, pair.b], pair.b]
         for a, side in ((True, "cooccurring"), (False, "exclusive")):
             y, s = np.r_[np.ones(len(cells[a, True])), np.zeros(len(absent))], np.r_[cells[a, True], absent]
-            assert getattr(row, f"ap_{side}") == pytest.approx(average_precision_score(y, s))
-            assert getattr(row, f"auc_{side}") == pytest.approx(roc_auc_score(y, s))
-        assert row.fpr_gap == row.fpr_with_a - row.fpr_without_a
-        assert row.score_gap == row.score_with_a - row.score_without_a
-        assert row.auc_gap == row.auc_cooccurring - row.auc_exclusive
+            assert figures[f"ap_{side}"] == pytest.approx(average_precision_score(y, s))
+            assert figures[f"auc_{side}"] == pytest.approx(roc_auc_score(y, s))
+        assert row.without_b.fpr_gap == figures["fpr_with_a"] - figures["fpr_without_a"]
+        assert row.without_b.score_gap == figures["score_with_a"] - figures["score_without_a"]
+        assert row.with_b.auc_gap == figures["auc_cooccurring"] - figures["auc_exclusive"]
 
 
 def test_a_model_that_sees_and_one_that_guesses(digits):
@@ -114,7 +126,7 @@ def test_a_model_that_sees_and_one_that_guesses(digits):
         assert row["auc_cooccurring"] > 0.7
         assert row["auc_exclusive"] < 0.5
     # The gap of one model is the same on both; what the shift changes is how many images it concerns.
-    wrong = [sum(row.images_a_only for row in rows) for rows in guess.values()]
+    wrong = [sum(row.images.a_only for row in rows) for rows in guess.values()]
     assert wrong[1] > 4 * wrong[0]
 
 
@@ -131,21 +143,19 @@ def test_cells_with_few_images_say_nothing():
         (4, ("fpr_with_a", "score_with_a")),
         (11, ("fpr_with_a", "score_with_a", "fpr_without_a", "score_without_a", "ap_exclusive", "auc_exclusive")),
     ):
-        row = asdict(pair_biases(scores, labels, [PAIR], 0.5, fewest=fewest)[0])
+        row = pair_biases(scores, labels, [PAIR], 0.5, fewest=fewest)[0].row()
         assert {name for name, value in row.items() if math.isnan(value)} == set(undefined)
     labels[:, 1] = True
     row = pair_biases(scores, labels, [PAIR], 0.5, fewest=0)[0]
-    assert math.isnan(row.ap_cooccurring)
-    assert math.isnan(row.fpr_gap)
+    assert math.isnan(row.with_b.ap_cooccurring)
+    assert math.isnan(row.without_b.fpr_gap)
 
 
 def bias(pair, **figures):
-    row = dict(images_both=20, images_a_only=20, images_b_only=20, images_neither=20)
-    names = ("fpr_with_a", "fpr_without_a", "score_with_a", "score_without_a")
-    names += ("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive")
-    values = {name: 0.5 for name in names} | figures
-    (made,) = pair_biases(np.eye(4), np.eye(4), [pair], 0.5)
-    return replace(made, **row, **values)
+    def of(kind):
+        return kind(**{item.name: figures.get(item.name, 0.5) for item in fields(kind)})
+
+    return PairBias(pair, Cells(20, 20, 20, 20), of(WithoutB), of(WithB))
 
 
 def test_splits_average_the_same_pairs():
@@ -181,4 +191,4 @@ def test_order_of_images_does_not_matter():
     split = random_case()
     order = np.random.default_rng(1).permutation(200)
     rows = [pair_biases(s, y, [PAIR], 0.5, mask=m)[0] for s, y, m in (split, [x[order] for x in split])]
-    assert asdict(rows[0]) == pytest.approx(asdict(rows[1]), abs=1e-13)
+    assert rows[0].row() == pytest.approx(rows[1].row(), abs=1e-13)

@@ -14,7 +14,7 @@ from sklearn.metrics import (
 )
 
 from mlmoe_jax.evaluation import thresholds
-from mlmoe_jax.evaluation.metrics import calibration, multilabel, ranking
+from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel, ranking
 
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
@@ -295,7 +295,7 @@ def test_evaluate_scores_names_every_figure():
     scores, labels, mask = hard_case()
     scores = probable(scores)
     cuts = thresholds.reported(scores, labels.mean(axis=0))
-    report = multilabel.evaluate_scores(scores, labels, mask, cuts)
+    report = groups.evaluate_scores(scores, labels, mask, cuts)
     parts = ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1")
     ranked = ("mAP", "mAP_envelope", "mAP_11point", "mAP_weighted", "mAP_micro", "AUC_macro", "precision@1", "mAP@3")
     at = ("0.5", "prior_matched_transductive", "top3", "top3_min0.5")
@@ -327,7 +327,7 @@ def test_evaluate_scores_names_every_figure():
 
 def test_evaluate_scores_names_its_options():
     scores, labels, _ = hard_case()
-    report = multilabel.evaluate_scores(probable(scores), labels, None, {}, k=2, minimum=0.7, bins=4)
+    report = groups.evaluate_scores(probable(scores), labels, None, {}, k=2, minimum=0.7, bins=4)
     assert {name.partition("@")[2] for name in report} == {"", "1", "2", "top2", "top2_min0.7"}
     binned = calibration.reliability(probable(scores), labels, bins=4)
     assert report["ECE_pooled"] == binned.pooled().expected_calibration_error[0]
@@ -338,7 +338,7 @@ def test_precision_at_one():
     scores = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.4, 0.3], [0.9, 0.1]])
     labels = np.array([[1, 0], [0, 1], [0, 1], [0, 0], [1, 0]])
     mask = np.array([[1, 1], [0, 1], [1, 1], [1, 1], [0, 0]])
-    assert multilabel.evaluate_scores(scores, labels, mask, {})["precision@1"] == pytest.approx(2 / 4)
+    assert groups.evaluate_scores(scores, labels, mask, {})["precision@1"] == pytest.approx(2 / 4)
 
 
 # --- invariants
@@ -380,7 +380,7 @@ def test_masked_entries_may_hold_anything(anything):
     np.testing.assert_array_equal(everything(*spoilt, mask), everything(scores, labels, mask))
     cuts, scores = {"0.5": 0.5}, probable(scores)
     spoilt = np.where(mask > 0, scores, anything), spoilt[1]
-    assert multilabel.evaluate_scores(*spoilt, mask, cuts) == multilabel.evaluate_scores(scores, labels, mask, cuts)
+    assert groups.evaluate_scores(*spoilt, mask, cuts) == groups.evaluate_scores(scores, labels, mask, cuts)
 
 
 @pytest.mark.parametrize("entries", [1, 20, 130])
@@ -388,10 +388,10 @@ def test_blocks_change_nothing(monkeypatch, entries):
     """A split is worked on in blocks of rows, far larger than any of these tests."""
     scores, labels, mask = hard_case()
     scores = probable(scores)
-    expected = everything(scores, labels, mask), multilabel.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
+    expected = everything(scores, labels, mask), groups.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
     monkeypatch.setattr(ranking, "_ENTRIES", entries)
     np.testing.assert_array_equal(everything(scores, labels, mask), expected[0])
-    assert multilabel.evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
+    assert groups.evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -442,6 +442,6 @@ def test_mistakes_of_the_caller():
     with pytest.raises(ValueError, match=r"\[B,K\]"):
         multilabel.precision_recall_f1(np.eye(2), np.eye(3))
     with pytest.raises(ValueError, match="probabilities"):
-        multilabel.evaluate_scores(2 * np.eye(2), np.eye(2), None, {})
+        groups.evaluate_scores(2 * np.eye(2), np.eye(2), None, {})
     with pytest.raises(ValueError, match="empty"):
         multilabel.precision_recall_f1(np.eye(2), np.eye(2), empty="nan")

@@ -1,0 +1,102 @@
+"""All metrics of a split, group by group; a new group is one file and one line of `GROUPS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from numpy.typing import ArrayLike, NDArray
+
+from mlmoe_jax.evaluation.metrics.multilabel import per_class, top_k
+from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, checked
+from mlmoe_jax.runtime.registry import Registry
+
+
+@dataclass(frozen=True)
+class MetricGroup:
+    """Metrics that belong together: one table of the report.
+
+    caption: the heading of the table. meanings: name, as a regular expression -> one sentence that says what it is,
+    with {0} for the first group of the expression. measure: `Entries` -> name -> fraction, nan if undefined; None if
+    the metrics need more than the scores of one split (`evaluation.evaluate` then adds them).
+    """
+
+    caption: str
+    meanings: Mapping[str, str]
+    measure: Callable[[Entries], dict[str, float]] | None = None
+
+
+# In the order of results.json; the report shows a table for each.
+GROUPS: Registry[MetricGroup] = Registry(
+    "group of metrics",
+    {
+        "ranking": "mlmoe_jax.evaluation.metrics.ranked:RANKING",
+        "predictions": "mlmoe_jax.evaluation.metrics.predictions:PREDICTIONS",
+        "calibration": "mlmoe_jax.evaluation.metrics.calibration:CALIBRATION",
+        "cooccurrence": "mlmoe_jax.evaluation.metrics.cooccurrence:COOCCURRENCE",
+        "published": "mlmoe_jax.evaluation.metrics.published:PUBLISHED",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The scores of a split with the truth, and what several groups compute from them, each once.
+
+    scores f[B,K], probabilities; positive, valid bool[B,K], which labels are there and which count. thresholds, k,
+    minimum and bins as in `evaluate_scores`.
+    """
+
+    scores: Floats
+    positive: Bools
+    valid: Bools
+    thresholds: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+    k: int = 3
+    minimum: float = 0.5
+    bins: int = 15
+
+    @cached_property
+    def of_class(self) -> dict[str, NDArray]:
+        """What the ranking of every class says, see `multilabel.per_class`."""
+        return per_class(self.scores, self.positive, mask=self.valid)
+
+    @cached_property
+    def top(self) -> Bools:
+        """The k highest valid classes of every image, bool[B,K]."""
+        return top_k(self.scores, self.k, mask=self.valid)
+
+
+def evaluate_scores(
+    scores: ArrayLike,
+    labels: ArrayLike,
+    mask: ArrayLike | None,
+    thresholds: Mapping[str, float | ArrayLike],
+    *,
+    k: int = 3,
+    minimum: float = 0.5,
+    bins: int = 15,
+) -> dict[str, float]:
+    """Every reported number of a split, each under a name that says its definition.
+
+    Args:
+      scores: f[B,K], probabilities.
+      labels: [B,K], positive where they equal 1.
+      mask: [B,K], 0 where an entry must not count; None counts all.
+      thresholds: name -> a number or f64[K]; a class is predicted if score ≥ threshold. See `thresholds.reported`,
+        which marks those that look at the evaluated split itself as transductive.
+      k: classes an image returns in mAP@k and @topk.
+      minimum: the score that a class also needs in @topk_min.
+      bins: bins of equal width of the calibration error.
+
+    Returns:
+      The metrics of every group of GROUPS that measures one split: those of `ranked`, `predictions` and `calibration`.
+
+    Raises:
+      ValueError: wrong shapes, or a valid score that is NaN or no probability.
+    """
+    entries = Entries(*checked(scores, labels, mask), thresholds, k, minimum, bins)
+    found: dict[str, float] = {}
+    for group in map(GROUPS.__getitem__, GROUPS):
+        found |= group.measure(entries) if group.measure else {}
+    return found
