@@ -1,7 +1,7 @@
 """From a split's label codes to the numbers of a batch.
 
-A batch is `image u8[B,H,W,3]`, `label f32[B,K]` in {0,1}, `label_mask f32[B,K]` (0 = unknown or ignored),
-`mask f32[B]` (0 = padding) and `id i32[B]`, the row in the split's table.
+A batch is `image u8[B,H,W,3]`, `mask f32[B]` (0 = padding) and `id i32[B]`, the row in the split's table; for training
+also `label f32[B,K]` in {0,1} and `label_mask f32[B,K]` (0 = unknown or ignored).
 """
 
 import numpy as np

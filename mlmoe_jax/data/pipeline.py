@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 import grain
 import numpy as np
 from absl import flags
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
 from mlmoe_jax.runtime import distributed
 
@@ -29,13 +30,14 @@ class _Examples(grain.transforms.MapWithIndex):
     An object and not a closure, because worker processes receive it pickled.
     """
 
-    def __init__(self, split: Split, data, augment, seed: int, process: tuple[int, int]):
+    def __init__(self, split: Split, data_config, augment, seed: int, labels: bool, process: tuple[int, int]):
         training = augment is not None
-        self.split, self.seed, self.process = split, seed, process
-        self.size, self.skip = data.image_size, data.bad_images == "skip"
-        self.difficult = data.difficult
-        self.transform = make_host_transform(data, augment, training=training)
-        self.at_least = smallest_useful_side(data, augment, training=training) if data.reduced_decoding else 0
+        self.split, self.seed, self.labels, self.process = split, seed, labels, process
+        self.size, self.skip = data_config.image_size, data_config.bad_images == "skip"
+        self.difficult = data_config.difficult
+        self.transform = make_host_transform(data_config, augment, training=training)
+        reduced = data_config.reduced_decoding
+        self.at_least = smallest_useful_side(data_config, augment, training=training) if reduced else 0
 
     def map_with_index(self, index: int, element: np.ndarray) -> Batch:
         share, count = self.process
@@ -47,29 +49,22 @@ class _Examples(grain.transforms.MapWithIndex):
 
     def _read(self, row: int, random: np.random.Generator) -> Batch:
         if row >= len(self.split):
-            return self._nothing(-1)
+            return self._blank(-1)
         try:
             image = self.transform(self.split.images.open(row, self.at_least), random)
         except BadImage:
             if not self.skip:
                 raise
-            return self._nothing(row)
-        return self._example(image, *targets(self.split.labels[row], self.difficult), 1.0, row)
+            return self._blank(row)
+        return {"image": image, **self._targets(self.split.labels[row]), "mask": np.float32(1), "id": np.int32(row)}
 
-    def _nothing(self, row: int) -> Batch:
-        blank = np.zeros((self.size, self.size, 3), np.uint8)
-        unknown = np.zeros(len(self.split.classes), np.float32)
-        return self._example(blank, unknown, unknown, 0.0, row)
+    def _blank(self, row: int) -> Batch:
+        image = np.zeros((self.size, self.size, 3), np.uint8)
+        unknown = np.full(len(self.split.classes), UNKNOWN, np.int8)
+        return {"image": image, **self._targets(unknown), "mask": np.float32(0), "id": np.int32(row)}
 
-    @staticmethod
-    def _example(image, label, label_mask, mask: float, row: int) -> Batch:
-        return {
-            "image": image,
-            "label": label,
-            "label_mask": label_mask,
-            "mask": np.float32(mask),
-            "id": np.int32(row),
-        }
+    def _targets(self, codes: np.ndarray) -> Batch:
+        return dict(zip(("label", "label_mask"), targets(codes, self.difficult), strict=True)) if self.labels else {}
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
@@ -78,20 +73,22 @@ def steps_per_epoch(images: int, batch_size: int) -> int:
 
 
 def build_loader(
-    data,
+    data_config: ConfigDict,
     split: Split,
     *,
     batch_size: int,
-    augment=None,
+    augment: ConfigDict | None = None,
     seed: int = 0,
     first_step: int = 0,
+    labels: bool = True,
     process: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
     """Return this process's part of every global batch of `batch_size` images.
 
-    data: `config.data`. augment: `config.augment` for training: shuffled by `seed`, repeated for ever and augmented,
-    from the batch of `first_step` on. Without it every image comes once, in order, the last batch padded, with equal
-    numbers of batches on every process. process: (index, count); `count` divides `batch_size`.
+    data_config: `config.data`. augment: `config.augment` for training: shuffled by `seed`, repeated for ever and
+    augmented, from the batch of `first_step` on. Without it every image comes once, in order, the last batch padded,
+    with equal numbers of batches on every process. labels: with `label` and `label_mask`, which only training reads.
+    process: (index, count); `count` divides `batch_size`.
 
     `mask` is 0 and `id` −1 for padding. Where an image cannot be read, the loader raises its BadImage, or, with
     data.bad_images=skip, gives it `mask` 0 and its own `id` (see `SkippedImages`).
@@ -102,13 +99,13 @@ def build_loader(
         rows = grain.MapDataset.range(len(split)).seed(seed).shuffle().repeat()
     else:
         rows = grain.MapDataset.range(batch_size * math.ceil(len(split) / batch_size))
-    examples = _Examples(split, data, augment, seed, process)
+    examples = _Examples(split, data_config, augment, seed, labels, process)
     batches = rows.batch(batch_size, drop_remainder=True).map_with_index(examples)[first_step:]
-    threads = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=2 * data.threads)
+    threads = grain.ReadOptions(num_threads=data_config.threads, prefetch_buffer_size=2 * data_config.threads)
     loader = batches.to_iter_dataset(threads)
-    if data.workers:
+    if data_config.workers:
         flags.FLAGS.mark_as_parsed()  # Grain's workers inherit absl's flags, which nobody parsed here
-        loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=data.workers))
+        loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=data_config.workers))
     return iter(loader)
 
 

@@ -19,8 +19,7 @@ from mlmoe_jax.evaluation import thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
-from mlmoe_jax.evaluation.results import Scored
-from mlmoe_jax.inference.explain import explain_run
+from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import COOCCURRENCE, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
@@ -35,15 +34,22 @@ Metrics = dict[str, float]
 
 
 def score_split(
-    eval_step: Callable, values: Params, frozen: Params, split: Split, data, batch_size: int, mesh: Mesh
-) -> Scored:
+    eval_step: Callable,
+    values: Params,
+    frozen: Params,
+    split: Split,
+    *,
+    data_config: ConfigDict,
+    batch_size: int,
+    mesh: Mesh,
+) -> SplitScores:
     """Score every image of a split exactly once, on any number of processes; one that cannot be read scores NaN.
 
-    batch_size: on each device. A device computes every image in the same way however many there are, so the scores are
-    the same to the last bit.
+    data_config: `config.data`. batch_size: on each device. A device computes every image in the same way however many
+    there are, so the scores are the same to the last bit.
     """
     batch_size *= mesh.size
-    loader = build_loader(data, split, batch_size=batch_size, process=distributed.process())
+    loader = build_loader(data_config, split, batch_size=batch_size, labels=False, process=distributed.process())
     progress = Progress(f"evaluate {split.name}", -(-len(split) // batch_size), batch_size)
     outputs = []
     with shortage_explained("lower eval.batch_size"):
@@ -62,10 +68,12 @@ def score_split(
             "config.optim.learning_rate, or set model.dtype=float32"
         )
     scores[row[mask > 0]] = probabilities(logits[mask > 0])
-    return Scored(split, scores)
+    return SplitScores.of(split, scores)
 
 
-def measure(scored: Scored, label_space: LabelSpace, config: ConfigDict, fitted: Thresholds | None = None) -> Metrics:
+def measure(
+    scored: SplitScores, label_space: LabelSpace, config: ConfigDict, fitted: Thresholds | None = None
+) -> Metrics:
     """Return every metric over the images of a split that have scores; names say the definition, values are fractions.
 
     What a paper's evaluator prints (`config.metrics.preset`) is there under its name as well. fitted: thresholds of
@@ -73,12 +81,12 @@ def measure(scored: Scored, label_space: LabelSpace, config: ConfigDict, fitted:
     """
     read, settings = scored.read, config.metrics
     if not read.any():
-        raise UserError(f"none of the {len(read):,} images of {scored.split.name} can be read")
-    scores, codes = scored.scores[read], scored.split.labels[read]
+        raise UserError(f"none of the {len(read):,} images of {scored.name} can be read")
+    scores, codes = scored.scores[read], scored.codes[read]
     label, mask = targets(codes, config.data.difficult)
     cuts = thresholds.reported(scores, label_space.frequency, threshold=config.eval.threshold, mask=mask)
     if fitted is not None:
-        cuts |= fitted.cuts_for(scored.split.name, label_space.names)
+        cuts |= fitted.cuts_for(scored.name, label_space.names)
     measured = evaluate_scores(
         scores,
         label,
@@ -95,7 +103,7 @@ def measure(scored: Scored, label_space: LabelSpace, config: ConfigDict, fitted:
 
 
 def measure_pairs(
-    scored: Mapping[str, Scored], label_space: LabelSpace, config: ConfigDict
+    scored: Mapping[str, SplitScores], label_space: LabelSpace, config: ConfigDict
 ) -> dict[str, list[cooccurrence.PairBias]]:
     """Return the co-occurrence overfitting of each split on the pairs of labels that training showed together."""
     settings, found = config.metrics, {}
@@ -107,16 +115,16 @@ def measure_pairs(
         support=settings.pair_support,
     )
     for name, item in scored.items() if pairs else ():
-        label, mask = targets(item.split.labels[item.read], config.data.difficult)
+        label, mask = targets(item.codes[item.read], config.data.difficult)
         found[name] = cooccurrence.pair_biases(
             item.scores[item.read], label, pairs, config.eval.threshold, mask=mask, fewest=settings.pair_images
         )
     return found
 
 
-def report(
+def measure_and_write(
     folder: RunFolder,
-    scored: Mapping[str, Scored],
+    scored: Mapping[str, SplitScores],
     label_space: LabelSpace,
     config: ConfigDict,
     *,
@@ -136,29 +144,38 @@ def report(
     if {"test", "test_shift"} <= results.keys():
         results["test_shift"]["mAP_fall_from_test"] = results["test"]["mAP"] - results["test_shift"]["mAP"]
     if distributed.is_first():
-        write_results(folder, results, scored, difficult=config.data.difficult, prefix=prefix)
+        write_results(folder, results, scored, label_space.names, difficult=config.data.difficult, prefix=prefix)
         if any(pairs.values()):
             _write_pairs(folder, pairs, label_space.names, prefix)
     return results
 
 
 def write_results(
-    folder: RunFolder, results: Mapping[str, dict], scored: Mapping[str, Scored], *, difficult: str, prefix: str = ""
+    folder: RunFolder,
+    results: Mapping[str, Metrics],
+    scored: Mapping[str, SplitScores],
+    names: Sequence[str],
+    *,
+    difficult: str,
+    prefix: str = "",
 ) -> None:
-    """Write results.json, scores.npz and per_class.csv for all splits, under `prefix` in the run folder."""
+    """Write results.json, scores.npz and per_class.csv for all splits, under `prefix` in the run folder.
+
+    names: of the K labels. difficult: as in `data.batch.targets`.
+    """
     folder.write_json(f"{prefix}{RESULTS}", dict(results))
     joined = {
-        "ids": np.concatenate([np.asarray(s.split.ids, dtype=str) for s in scored.values()]),
+        "ids": np.concatenate([s.ids for s in scored.values()]),
         "scores": np.concatenate([s.scores for s in scored.values()]),
-        "labels": np.concatenate([s.split.labels for s in scored.values()]),
-        "split": np.concatenate([np.full(len(s.split), name) for name, s in scored.items()]),
+        "labels": np.concatenate([s.codes for s in scored.values()]),
+        "split": np.concatenate([np.full(len(s), name) for name, s in scored.items()]),
     }
     folder.write_npz(f"{prefix}{SCORES}", **joined)
     figures, rows = ("positives", "AP", "AP_envelope", "AP_11point", "AUC"), []
     for name, item in scored.items():
-        label, mask = targets(item.split.labels[item.read], difficult)
+        label, mask = targets(item.codes[item.read], difficult)
         of_class = multilabel.per_class(item.scores[item.read], label, mask=mask)
-        rows += [[name, cls, *(of_class[figure][k] for figure in figures)] for k, cls in enumerate(item.split.classes)]
+        rows += [[name, label, *(of_class[figure][k] for figure in figures)] for k, label in enumerate(names)]
     folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", *figures], rows)
 
 
@@ -188,30 +205,39 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix:
         (folder / f"{prefix}{SKIPPED}").unlink(missing_ok=True)  # that of an earlier evaluation
 
 
-def evaluate_run(folder: RunFolder, overrides: list[tuple[str, str]]) -> dict[str, dict[str, float]]:
-    """Restore a run, evaluate its test splits and write the results under `eval/` in its folder.
+def evaluate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Metrics]:
+    """Restore a run and evaluate it, see `evaluate_restored`; overrides as in `restore.open_run`.
 
-    With `config.report.samples` it explains some images of the first one too. Raises UserError for a folder that cannot
-    be restored, or data whose classes are not the run's.
+    Raises UserError for a folder that cannot be restored, or data whose classes are not the run's.
     """
-    run = open_run(folder, overrides)
+    return evaluate_restored(folder, open_run(folder, list(overrides)))
+
+
+def evaluate_restored(folder: RunFolder, run: Run) -> dict[str, Metrics]:
+    """Evaluate the test splits of a restored run and write the results under `eval/` in its folder."""
     if not run.config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
     eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
     fitted = read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
-    results = report(folder, scored, run.label_space, run.config, prefix="eval/", fitted=fitted)
+    results = measure_and_write(folder, scored, run.label_space, run.config, prefix="eval/", fitted=fitted)
     if distributed.is_first():
         list_skipped(folder, (item.skipped for item in scored.values()), prefix="eval/")
-    if samples := run.config.report.samples:
-        explain_run(folder, run, count=samples, side=run.config.report.sample_side)
     return results
 
 
-def score_with(run: Run, eval_step: Callable, name: str) -> Scored:
+def score_with(run: Run, eval_step: Callable, name: str) -> SplitScores:
     """Score one split of the run's data set with the run's selected values."""
     split = open_split(run.config.data, name, classes=run.label_space.names, seed=run.config.seed)
-    return score_split(eval_step, run.values, run.frozen, split, run.config.data, run.config.eval.batch_size, run.mesh)
+    return score_split(
+        eval_step,
+        run.values,
+        run.frozen,
+        split,
+        data_config=run.config.data,
+        batch_size=run.config.eval.batch_size,
+        mesh=run.mesh,
+    )
 
 
 def format_results(results: Mapping[str, Metrics]) -> str:

@@ -17,12 +17,7 @@ from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import (
-    LABELS,
-    RESULTS,
-    SCORES,
-    RunFolder,
-)
+from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
 
 PREFIXES = ("", "eval/")  # of the training, of --mode=eval; the first that has a split counts
 _CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
@@ -31,31 +26,24 @@ Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A split with its probabilities f64[N,K], computed from float32 logits in float64 so that order is kept."""
-
-    split: Split
-    scores: np.ndarray
-
-    @property
-    def read(self) -> np.ndarray:
-        """Which images could be read and therefore have scores, bool[N]."""
-        return ~np.isnan(self.scores).any(axis=1)
-
-    @property
-    def skipped(self) -> SkippedImages:
-        """Those that could not."""
-        return SkippedImages(self.split, np.flatnonzero(~self.read).tolist())
-
-
-@dataclass(frozen=True)
 class SplitScores:
-    """One split: ids str[N], probabilities f64[N,K], nan where an image could not be read, and label codes i8[N,K]."""
+    """One split with its scores: those that were just computed, or those of a run folder.
+
+    ids str[N]. scores: probabilities f64[N,K], computed from float32 logits in float64 so that order is kept; nan if an
+    image could not be read. codes: i8[N,K] of data.split. source: the whole split as its data set has it; None for the
+    scores of a run folder and for a part of the images or labels.
+    """
 
     name: str
     ids: np.ndarray
     scores: np.ndarray
     codes: np.ndarray
+    source: Split | None = None
+
+    @classmethod
+    def of(cls, split: Split, scores: np.ndarray) -> SplitScores:
+        """Return the scores f64[N,K] of a split that is at hand."""
+        return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, split)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,13 +53,18 @@ class SplitScores:
         """Which images could be read and therefore have scores, bool[N]."""
         return ~np.isnan(self.scores).any(axis=1)
 
+    @property
+    def skipped(self) -> SkippedImages:
+        """Those that could not; only with a `source`, which can say why."""
+        return SkippedImages(self.source, np.flatnonzero(~self.read).tolist())
+
     def take(self, rows: np.ndarray) -> SplitScores:
         """Return the images `rows`, bool[N] or i64[n], in that order."""
-        return replace(self, ids=self.ids[rows], scores=self.scores[rows], codes=self.codes[rows])
+        return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows])
 
     def with_labels(self, columns: np.ndarray) -> SplitScores:
         """Return the labels i64[k] `columns`, in that order."""
-        return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns])
+        return SplitScores(self.name, self.ids, self.scores[:, columns], self.codes[:, columns])
 
     def targets(self, difficult: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (label, mask), both f32[N,K]; `difficult` as in `data.batch.targets`."""

@@ -13,7 +13,7 @@ from safetensors.numpy import save as safetensors_bytes
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.evaluation.evaluate import list_skipped, report
+from mlmoe_jax.evaluation.evaluate import list_skipped, measure_and_write
 from mlmoe_jax.evaluation.results import Results
 from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
@@ -128,7 +128,7 @@ def finish(job: Job, selection: Selection, frozen: Params) -> Results:
     """Evaluate the selected values on every evaluation split, and write all results."""
     say(f"evaluating the {selection}")
     scored = {name: job.score(selection.values, frozen, split) for name, split in job.data.eval_splits.items()}
-    results = report(job.folder, scored, job.data.label_space, job.config)
+    results = measure_and_write(job.folder, scored, job.data.label_space, job.config)
     skipped = job.data.skipped.everywhere()
     if distributed.is_first():
         list_skipped(job.folder, [skipped, *(item.skipped for item in scored.values())])

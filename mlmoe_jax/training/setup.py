@@ -21,7 +21,7 @@ from mlmoe_jax.data.sources import count_labels, open_split, original_name
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
-from mlmoe_jax.evaluation.results import Scored
+from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import Params
@@ -185,11 +185,11 @@ class Job:
     data: TrainingData
     steps: Steps
 
-    def score(self, values: Params, frozen: Params, split: Split) -> Scored:
+    def score(self, values: Params, frozen: Params, split: Split) -> SplitScores:
         """Score a split with some values."""
-        data_config, batch_size = self.config.data, self.config.eval.batch_size
-        return score_split(self.steps.eval_step, values, frozen, split, data_config, batch_size, self.steps.mesh)
+        options = {"data_config": self.config.data, "batch_size": self.config.eval.batch_size, "mesh": self.steps.mesh}
+        return score_split(self.steps.eval_step, values, frozen, split, **options)
 
-    def measure(self, scored: Scored) -> dict[str, float]:
+    def measure(self, scored: SplitScores) -> dict[str, float]:
         """Return the metrics of a scored split."""
         return measure(scored, self.data.label_space, self.config)

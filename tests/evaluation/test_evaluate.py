@@ -18,7 +18,7 @@ from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import evaluate_run, format_results, measure, score_split, score_with, write_results
-from mlmoe_jax.evaluation.results import Scored
+from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.backbones import catalog
@@ -61,6 +61,7 @@ def test_every_image_is_scored_once_and_by_row(rows):
     def eval_step(values, frozen, batch):
         assert (values, frozen) == ("values", "frozen")
         assert batch["image"].shape == (4, 8, 8, 3)
+        assert batch.keys() == {"image", "mask", "id"}, "labels stay on the host"
         seen.extend(np.asarray(batch["id"])[np.asarray(batch["mask"]) > 0])
         colour = batch["image"][:, 0, 0, 0].astype(jnp.float32)
         order = jnp.array([2, 0, 3, 1])  # the logits may come in any order with their rows
@@ -70,9 +71,9 @@ def test_every_image_is_scored_once_and_by_row(rows):
     split, mesh = make_split(rows), make_mesh(default_config().mesh)
     data = default_config().data
     data.image_size = 8
-    scored = score_split(eval_step, "values", "frozen", split, data, 4, mesh)
+    scored = score_split(eval_step, "values", "frozen", split, data_config=data, batch_size=4, mesh=mesh)
     assert seen == list(range(rows))
-    assert scored.split is split
+    assert scored.source is split
     row = np.arange(rows, dtype=np.float64)
     np.testing.assert_allclose(scored.scores, 1 / (1 + np.exp(-np.stack([row, -row, 0 * row + 2], axis=1))), rtol=1e-12)
 
@@ -87,7 +88,7 @@ def test_measure_applies_masks_cuts_and_the_training_frequency():
 
     def measured(difficult, threshold=0.5, **options):
         config.data.difficult, config.eval.threshold = difficult, threshold
-        return measure(Scored(split, scores), space, config, **options)
+        return measure(SplitScores.of(split, scores), space, config, **options)
 
     negative = measured("negative")
     np.testing.assert_allclose(negative["mAP"], ((1 + 2 / 4) / 2 + 1) / 2)
@@ -116,9 +117,9 @@ def test_results_are_written(tmp_path):
     scored = {}
     for seed, (name, rows) in enumerate({"val": 5, "test": 7}.items()):
         split = make_split(rows, name, seed)
-        scored[name] = Scored(split, np.random.default_rng(seed).random((rows, 3)))
+        scored[name] = SplitScores.of(split, np.random.default_rng(seed).random((rows, 3)))
     results = {"val": {"mAP": 0.25, "OP@0.5": float("nan")}, "test": {"mAP": 0.5, "OP@0.5": 1.0}}
-    write_results(folder, results, scored, difficult="ignore", prefix="eval/")
+    write_results(folder, results, scored, CLASSES, difficult="ignore", prefix="eval/")
     assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == [
         "per_class.csv",
         "results.json",
@@ -130,7 +131,7 @@ def test_results_are_written(tmp_path):
         assert stored["ids"].tolist() == [f"val/{row}" for row in range(5)] + [f"test/{row}" for row in range(7)]
         assert stored["split"].tolist() == ["val"] * 5 + ["test"] * 7
         np.testing.assert_array_equal(stored["scores"], np.concatenate([item.scores for item in scored.values()]))
-        labels = np.concatenate([item.split.labels for item in scored.values()])
+        labels = np.concatenate([item.codes for item in scored.values()])
         np.testing.assert_array_equal(stored["labels"], labels)
         assert set(np.unique(labels)) == {-1, 0, 1, 2}, "the codes, so that every way to count can be had"
 
@@ -139,14 +140,14 @@ def test_results_are_written(tmp_path):
     assert head == ["split", "label", "positives", "AP", "AP_envelope", "AP_11point", "AUC"]
     assert [(row[0], row[1]) for row in rows] == [(name, label) for name in scored for label in CLASSES]
     for split, label, positives, plain, envelope, *_ in rows:
-        codes, scores = scored[split].split.labels, scored[split].scores
+        codes, scores = scored[split].codes, scored[split].scores
         k = CLASSES.index(label)
         known = (codes[:, k] == 0) | (codes[:, k] == 1)
         expected = average_precision(scores[known, k], codes[known, k])
         assert int(positives) == (codes[:, k] == 1).sum()
         np.testing.assert_allclose([float(plain), float(envelope)], expected)
 
-    write_results(folder, results, scored, difficult="negative")
+    write_results(folder, results, scored, CLASSES, difficult="negative")
     assert (tmp_path / "per_class.csv").read_text() != (tmp_path / "eval" / "per_class.csv").read_text()
 
 
@@ -162,8 +163,8 @@ def test_a_report_measures_pairs_of_labels_and_the_fall_where_they_part(tmp_path
     for name, b in {"test": a, "test_shift": np.tile([1, 0], 40)}.items():
         codes = np.stack([a, b, np.tile([1, 1, 0, 0], 20)], axis=1).astype(np.int8)
         split = Split(name, CLASSES, codes, [f"{name}/{row}" for row in range(80)], np.zeros((80, 1)))
-        scored[name] = Scored(split, scores)
-    results = evaluate.report(folder, scored, space, config)
+        scored[name] = SplitScores.of(split, scores)
+    results = evaluate.measure_and_write(folder, scored, space, config)
     assert folder.read_json("results.json")["test_shift"] == pytest.approx(results["test_shift"])
     with open(tmp_path / "cooccurrence.csv", newline="") as file:
         rows = {row["split"]: row for row in csv.DictReader(file)}
@@ -203,7 +204,8 @@ def test_a_model_that_has_diverged_is_no_unreadable_image(refusal):
 
     data = default_config().data
     data.image_size = 8
-    sentence = refusal(score_split, eval_step, {}, {}, make_split(6), data, 4, make_mesh(default_config().mesh))
+    options = {"data_config": data, "batch_size": 4, "mesh": make_mesh(default_config().mesh)}
+    sentence = refusal(score_split, eval_step, {}, {}, make_split(6), **options)
     assert sentence.startswith("the model gives no finite score for 6 images of val: it has diverged")
 
 
@@ -262,7 +264,9 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
         np.testing.assert_array_equal({**run.values, **run.frozen}[path], value, err_msg=path)
 
     step = make_eval_step(parts.definition, preprocess_for(config), run.mesh)
-    expected = score_split(step, values, parts.frozen, make_split(6), config.data, 4, run.mesh)
+    expected = score_split(
+        step, values, parts.frozen, make_split(6), data_config=config.data, batch_size=4, mesh=run.mesh
+    )
     np.testing.assert_allclose(score_with(run, step, "val").scores, expected.scores, rtol=1e-5)
     run.config.eval.threshold = 0.25
     again = measure(expected, run.label_space, run.config)

@@ -6,7 +6,7 @@ from helpers.scored_run import drawn_split, write_run, write_scores
 
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.evaluate import write_results
-from mlmoe_jax.evaluation.results import Scored, SplitScores, read_labels, read_results, read_scores, require_split
+from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_results, read_scores, require_split
 from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
 
 
@@ -17,15 +17,15 @@ def test_what_an_evaluation_writes_is_read_back(tmp_path):
         table = drawn_split(name, rows, seed=seed, codes=4)
         table.scores[2] = np.nan
         split = Split(name, ("a", "b", "c"), table.codes, table.ids.tolist(), np.zeros((rows, 2, 2, 3), np.uint8))
-        scored[name] = Scored(split, table.scores)
-    write_results(folder, {"val": {"mAP": 0.5, "OP@0.5": math.nan}, "test": {}}, scored, difficult="ignore")
+        scored[name] = SplitScores.of(split, table.scores)
+    write_results(folder, {"val": {"mAP": 0.5, "OP@0.5": math.nan}, "test": {}}, scored, "abc", difficult="ignore")
     found = read_scores(folder)
     assert list(found) == ["val", "test"]
     for name, table in found.items():
         assert table.name == name
-        assert table.ids.tolist() == scored[name].split.ids
+        assert table.ids.tolist() == scored[name].source.ids
         np.testing.assert_array_equal(table.scores, scored[name].scores)
-        np.testing.assert_array_equal(table.codes, scored[name].split.labels)
+        np.testing.assert_array_equal(table.codes, scored[name].source.labels)
         np.testing.assert_array_equal(np.flatnonzero(~table.read), [2])
         assert len(table.take(table.read)) == len(table) - 1
     results = read_results(folder)
