@@ -9,7 +9,7 @@ deviation of a weight over images, averaged over labels and experts (0 if the ga
 import argparse
 import math
 
-from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.inference.gate_statistics import gate_statistics
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run

@@ -1,6 +1,6 @@
 """A check-up of a data set (`--mode=data`): what is in it, and what would spoil a training or its figures.
 
-`require_sound` is the part of it that every training goes through: labels and ids only, no pixels.
+`check_splits` is the part of it that every training goes through: labels and ids only, no pixels.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 from scipy.sparse import csr_array
 
-from mlmoe_jax.data.duplicates import Pictures, Twice, duplicates, inspect, repeats
+from mlmoe_jax.data.duplicates import Duplicates, InspectedImages, duplicates, inspect, repeats
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.labels.grouping import cooccurrence
-from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.text import text_table
 
 TOP = 10  # co-occurrences, and pairs that never meet
 EXAMPLES = 5  # of anything that is wrong
@@ -29,7 +31,7 @@ SAME = {"id": "the same id", "content": "the same file content", "look": "the sa
 
 
 # ------------------------------------------------------------------------------------------------ before each training
-def require_sound(train: Split, others: Sequence[Split]) -> list[str]:
+def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
     """Look at labels and ids only; return warnings, one sentence each.
 
     others: the splits for validation and test; one of the same name as another is taken for the same.
@@ -71,14 +73,14 @@ def _count(split: Split, value: int) -> list[int]:
 
 
 # ----------------------------------------------------------------------------------------------------------- check-up
-def print_checkup(config, as_json: bool, sample: int = 0) -> int:
+def print_checkup(config: ConfigDict, as_json: bool, sample: int = 0) -> int:
     """Check the data set of `config.data` and print what was found; return 1 where something is wrong, else 0."""
     report = check_up(config, sample)
     print(to_json(report, indent=2) if as_json else format_checkup(report))
     return 1 if report["problems"] else 0
 
 
-def check_up(config, sample: int = 0) -> dict[str, Any]:
+def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     """Open every split that `config.data` names, decode its images, and return all that was found, ready for JSON.
 
     sample: decode at most this many images of each split, evenly spread; 0 = all.
@@ -114,29 +116,28 @@ def check_up(config, sample: int = 0) -> dict[str, Any]:
     }
 
 
-def _open_splits(config) -> tuple[list[Split], list[str]]:
+def _open_splits(config: ConfigDict) -> tuple[list[Split], list[str]]:
     """Return the splits that open and have images, the training split first, and sentences about those that do not."""
-    data = config.data.copy_and_resolve_references()
-    data.bad_images = "skip"  # missing images are counted here, where opening would stop at them
-    splits, errors = [open_split(data, data.train_split, seed=config.seed)], []
-    require_sound(splits[0], [])
-    for name in dict.fromkeys((data.val_split, *data.test_splits)):
-        if name in ("", data.train_split):
-            continue
+    data_config = config.data.copy_and_resolve_references()
+    data_config.bad_images = "skip"  # missing images are counted here, where opening would stop at them
+    names, errors = (data_config.val_split, *data_config.test_splits), []
+    train, *others = open_splits(data_config, names, seed=config.seed, refused=errors.append).values()
+    check_splits(train, [])
+    sound = [train]
+    for split in others:
         try:
-            split = open_split(data, name, classes=splits[0].classes, seed=config.seed)
-            require_sound(split, [])
-            splits.append(split)
+            check_splits(split, [])
+            sound.append(split)
         except UserError as error:
-            errors.append(str(error))
-    return splits, errors
+            errors.append(error)
+    return sound, list(map(str, errors))
 
 
 def _spread(images: int, sample: int) -> np.ndarray:
     return np.linspace(0, images - 1, min(images, sample or images)).astype(np.int64)
 
 
-def _of_split(split: Split, found: Pictures) -> dict[str, Any]:
+def _of_split(split: Split, found: InspectedImages) -> dict[str, Any]:
     labels_an_image = (split.labels == POSITIVE).sum(axis=1)
     bad = [{"id": split.ids[row], "missing": _is_missing(why), "why": str(why)} for row, why in found.bad.items()]
     return {
@@ -210,7 +211,7 @@ def _never_met(counts: csr_array, positives: np.ndarray) -> tuple[int, list[tupl
     return never, best
 
 
-def _entry(item: Twice) -> dict[str, Any]:
+def _entry(item: Duplicates) -> dict[str, Any]:
     return {
         "kind": item.kind,
         "splits": [item.first.name, item.second.name],
@@ -236,7 +237,7 @@ def _damaged_files(root: str) -> list[str]:
     return wrong
 
 
-def _bad_images(split: Split, found: Pictures) -> list[str]:
+def _bad_images(split: Split, found: InspectedImages) -> list[str]:
     missing = [row for row, why in found.bad.items() if _is_missing(why)]
     unreadable = [row for row, why in found.bad.items() if not _is_missing(why)]
     sentences = []
@@ -248,12 +249,12 @@ def _bad_images(split: Split, found: Pictures) -> list[str]:
     return sentences
 
 
-def _is_leak(item: Twice) -> bool:
+def _is_leak(item: Duplicates) -> bool:
     """Return whether a model would be tested on what it learned; a mere likeness is left to people to judge."""
     return item.first is not item.second and item.kind != "look"
 
 
-def _sentence(item: Twice) -> str:
+def _sentence(item: Duplicates) -> str:
     i, j = item.pairs[0]
     those = f"{item.images:,} of its {len(item.second):,} images"
     what = f"has {those} twice" if item.first is item.second else f"shares {those} with split {item.first.name}"
@@ -298,7 +299,7 @@ def _split_table(splits: dict[str, dict[str, Any]]) -> str:
         these = slice(labels, None if more else labels + 1)
         cells = [_share(sum(split["images_by_labels"][these]), split["images"]) for split in splits.values()]
         rows.append([f"  images with {labels}{' or more' if more else ''}", *cells])
-    return _table(["", *splits], rows)
+    return text_table([["", *splits], *rows])
 
 
 def _share(count: int, whole: int) -> str:
@@ -321,7 +322,7 @@ def _class_table(classes: list[str], splits: dict[str, dict[str, Any]]) -> str:
     rows = [[classes[k], *(column[k] for column in columns)] for k in shown]
     if len(shown) < len(order):
         rows.insert(SHOWN_CLASSES // 2, [f"… {len(order) - len(shown):,} more (--json has all)", *[""] * len(columns)])
-    return _table(header, rows)
+    return text_table([header, *rows])
 
 
 def _pairs(together: dict[str, Any]) -> str:
@@ -333,23 +334,10 @@ def _pairs(together: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"labels that come together most, in split {together['split']}",
-            _table([], rows),
+            text_table(rows),
             "",
             f"{together['never']:,} of {together['pairs']:,} pairs of labels never meet there; the images in which "
             "chance alone would bring them together",
-            _table([], never),
+            text_table(never),
         ]
-    )
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    """Align the first column left and the others right."""
-    lines = [header, *rows] if header else rows
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))] if lines else []
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if column == 0 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
     )

@@ -26,7 +26,7 @@ CROWDED = 4096  # more images with the same quarter of the bits: a common border
 
 
 @dataclass(frozen=True)
-class Pictures:
+class InspectedImages:
     """What decoding some images of a split has shown; the arrays are about the n that could be read.
 
     rows: i64[n] in the split. width, height: i64[n] in pixels. content: u64[n], equal for equal files. look: u64[n],
@@ -42,7 +42,7 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Twice:
+class Duplicates:
     """Images of split `second` that are in split `first` too, or again where both are the same split.
 
     kind: id, content (equal files) or look. pairs: (row in first, row in second).
@@ -69,7 +69,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
-def inspect(split: Split, rows: np.ndarray, advance: Callable[[], None]) -> Pictures:
+def inspect(split: Split, rows: np.ndarray, advance: Callable[[], None]) -> InspectedImages:
     """Decode the images i64[n] `rows` in a thread a core, calling `advance` after each."""
 
     def look_at(chunk: np.ndarray) -> list[tuple[int, int, int, int] | BadImage]:
@@ -89,7 +89,7 @@ def inspect(split: Split, rows: np.ndarray, advance: Callable[[], None]) -> Pict
     finally:
         pool.shutdown(cancel_futures=True)
     columns = np.array(found, np.uint64).reshape(-1, 5).T
-    return Pictures(*columns[:3].astype(np.int64), columns[3], columns[4], bad)
+    return InspectedImages(*columns[:3].astype(np.int64), columns[3], columns[4], bad)
 
 
 def _inspect(split: Split, row: int) -> tuple[int, int, int, int] | BadImage:
@@ -131,16 +131,16 @@ def alike(look: np.ndarray) -> np.ndarray:
     return np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
 
 
-def duplicates(splits: Sequence[Split], pictures: Sequence[Pictures]) -> list[Twice]:
+def duplicates(splits: Sequence[Split], inspected: Sequence[InspectedImages]) -> list[Duplicates]:
     """Return what comes twice, inside each split and between each two.
 
     An image that is found by its id is not reported for its content again, nor one found by that for its look.
     """
-    by_look = _alike_between(pictures)
+    by_look = _alike_between(inspected)
     found = []
     for a, b in itertools.combinations_with_replacement(range(len(splits)), 2):
-        content = repeats(pictures[a].content.tolist(), pictures[b].content.tolist())
-        content = [(int(pictures[a].rows[i]), int(pictures[b].rows[j])) for i, j in content]
+        content = repeats(inspected[a].content.tolist(), inspected[b].content.tolist())
+        content = [(int(inspected[a].rows[i]), int(inspected[b].rows[j])) for i, j in content]
         seen: set[int] = set()
         for kind, pairs in (
             ("id", repeats(splits[a].ids, splits[b].ids)),
@@ -150,7 +150,7 @@ def duplicates(splits: Sequence[Split], pictures: Sequence[Pictures]) -> list[Tw
             new = [(i, j) for i, j in pairs if j not in seen and (a, i) != (b, j)]
             seen |= {j for _, j in new}
             if new:
-                found.append(Twice(kind, splits[a], splits[b], new))
+                found.append(Duplicates(kind, splits[a], splits[b], new))
     return found
 
 
@@ -162,10 +162,10 @@ def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple
     return [(seen[value], j) for j, value in enumerate(second) if value in seen]
 
 
-def _alike_between(pictures: Sequence[Pictures]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+def _alike_between(inspected: Sequence[InspectedImages]) -> dict[tuple[int, int], list[tuple[int, int]]]:
     """Return (split a, split b) -> (row in a, row in b) of images that look alike without being equal files."""
-    owner = np.concatenate([np.full(len(found.rows), number) for number, found in enumerate(pictures)])
-    columns = ([found.rows, found.content, found.look] for found in pictures)
+    owner = np.concatenate([np.full(len(found.rows), number) for number, found in enumerate(inspected)])
+    columns = ([found.rows, found.content, found.look] for found in inspected)
     rows, content, look = map(np.concatenate, zip(*columns, strict=True))
     _, once = np.unique(content, return_index=True)  # a thousand equal files would be half a million pairs
     once.sort()

@@ -31,7 +31,7 @@ from PIL import Image
 
 from mlmoe_jax.data.duplicates import cores
 from mlmoe_jax.data.images import BadImage, Images, read_image
-from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError

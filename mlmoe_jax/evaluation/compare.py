@@ -75,10 +75,19 @@ class ChangedImage:
 
 
 @dataclass(frozen=True)
+class ComparedImages:
+    """The number of images in both runs with scores, in one run alone, and in both but not readable for one."""
+
+    images: int
+    only_a: int
+    only_b: int
+    unread: int
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two runs on one split.
 
-    images: in both, with scores. only_a, only_b: in one run alone. unread: in both, but not readable for one.
     metrics: by name. ap: the average precision of each label. positives: images of each label.
     changed: the images that changed most, the largest change first.
     """
@@ -86,10 +95,7 @@ class Comparison:
     a: str
     b: str
     split: str
-    images: int
-    only_a: int
-    only_b: int
-    unread: int
+    counts: ComparedImages
     metrics: dict[str, Change]
     ap: dict[str, Change]
     positives: dict[str, int]
@@ -99,7 +105,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRun:
     """A run of a comparison, from its folder."""
 
     folder: RunFolder
@@ -110,7 +116,7 @@ class Compared:
     reported: tuple[str, ...]
 
     @classmethod
-    def of(cls, folder: RunFolder) -> Compared:
+    def of(cls, folder: RunFolder) -> ComparedRun:
         """Read a run folder; UserError where it has no scores."""
         folder.require(CONFIG)
         config = configuration.from_json(folder.read_text(CONFIG))
@@ -127,11 +133,11 @@ def compare_runs(
     The threshold of predictions, and what a difficult label counts as, are those of run `a` for both. Raises UserError
     where a run has no scores, the labels or what is right differ, or no image is in both.
     """
-    first, second = Compared.of(a), Compared.of(b)
+    first, second = ComparedRun.of(a), ComparedRun.of(b)
     return compare_split(first, second, split or shared_splits(first, second)[0], resamples=resamples, seed=seed)
 
 
-def shared_splits(first: Compared, second: Compared) -> list[str]:
+def shared_splits(first: ComparedRun, second: ComparedRun) -> list[str]:
     """Return the splits that both runs have scores of, those that the first reports before the others."""
     shared = [name for name in dict.fromkeys((*first.reported, *first.splits)) if name in first.splits]
     shared = [name for name in shared if name in second.splits]
@@ -144,7 +150,7 @@ def shared_splits(first: Compared, second: Compared) -> list[str]:
 
 
 def compare_split(
-    first: Compared, second: Compared, split: str, *, resamples: int = RESAMPLES, seed: int = SEED
+    first: ComparedRun, second: ComparedRun, split: str, *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Comparison:
     """Compare two runs on a split, see `compare_runs`."""
     in_first, in_second = (require_split(run.folder, run.splits, split) for run in (first, second))
@@ -163,10 +169,7 @@ def compare_split(
         a=str(first.folder),
         b=str(second.folder),
         split=split,
-        images=len(one),
-        only_a=only_first,
-        only_b=only_second,
-        unread=int((~read).sum()),
+        counts=ComparedImages(len(one), only_first, only_second, unread=int((~read).sum())),
         metrics=metrics,
         ap=dict(zip(first.labels, ap, strict=True)),
         positives=dict(zip(first.labels, (label * mask).sum(axis=0).astype(int).tolist(), strict=True)),
@@ -176,7 +179,7 @@ def compare_split(
     )
 
 
-def _columns(first: Compared, second: Compared) -> np.ndarray:
+def _columns(first: ComparedRun, second: ComparedRun) -> np.ndarray:
     """Return where the second run has the labels of the first, i64[K]; UserError unless they are the same names."""
     for run, other in ((first, second), (second, first)):
         if lacking := [name for name in run.labels if name not in set(other.labels)]:
@@ -189,7 +192,7 @@ def _columns(first: Compared, second: Compared) -> np.ndarray:
 
 
 def _shared_images(
-    first: Compared, second: Compared, in_first: SplitScores, in_second: SplitScores
+    first: ComparedRun, second: ComparedRun, in_first: SplitScores, in_second: SplitScores
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the images that both have, i64[n] each, in the order of the first run."""
     for run, scores in ((first, in_first), (second, in_second)):
@@ -209,7 +212,7 @@ def _shared_images(
     return rows[order], others[order]
 
 
-def _require_same_truth(first: Compared, second: Compared, one: SplitScores, other: SplitScores) -> None:
+def _require_same_truth(first: ComparedRun, second: ComparedRun, one: SplitScores, other: SplitScores) -> None:
     differs = np.argwhere(one.codes != other.codes)
     if len(differs):
         row, column = differs[0]

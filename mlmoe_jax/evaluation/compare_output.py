@@ -10,10 +10,11 @@ from typing import Any, TextIO
 from etils import epath
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.compare import RESAMPLES, Change, Compared, Comparison, Move, compare_split, shared_splits
+from mlmoe_jax.evaluation.compare import RESAMPLES, Change, ComparedRun, Comparison, Move, compare_split, shared_splits
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import say
 from mlmoe_jax.runtime.storage import Target, opened, to_json
+from mlmoe_jax.runtime.text import percent, text_table
 
 _SHOWN = 10  # rows of a printed table
 
@@ -35,7 +36,7 @@ def compare_folders(
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
     target = _target(output)
-    first, second = Compared.of(a), Compared.of(b)
+    first, second = ComparedRun.of(a), ComparedRun.of(b)
     splits = [split] if split else shared_splits(first, second)
     found = [compare_split(first, second, name, resamples=resamples) for name in splits]
     if first.difficult != second.difficult:
@@ -69,7 +70,10 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     def change(item: Change) -> dict[str, float]:
         return {**vars(item), "difference": item.difference}
 
-    return vars(comparison) | {
+    flat = {}
+    for name, value in vars(comparison).items():
+        flat |= vars(value) if name == "counts" else {name: value}
+    return flat | {
         "metrics": {name: change(item) for name, item in comparison.metrics.items()},
         "ap": {name: change(item) for name, item in comparison.ap.items()},
         "changed": [vars(image) | {"moves": [vars(move) for move in image.moves]} for image in comparison.changed],
@@ -100,13 +104,17 @@ def format_comparison(comparison: Comparison) -> str:
     one = comparison
     beside = [
         f"{count:,} {what}"
-        for count, what in ((one.only_a, "only in a"), (one.only_b, "only in b"), (one.unread, "without scores"))
+        for count, what in (
+            (one.counts.only_a, "only in a"),
+            (one.counts.only_b, "only in b"),
+            (one.counts.unread, "without scores"),
+        )
         if count
     ]
     labels = sorted(one.ap, key=lambda name: -_size(one.ap[name].difference))[:_SHOWN]
     shown = f", the {len(labels)} of {len(one.ap)} labels that changed most" if len(one.ap) > _SHOWN else ""
     lines = [
-        f"{one.split}: {one.images:,} images in both runs" + (f" ({', '.join(beside)})" if beside else ""),
+        f"{one.split}: {one.counts.images:,} images in both runs" + (f" ({', '.join(beside)})" if beside else ""),
         f"a = {one.a}",
         f"b = {one.b}",
         f"[95 % interval of b − a over {one.resamples:,} resamples of the images], * where it leaves out 0",
@@ -124,18 +132,12 @@ def format_comparison(comparison: Comparison) -> str:
 
 
 def _table(title: str, changes: dict[str, Change]) -> list[str]:
-    width = max(map(len, changes))
-    lines = [title, f"{'':<{width}}  {'a':>6}  {'b':>6}  {'b − a':>6}"]
+    rows = [["", "a", "b", "b − a", ""]]
     for name, item in changes.items():
-        numbers = _percent(item.a), _percent(item.b), _percent(item.difference, "+")
-        low, high = _percent(item.low, "+"), _percent(item.high, "+")
-        row = "  ".join([f"{name:<{width}}", *(f"{number:>6}" for number in numbers)])
-        lines.append(f"{row}  [{low}, {high}]{' *' if item.clear else ''}")
-    return lines
-
-
-def _percent(fraction: float, sign: str = "-") -> str:
-    return "–" if math.isnan(fraction) else f"{100 * fraction:{sign}.2f}"
+        low, high = percent(item.low, sign="+"), percent(item.high, sign="+")
+        interval = f"[{low}, {high}]{' *' if item.clear else ''}"
+        rows.append([name, percent(item.a), percent(item.b), percent(item.difference, sign="+"), interval])
+    return [title, text_table(rows, align="<>>><", least=(0, 6, 6, 6, 0))]
 
 
 def _as_text(move: Move) -> str:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
-from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import thresholds
@@ -29,6 +29,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress, say
 from mlmoe_jax.runtime.sharding import on_device
+from mlmoe_jax.runtime.text import text_table
 
 Metrics = dict[str, float]
 
@@ -243,9 +244,7 @@ def score_with(run: Run, eval_step: Callable, name: str) -> SplitScores:
 def format_results(results: Mapping[str, Metrics]) -> str:
     """Return the metrics of each split as a table in percent; empty where a split has no such metric."""
     names = list(dict.fromkeys(name for values in results.values() for name in values))
-    width = max(len(name) for name in names)
-    lines = [f"{'metric, %':<{width}}" + "".join(f"  {split:>10}" for split in results)]
+    rows = [["metric, %", *results]]
     for name in names:
-        cells = (f"{100 * values[name]:.2f}" if name in values else "" for values in results.values())
-        lines.append(f"{name:<{width}}" + "".join(f"  {cell:>10}" for cell in cells))
-    return "\n".join(line.rstrip() for line in lines)
+        rows.append([name, *(f"{100 * values[name]:.2f}" if name in values else "" for values in results.values())])
+    return text_table(rows, least=(0, 10))

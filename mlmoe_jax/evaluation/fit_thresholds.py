@@ -15,6 +15,7 @@ from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import say
 from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.text import some, text_table
 
 _SHOWN = 10  # names in a sentence
 
@@ -114,9 +115,10 @@ def fit_split(
 def format_fitted(thresholds: Thresholds) -> str:
     """Return the figures before and after in percent, and which labels could not be fitted."""
     source, count = thresholds.source, len(thresholds.values)
-    lines = [f"{source['split'] + ', %':<10}  {source['fixed']:>8g}  {'fitted':>8}"]
+    rows = [[f"{source['split']}, %", f"{source['fixed']:g}", "fitted"]]
     for name, before in source["before"].items():
-        lines.append(f"{name:<10}  {100 * before:>8.2f}  {100 * source['after'][name]:>8.2f}")
+        rows.append([name, f"{100 * before:.2f}", f"{100 * source['after'][name]:.2f}"])
+    lines = [text_table(rows, least=(10, 8))]
     finite = [value for value in thresholds.values.values() if np.isfinite(value)]
     goal = "best F1" if source["goal"] == "f1" else f"precision of {100 * source['precision']:g} %"
     one = "one for all labels" if source["per"] == "global" else "one for each label"
@@ -129,9 +131,5 @@ def format_fitted(thresholds: Thresholds) -> str:
         ("never", "never that precise, so never predicted"),
     ):
         if source[key]:
-            lines.append(f"{len(source[key])} of {count} labels {what}: {_some(source[key])}")
+            lines.append(f"{len(source[key])} of {count} labels {what}: {some(source[key], _SHOWN)}")
     return "\n".join(lines)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

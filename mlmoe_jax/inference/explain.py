@@ -28,7 +28,7 @@ from PIL import Image
 
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Batch, Preprocess
-from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.step import apply

@@ -26,6 +26,7 @@ from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress, say
 from mlmoe_jax.runtime.sharding import on_device
 from mlmoe_jax.runtime.storage import Target, opened
+from mlmoe_jax.runtime.text import text_table
 
 BATCH = 32  # pictures a device, where nothing else is asked for
 SHOWN = 20  # rows of the printed table, and errors
@@ -261,15 +262,14 @@ class _Summary:
 
 def _table(first: Sequence[Result], count: int) -> str:
     names = [result.image.encode(errors="surrogateescape").decode(errors="replace") for result in first]
-    width = max(map(len, names))
-    lines = []
+    rows = []
     for name, result in zip(names, first, strict=True):
         best = sorted(result.labels, key=lambda label: -result.scores[label])
         told = (
             "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best)
             or "(nothing above its threshold)"
         )
-        lines.append(f"{name:<{width}}  {'unreadable' if result.error else told}")
+        rows.append([name, "unreadable" if result.error else told])
     if count > len(first):
-        lines.append(f"… and {count - len(first)} more")
-    return "\n".join(lines)
+        rows.append([f"… and {count - len(first)} more"])
+    return text_table(rows, align="<")

@@ -134,8 +134,3 @@ class Section:
     title: str
     parts: Sequence[Any] = ()
     missing: str = ""
-
-
-def percent(value: float | None, digits: int = 2) -> str:
-    """Return a fraction in percent, a dash where it is undefined."""
-    return "–" if value is None or value != value else f"{100 * value:.{digits}f}"

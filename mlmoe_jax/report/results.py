@@ -11,8 +11,9 @@ from mlmoe_jax.evaluation.compare import Change, Comparison, compare_runs
 from mlmoe_jax.evaluation.metrics.groups import GROUPS
 from mlmoe_jax.evaluation.metrics.predictions import CUTS, FIGURES, PREDICTIONS
 from mlmoe_jax.report import charts
-from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Section, SortableTable, Table, percent
+from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Section, SortableTable, Table
 from mlmoe_jax.report.run_files import Evaluated, RunFiles
+from mlmoe_jax.runtime.text import percent
 
 MOST_BARS = 100
 
@@ -169,13 +170,15 @@ def _in_words(found: Comparison, other: str) -> str:
     clear = [change for change in found.ap.values() if change.clear]
     better = sum(change.difference > 0 for change in clear)
     text = (
-        f"This run minus {other}, on the {found.images:,} images of {found.split} that both have scores of. Intervals "
-        f"hold 95 % of {found.resamples:,} differences over images drawn anew; where one leaves out 0, the difference "
-        f"is clear. {better} labels are clearly better and {len(clear) - better} clearly worse of {len(found.ap):,}; "
+        f"This run minus {other}, on the {found.counts.images:,} images of {found.split} that both have scores of. "
+        f"Intervals hold 95 % of {found.resamples:,} differences over images drawn anew; where one leaves out 0, the "
+        f"difference is clear. {better} labels are clearly better and {len(clear) - better} clearly worse of "
+        f"{len(found.ap):,}; "
         "of labels that do not differ, one in twenty looks clear by chance."
     )
-    if found.only_a or found.only_b or found.unread:
-        text += f" Left out: {found.only_a + found.only_b:,} images of one run alone, {found.unread:,} unreadable."
+    only, unread = found.counts.only_a + found.counts.only_b, found.counts.unread
+    if only or unread:
+        text += f" Left out: {only:,} images of one run alone, {unread:,} unreadable."
     return text
 
 

@@ -14,8 +14,9 @@ from mlmoe_jax.evaluation.metrics.calibration import Reliability, reliability
 from mlmoe_jax.evaluation.metrics.ranking import Ranking, checked, rank_all, rank_classes
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.report import charts
-from mlmoe_jax.report.components import Chart, Charts, Note, Section, SortableTable, Widget, percent
+from mlmoe_jax.report.components import Chart, Charts, Note, Section, SortableTable, Widget
 from mlmoe_jax.report.run_files import RunFiles
+from mlmoe_jax.runtime.text import percent
 
 MOST_LABELS = 80  # with their own curves
 MOST_POINTS = 100  # of a precision-recall curve

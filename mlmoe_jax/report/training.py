@@ -10,9 +10,10 @@ import numpy as np
 from mlmoe_jax import config as configuration
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.report import charts
-from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Numbers, Section, Table, percent
+from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Numbers, Section, Table
 from mlmoe_jax.report.run_files import RunFiles
 from mlmoe_jax.runs.history import versions
+from mlmoe_jax.runtime.text import percent
 from mlmoe_jax.training.selection import Selection, selection_split
 
 MOST_POINTS = 500  # of a curve

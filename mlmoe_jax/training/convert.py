@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.pipeline import steps_per_epoch
-from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.runs import checkpoint

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.prepare import Batch
-from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.step import apply

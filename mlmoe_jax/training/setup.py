@@ -13,11 +13,11 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax.data.check import require_sound
+from mlmoe_jax.data.check import check_splits
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.sources import count_labels, open_split, original_name
+from mlmoe_jax.data.sources.open import count_labels, open_split, original_name
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
@@ -79,7 +79,7 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     }
     if head_of(config).unknown_labels and (train_split.labels == UNKNOWN).any():
         say(f"warning: {config.model.head.kind} {head_of(config).unknown_labels}")
-    for warning in [*configuration.warnings(config), *require_sound(train_split, list(eval_splits.values()))]:
+    for warning in [*configuration.warnings(config), *check_splits(train_split, list(eval_splits.values()))]:
         say(f"warning: {warning}")
     say(f"{config.data.name}: {len(train_split):,} training images, {len(label_space.names)} labels")
     return TrainingData(

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data import check
-from mlmoe_jax.data.check import check_up, format_checkup, print_checkup, require_sound
+from mlmoe_jax.data.check import check_splits, check_up, format_checkup, print_checkup
 from mlmoe_jax.data.duplicates import alike, inspect
 from mlmoe_jax.data.images import ArrayImages, ImageFiles
 from mlmoe_jax.data.pack import pack
@@ -28,34 +28,34 @@ def split_of(ids, labels=None, name="train") -> Split:
 # ------------------------------------------------------------------------------------------------ before each training
 def test_sound_splits_pass():
     train = split_of(["1", "2", "3", "4"], np.eye(4))
-    assert require_sound(train, []) == []
-    assert require_sound(train, [split_of(["5"], name="val"), split_of(["6"], name="test")]) == []
-    assert require_sound(train, [split_of(["5"], name="val"), split_of(["5"], name="val")]) == [], "the same split"
+    assert check_splits(train, []) == []
+    assert check_splits(train, [split_of(["5"], name="val"), split_of(["6"], name="test")]) == []
+    assert check_splits(train, [split_of(["5"], name="val"), split_of(["5"], name="val")]) == [], "the same split"
 
 
 def test_splits_that_share_images_are_refused(refusal):
     train, val = split_of(["1", "2", "3"]), split_of(["9", "3", "1"], name="val")
-    assert refusal(require_sound, train, [val]) == (
+    assert refusal(check_splits, train, [val]) == (
         "split val shares 2 of its 3 images with split train, the first is 3; correct the lists or name other splits"
     )
     test = split_of(["8", "9"], name="test")
-    assert refusal(require_sound, split_of(["1"]), [split_of(["9"], name="val"), test]).startswith(
+    assert refusal(check_splits, split_of(["1"]), [split_of(["9"], name="val"), test]).startswith(
         "split test shares 1 of its 2 images with split val, the first is 9;"
     )
 
 
 def test_an_empty_split_is_refused(refusal):
-    assert "split val has no images" in refusal(require_sound, split_of(["1"]), [split_of([], name="val")])
-    assert "split train has no images" in refusal(require_sound, split_of([]), [])
+    assert "split val has no images" in refusal(check_splits, split_of(["1"]), [split_of([], name="val")])
+    assert "split train has no images" in refusal(check_splits, split_of([]), [])
     nothing = split_of(["2"], [0, -1, 2, 0], name="val")
-    assert refusal(require_sound, split_of(["1"]), [nothing]).startswith(
+    assert refusal(check_splits, split_of(["1"]), [nothing]).startswith(
         "no image of split val has a positive label, so that nothing can be learned or measured there"
     )
 
 
 def test_classes_without_positives_are_a_warning():
     marks = np.array([[1, 0, 2, -1]])  # difficult and unknown are no positives
-    assert require_sound(split_of(["1"], marks), [split_of(["2"], name="val")]) == [
+    assert check_splits(split_of(["1"], marks), [split_of(["2"], name="val")]) == [
         "split train has no positive image of 3 of its 4 classes, which cannot be learned: b, c, d"
     ]
 
@@ -122,7 +122,7 @@ def data_set(tmp_path, monkeypatch):
             labels = np.array([labels for _, _, labels in splits[wanted]], np.int8).reshape(-1, 4)
             return Split(wanted, CLASSES, labels, names, ImageFiles(tmp_path / "images", names))
 
-        monkeypatch.setattr(check, "open_split", open_split)
+        monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", open_split)
         config = default_config()
         config.data.name, config.data.root, config.data.test_splits = "mine", str(tmp_path), ("test",)
         return config

@@ -3,8 +3,8 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.sources import open_split
 from mlmoe_jax.data.sources.folders import open_folders
+from mlmoe_jax.data.sources.open import open_split
 
 
 def settings(root, **keys):

@@ -22,7 +22,8 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data import pack as packing
 from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.pack import pack
-from mlmoe_jax.data.sources import digits, open_split, packed
+from mlmoe_jax.data.sources import digits, packed
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, source_of, verify
 from mlmoe_jax.data.sources.voc import CLASSES
 from mlmoe_jax.data.split import Split

@@ -7,8 +7,10 @@ from PIL import Image
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.pack import pack
-from mlmoe_jax.data.sources import NAMES, PUBLISHED, count_labels, open_split, original_name
+from mlmoe_jax.data.sources.open import SOURCES, count_labels, open_split, open_splits, original_name
+from mlmoe_jax.data.sources.source import Source
 
+PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500")
 KNOWN = (
     "digits, digits_single, synthetic, voc2007, voc2012, coco2014, nuswide, vg256, vg500, csv, jsonl, folders, "
     "coco_json, packed, tfds:NAME"
@@ -49,12 +51,12 @@ def test_files_are_found_below_the_root(shared_data):
 @pytest.mark.parametrize(
     ("name", "opener", "before", "more"),
     [
-        ("voc2007", "open_voc", (2007,), {}),
-        ("voc2012", "open_voc", (2012,), {}),
-        ("coco2014", "open_coco", (), {}),
-        ("nuswide", "open_nuswide", (), {}),
-        ("vg256", "open_vg256", (), {}),
-        ("vg500", "open_vg500", (), {"names": "names.txt"}),
+        ("voc2007", "voc.open_voc", (2007,), {}),
+        ("voc2012", "voc.open_voc", (2012,), {}),
+        ("coco2014", "coco.open_coco", (), {}),
+        ("nuswide", "nuswide.open_nuswide", (), {}),
+        ("vg256", "visual_genome.open_vg256", (), {}),
+        ("vg500", "visual_genome.open_vg500", (), {"names": "names.txt"}),
     ],
 )
 def test_settings_reach_the_source(monkeypatch, name, opener, before, more, keep_empty, bad_images):
@@ -66,13 +68,20 @@ def test_settings_reach_the_source(monkeypatch, name, opener, before, more, keep
     assert calls == [(("somewhere", *before, "train"), options)]
 
 
-@pytest.mark.parametrize("name", ["csv", "jsonl", "coco_json", "folders"])
-def test_own_images_get_the_whole_section_and_the_classes(monkeypatch, name):
-    opener = {"folders": "open_folders", "coco_json": "open_coco_json"}.get(name, "open_table")
-    monkeypatch.setattr(f"mlmoe_jax.data.sources.{opener}", lambda *args, **options: (args, options))
+@pytest.mark.parametrize(
+    ("name", "module", "attribute"),
+    [
+        ("csv", "tables", "TABLE"),
+        ("jsonl", "tables", "TABLE"),
+        ("coco_json", "coco_json", "COCO_JSON"),
+        ("folders", "folders", "FOLDERS"),
+    ],
+)
+def test_own_images_get_the_whole_section_and_the_classes(monkeypatch, name, module, attribute):
+    seen = Source(lambda *args: args)
+    monkeypatch.setattr(f"mlmoe_jax.data.sources.{module}.{attribute}", seen)
     data = settings(name)
-    opened = open_split(data, "train")
-    assert opened == ((data, "train"), {"classes": None})
+    assert open_split(data, "train") == (data, "train", None)
 
 
 def test_packed_and_tfds_are_opened_by_their_modules(monkeypatch, tmp_path):
@@ -106,11 +115,55 @@ def test_every_name_refuses_an_unknown_split(name, refusal, tmp_path):
 
 
 def test_unknown_names_get_the_list_and_the_nearest(refusal):
-    assert ", ".join(NAMES) == KNOWN
+    assert ", ".join(SOURCES) == KNOWN
     sentence = refusal(open_split, settings("coco14"), "train")
-    assert sentence == f"there is no data set 'coco14' among {KNOWN}; did you mean 'coco2014'"
+    assert sentence == "there is no data set 'coco14'; did you mean 'coco2014'?"
     sentence = refusal(open_split, settings("zzz"), "train")
-    assert sentence == f"there is no data set 'zzz' among {KNOWN}; set data.name to one of them"
+    assert sentence == f"there is no data set 'zzz'; there are {KNOWN}"
+    assert "did you mean 'digits'?" in refusal(open_split, settings("digits:x"), "train")
+
+
+SEA = """
+import numpy as np
+
+from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.split import Split
+
+
+def open_sea(data_config, split, classes):
+    images = ArrayImages(np.zeros((2, data_config.image_size, 8, 3), np.uint8))
+    return Split(split, ("sea", "sand"), np.eye(2, dtype=np.int8), ["a", "b"], images)
+
+
+SEA = Source(open_sea, labels=lambda data_config: 2)
+"""
+
+
+def test_a_new_data_set_is_one_file_and_one_line(tmp_path, monkeypatch):
+    (tmp_path / "sea_of_a_test.py").write_text(SEA)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(SOURCES.entries, "sea", "sea_of_a_test:SEA")
+    data = settings("sea", image_size=4)
+    assert count_labels(data) == 2
+    assert original_name(data) == "sea"
+    split = open_split(data, "val")
+    assert (split.name, split.classes, split.images[1].shape) == ("val", ("sea", "sand"), (4, 8, 3))
+
+
+def test_all_splits_with_the_classes_of_the_training_split(table, refusal):
+    for name, rows in {"train": ["0.png,b", "1.png,a"], "val": ["2.png,a"], "test": ["3.png,z"]}.items():
+        (table / f"{name}.csv").write_text("\n".join(["image,labels", *rows]))
+    data = settings("csv", table, table="{split}.csv")
+    splits = open_splits(data, ("val", "", "train", "val"))
+    assert list(splits) == ["train", "val"]
+    assert splits["val"].classes == splits["train"].classes == ("a", "b")
+    assert "label 'z'" in refusal(open_splits, data, ["test"])
+    errors = []
+    assert list(open_splits(data, ["test", "val"], refused=errors.append)) == ["train", "val"]
+    assert ["label 'z'" in str(error) for error in errors] == [True]
+    data.train_split = "nope"
+    assert "for split nope" in refusal(open_splits, data, ["val"], refused=errors.append)
 
 
 def test_a_part_of_the_training_split_is_held_out(table):
@@ -158,5 +211,6 @@ def test_missing_images_are_left_to_the_reader_when_bad_ones_are_skipped(table, 
 
 
 def test_slow_libraries_are_imported_when_needed_only():
-    code = "import sys, mlmoe_jax.data.sources; sys.exit(bool({'sklearn', 'tensorflow_datasets'} & set(sys.modules)))"
+    slow = "{'sklearn', 'tensorflow_datasets', 'jax'}"
+    code = f"import sys, mlmoe_jax.data.sources.open; sys.exit(bool({slow} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

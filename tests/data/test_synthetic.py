@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mlmoe_jax.config import load_config
-from mlmoe_jax.data.sources import count_labels, open_split, synthetic
+from mlmoe_jax.data.sources import synthetic
+from mlmoe_jax.data.sources.open import count_labels, open_split
 from mlmoe_jax.data.sources.synthetic import open_synthetic
 
 

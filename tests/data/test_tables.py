@@ -213,7 +213,7 @@ def test_a_table_that_says_nothing_of_splits_is_the_training_split(tmp_path, ref
         assert open_table(data, "learn").name == "learn"
         assert refusal(open_table, data, "test") == (
             f"{tmp_path}/all.{name} has no {what} 'split', so that all its images are split learn and none is test; "
-            "write one table a split and put {split} into data.table, or hold images out with data.val_fraction and "
+            "write one table per split and put {split} into data.table, or hold images out with data.val_fraction and "
             "clear data.test_splits"
         )
 

@@ -33,8 +33,8 @@ def two(tmp_path):
 def test_two_runs_are_matched_by_image_and_label(two):
     a, b = two
     found = compare_runs(a, b, resamples=60, seed=4)
-    assert (found.a, found.b, found.split, found.images) == (str(a), str(b), "test", 40)
-    assert (found.only_a, found.only_b, found.unread) == (0, 0, 0)
+    assert (found.a, found.b, found.split, found.counts.images) == (str(a), str(b), "test", 40)
+    assert (found.counts.only_a, found.counts.only_b, found.counts.unread) == (0, 0, 0)
     one = drawn_split("test", 40, codes=4)
     order = np.random.default_rng(5).permutation(40)
     noise = noisier(one.take(order)).scores[np.argsort(order)]
@@ -67,7 +67,7 @@ def test_two_runs_are_matched_by_image_and_label(two):
 def test_another_split_or_seed(two):
     a, b = two
     val = compare_runs(a, b, split="val", resamples=20)
-    assert (val.split, val.images) == ("val", 12)
+    assert (val.split, val.counts.images) == ("val", 12)
     ends = {(c.low, c.high) for c in (compare_runs(a, b, resamples=20, seed=s).metrics["mAP"] for s in (1, 1, 2))}
     assert len(ends) == 2
 
@@ -79,7 +79,7 @@ def test_only_images_with_scores_in_both_count(tmp_path):
     second.scores[10] = np.nan
     runs = write_run(tmp_path / "a", first), write_run(tmp_path / "b", second)
     found = compare_runs(*runs, resamples=10)
-    assert (found.images, found.only_a, found.only_b, found.unread) == (11, 4, 3, 2)
+    assert (found.counts.images, found.counts.only_a, found.counts.only_b, found.counts.unread) == (11, 4, 3, 2)
     both = [row for row in range(4, 17) if row not in (5, 14)]
     assert found.metrics["mAP"].a == pytest.approx(
         np.nanmean(multilabel.average_precision(first.scores[both], first.codes[both] == 1))
@@ -115,7 +115,7 @@ def test_one_image_of_one_label(tmp_path, positive):
     tables = (SplitScores("t", np.array(["x"]), np.array([[s]]), np.array([[positive]], np.int8)) for s in (0.4, 0.7))
     runs = [write_run(tmp_path / name, table, names="k") for name, table in zip("ab", tables, strict=True)]
     found = compare_runs(*runs, resamples=3)
-    assert (found.images, len(found.changed)) == (1, 1)
+    assert (found.counts.images, len(found.changed)) == (1, 1)
     change = found.metrics["mAP"]
     if positive:
         assert (change.a, change.b, change.low, change.high) == (1, 1, 0, 0)

@@ -12,9 +12,10 @@ from helpers import tiny
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.config import default_config, flatten
-from mlmoe_jax.data import sources
 from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import evaluate_run, format_results, measure, score_split, score_with, write_results
@@ -281,8 +282,8 @@ def test_another_data_set_is_refused(config, tmp_path, refusal, monkeypatch):
     train_nothing(folder, config)
     images = ArrayImages(np.zeros((1, 8, 8, 3), np.uint8))
     other = Split("test", ("x", "y", "z"), np.zeros((1, 3), np.int8), ["x"], images)
-    monkeypatch.setattr(sources, "_open", lambda data, split, classes: other)
-    monkeypatch.setattr(evaluate, "open_split", sources.open_split)
+    monkeypatch.setattr("mlmoe_jax.data.sources.open.source_named", lambda name: Source(lambda *_: other))
+    monkeypatch.setattr(evaluate, "open_split", open_split)
     sentence = refusal(evaluate_run, folder, [])
     assert sentence == "split test of digits has the labels x, y, z, but the model was trained on a, b, c"
 

@@ -72,7 +72,7 @@ def test_a_long_list_is_cut(tmp_path):
     source = {"split": "val", "images": 5, "goal": "f1", "per": "class", "fixed": 0.5, "before": {}, "after": {}}
     names = [f"n{k}" for k in range(13)]
     text = format_fitted(Thresholds(dict.fromkeys(names, 0.5), {**source, "without_positives": names, "never": []}))
-    assert "n9 and 3 more" in text
+    assert "n9, … (13)" in text
     assert "n10" not in text
 
 

@@ -10,7 +10,7 @@ from helpers import tiny
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.data.sources import open_split
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.inference.step import apply
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
@@ -114,3 +115,9 @@ def _places(ids: list[Hashable], known: list[Hashable], what: str, path: Path) -
         raise UserError(
             f"{path} annotates {error}, which is not among its {what}; download or export it again"
         ) from error
+
+
+COCO2014 = Source(
+    lambda data_config, split, classes: open_coco(data_config.root, split, **kept_and_checked(data_config)),
+    labels=lambda data_config: 80,
+)

@@ -12,37 +12,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import data_folder, image_files
 from mlmoe_jax.data.sources.coco import read_instances, with_positive
-from mlmoe_jax.data.sources.tables import ids_of, images_folder, refuse_other_splits, relative_to, table_path
+from mlmoe_jax.data.sources.listed import ids_of, images_folder, refuse_other_splits, relative_to, table_path
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
 
-def open_coco_json(data, split: str, *, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of `data`, which is `config.data`; images sorted by their id as text, as COCO's are.
+def open_coco_json(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of `data_config`, which is `config.data`; images sorted by their id as text, as COCO's are.
 
     classes: the names, in order, by which the labels are read; without them, the categories of the file.
     Images without any annotation are left out unless data.keep_empty.
     Raises UserError for a file that is missing or something else, annotations of another class, nothing left, and, with
     data.bad_images=error, images that are not there.
     """
-    folder = data_folder(data.root, "your images", f"the table {data.table}")
-    path = table_path(folder, data.table, split)
-    if "{split}" not in data.table:
-        refuse_other_splits(path, split, data, "has no {split} in its name")
+    folder = data_folder(data_config.root, "your images", f"the table {data_config.table}")
+    path = table_path(folder, data_config.table, split)
+    if "{split}" not in data_config.table:
+        refuse_other_splits(path, split, data_config, "has no {split} in its name")
     names, files, labels = read_instances(path)
     if classes is not None:
         names, labels = tuple(classes), _by_classes(labels, names, classes, path)
-    if not data.keep_empty:
+    if not data_config.keep_empty:
         files, labels = with_positive(files, labels)
     if not files:
         raise UserError(f"no image of {path} has an annotation; check the file or set data.keep_empty")
-    below = images_folder(folder, data.images, split)
+    below = images_folder(folder, data_config.images, split)
     files = relative_to(below, files, path)
-    images = image_files(below, files, check=data.bad_images == "error")
-    return Split(split, names, labels, ids_of(files, data.images, split), images)
+    images = image_files(below, files, check=data_config.bad_images == "error")
+    return Split(split, names, labels, ids_of(files, data_config.images, split), images)
 
 
 def _by_classes(labels: np.ndarray, names: Sequence[str], classes: Sequence[str], path: Path) -> np.ndarray:
@@ -58,3 +60,6 @@ def _by_classes(labels: np.ndarray, names: Sequence[str], classes: Sequence[str]
                 "or train with it"
             )
     return ordered
+
+
+COCO_JSON = Source(open_coco_json)

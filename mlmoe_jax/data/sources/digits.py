@@ -37,6 +37,7 @@ import numpy as np
 from PIL import Image
 
 from mlmoe_jax.data.images import ArrayImages, Images
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.cache import cache_folder
@@ -366,6 +367,10 @@ def write_files(out: Path, image_format: str = "png") -> None:
                 Image.fromarray(image).save(out / path, quality=95)
                 rows.writerow([path.as_posix(), ";".join(CLASSES[k] for k in np.flatnonzero(labels))])
         print(f"{out / name}.csv: {len(split)} images")
+
+
+SCENES_SOURCE = Source(lambda data_config, split, classes: open_scenes(split), labels=lambda data_config: len(CLASSES))
+SINGLES_SOURCE = Source(lambda data_config, split, classes: open_single(split), labels=lambda data_config: len(CLASSES))
 
 
 if __name__ == "__main__":

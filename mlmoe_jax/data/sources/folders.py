@@ -12,23 +12,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles, data_folder
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")  # as predict takes them
 
 
-def open_folders(data, split: str, *, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of `data`, which is `config.data`: classes, and pictures within each, sorted by name.
+def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of `data_config`, which is `config.data`: classes, and pictures within each, sorted by name.
 
     classes: the names, in order, that the model knows; without them, the names of the class folders. Ids are paths
     below data.root.
     Raises UserError for a split without a folder, a folder that is no class, or no pictures at all.
     """
-    root = data_folder(data.root, "your images", "the folders")
-    top = _folder_of_split(root, split, data)
+    root = data_folder(data_config.root, "your images", "the folders")
+    top = _folder_of_split(root, split, data_config)
     found = _subfolders(top)
     if not found:
         raise UserError(f"{top} holds no folders; sort the pictures into one folder a class")
@@ -49,12 +51,12 @@ def open_folders(data, split: str, *, classes: Sequence[str] | None = None) -> S
     return Split(split, names, labels, files, ImageFiles(root, files))
 
 
-def _folder_of_split(root: Path, split: str, data) -> Path:
+def _folder_of_split(root: Path, split: str, data_config: ConfigDict) -> Path:
     if (root / split).is_dir():
         return root / split
-    others = [name for name in (data.train_split, data.val_split, *data.test_splits) if name]
+    others = [name for name in (data_config.train_split, data_config.val_split, *data_config.test_splits) if name]
     others = [name for name in others if (root / name).is_dir()]
-    if data.val_fraction and split == data.train_split and not others:
+    if data_config.val_fraction and split == data_config.train_split and not others:
         return root
     there = ", ".join(_subfolders(root)[:5]) or "none"
     raise UserError(
@@ -80,3 +82,6 @@ def _pictures(folder: Path) -> list[str]:
             if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")
         ]
     return sorted(found)
+
+
+FOLDERS = Source(open_folders)

@@ -17,6 +17,7 @@ import numpy as np
 
 from mlmoe_jax.data.images import data_folder, image_files
 from mlmoe_jax.data.sources.coco import with_positive
+from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
@@ -122,3 +123,9 @@ def _read(path: Path) -> bytes:
             f"cannot read {path} ({error.strerror}); set data.root to the folder that holds ImageList, Groundtruth and "
             "Flickr of nuswide"
         ) from error
+
+
+NUSWIDE = Source(
+    lambda data_config, split, classes: open_nuswide(data_config.root, split, **kept_and_checked(data_config)),
+    labels=lambda data_config: len(CLASSES),
+)

@@ -28,6 +28,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 
 from mlmoe_jax.data.images import BadImage, EncodedImages
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.cache import cache_folder
@@ -247,3 +248,9 @@ def _cached(folder: str, shard: PackedFile) -> str:
             "for the cache, which needs room for the whole data set"
         ) from error
     return str(local)
+
+
+PACKED = Source(
+    lambda data_config, split, classes: open_packed(data_config.root, split),
+    original=lambda data_config: source_of(data_config.root),
+)

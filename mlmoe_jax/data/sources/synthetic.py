@@ -7,6 +7,7 @@ them coloured and the others grey. A label is one colour in one place, so that a
 import numpy as np
 
 from mlmoe_jax.data.images import Images
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
@@ -66,3 +67,9 @@ def _colour(number: np.ndarray, count: int) -> np.ndarray:
         levels += 1
     place = np.stack([number, number // levels, number // levels**2], axis=-1) % levels
     return 32 + place * (191 // max(1, levels - 1))
+
+
+SYNTHETIC = Source(
+    lambda data_config, split, classes: open_synthetic(data_config.labels, split),
+    labels=lambda data_config: data_config.labels,
+)

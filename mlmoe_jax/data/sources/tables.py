@@ -39,10 +39,14 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.sources.listed import ids_of, images_folder, refuse_other_splits, relative_to, table_path
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.text import some
 
 SPLIT_COLUMN = "split"
 CELLS = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
@@ -61,74 +65,29 @@ class Row(NamedTuple):
     rest: int
 
 
-def open_table(data, split: str, *, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of the CSV or JSONL table that `data`, which is `config.data`, describes; images in its order.
+def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of the CSV or JSONL table that `data_config`, `config.data`, describes; images in its order.
 
     classes: the names, in order, by which the labels are read where data.classes names no file.
     Raises UserError for a table, column, key or cell that is missing or wrong, an image that is listed twice, a label
     outside the classes, and, with data.bad_images=error, images that are not there.
     """
-    folder = data_folder(data.root, "your images", f"the table {data.table}")
-    path = table_path(folder, data.table, split)
-    if data.classes:
-        classes = read_classes(folder / data.classes)
-    chosen = _Chosen(path, split, data)
+    folder = data_folder(data_config.root, "your images", f"the table {data_config.table}")
+    path = table_path(folder, data_config.table, split)
+    if data_config.classes:
+        classes = read_classes(folder / data_config.classes)
+    chosen = _Chosen(path, split, data_config)
     with _open_text(path) as file:
-        if data.name == "jsonl":
-            names, labels = _by_name(_jsonl_rows(file, path, data), chosen, classes)
-        elif data.label_column:
-            names, labels = _by_name(_csv_rows(file, path, data), chosen, classes)
+        if data_config.name == "jsonl":
+            names, labels = _by_name(_jsonl_rows(file, path, data_config), chosen, classes)
+        elif data_config.label_column:
+            names, labels = _by_name(_csv_rows(file, path, data_config), chosen, classes)
         else:
-            names, labels = _by_column(file, path, data, chosen, classes)
-    below = images_folder(folder, data.images, split)
+            names, labels = _by_column(file, path, data_config, chosen, classes)
+    below = images_folder(folder, data_config.images, split)
     files = relative_to(below, chosen.images, path)
-    images = image_files(below, files, check=data.bad_images == "error")
-    return Split(split, names, labels, ids_of(files, data.images, split), images)
-
-
-def ids_of(files: list[str], images: str, split: str) -> list[str]:
-    """Return ids that tell the splits apart, also where each has an `images` folder of its own with the same names."""
-    return [f"{split}/{file}" for file in files] if "{split}" in images else files
-
-
-def table_path(folder: Path, table: str, split: str) -> Path:
-    """Return the file of `data.table` for a split; UserError where there is none."""
-    path = folder / table.replace("{split}", split)
-    if not path.is_file():
-        kinds = (".csv", ".json", ".jsonl")
-        there = sorted(found.name for kind in kinds for found in path.parent.glob(f"*{kind}"))
-        others = f" ({', '.join(there[:5])}{', …' if len(there) > 5 else ''} are there)" if there else ""
-        raise UserError(f"there is no table {path} for split {split}; set data.table, now {table}, to yours{others}")
-    return path
-
-
-def images_folder(folder: Path, images: str, split: str) -> Path:
-    """Return the folder, `data.images` below the root, from which the paths in a table start."""
-    return folder / images.replace("{split}", split)
-
-
-def relative_to(folder: Path, images: list[str], table: Path) -> list[str]:
-    """Return the paths of a table with absolute ones made relative to `folder`; UserError for one outside it."""
-    if not any(image.startswith("/") for image in images):
-        return images
-    start = f"{folder.absolute()}".rstrip("/") + "/"
-    for image in images:
-        if image.startswith("/") and not image.startswith(start):
-            raise UserError(
-                f"{table} lists {image}, which is not below {folder}; set data.images to a folder above all images, "
-                "such as /"
-            )
-    return [image.removeprefix(start) for image in images]
-
-
-def refuse_other_splits(path: Path, split: str, data, lacks: str) -> None:
-    """Raise UserError unless `split` is the training split, which a table that says nothing of splits stands for."""
-    if split != data.train_split:
-        raise UserError(
-            f"{path} {lacks}, so that all its images are split {data.train_split} and none is {split}; write one table "
-            "a split and put {split} into data.table, or hold images out with data.val_fraction and clear "
-            "data.test_splits"
-        )
+    images = image_files(below, files, check=data_config.bad_images == "error")
+    return Split(split, names, labels, ids_of(files, data_config.images, split), images)
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
@@ -148,9 +107,9 @@ def read_classes(path: Path) -> tuple[str, ...]:
 class _Chosen:
     """The images of one split, gathered row by row."""
 
-    def __init__(self, path: Path, split: str, data):
-        self.path, self.split, self.data = path, split, data
-        self.whole_table = "{split}" in data.table  # reading a config key takes as long as all the rest of a row
+    def __init__(self, path: Path, split: str, data_config: ConfigDict):
+        self.path, self.split, self.data = path, split, data_config
+        self.whole_table = "{split}" in data_config.table  # reading a config key takes as long as all the rest of a row
         self.images: list[str] = []
         self.others: set[str] = set()
         self._seen: set[str] = set()
@@ -229,17 +188,17 @@ def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int)
     )
 
 
-def _csv_rows(file: TextIO, path: Path, data) -> Iterator[Row]:
+def _csv_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row]:
     header, rows = _csv_table(file, path)
-    image_at = _column(header, data.image_column, "data.image_column", path)
-    if data.label_column not in header:
+    image_at = _column(header, data_config.image_column, "data.image_column", path)
+    if data_config.label_column not in header:
         raise UserError(
-            f"{path} has no column '{data.label_column}', which data.label_column names, but {_some(header)}; correct "
-            "one of the two, or make data.label_column empty if there is one column a class"
+            f"{path} has no column '{data_config.label_column}', which data.label_column names, but {some(header)}; "
+            "correct one of the two, or make data.label_column empty if there is one column a class"
         )
-    labels_at = header.index(data.label_column)
-    split_at = _split_column(header, data)
-    separator = data.separator
+    labels_at = header.index(data_config.label_column)
+    split_at = _split_column(header, data_config)
+    separator = data_config.separator
     if not separator:
         raise UserError("data.separator is empty; set it to what stands between the label names of a cell, such as ;")
     for line, cells in rows:
@@ -248,10 +207,11 @@ def _csv_rows(file: TextIO, path: Path, data) -> Iterator[Row]:
         yield Row(line, cells[image_at], None if split_at is None else cells[split_at], labels, NEGATIVE)
 
 
-def _jsonl_rows(file: TextIO, path: Path, data) -> Iterator[Row]:
-    if not data.label_column:
+def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row]:
+    if not data_config.label_column:
         raise UserError("data.label_column is empty, but jsonl keeps all labels under one key; set it to that key")
-    image_key, label_key, whole_table = data.image_column, data.label_column, "{split}" in data.table
+    image_key, label_key = data_config.image_column, data_config.label_column
+    whole_table = "{split}" in data_config.table
     own_split = None
     for line, text in enumerate(_text_lines(file, path), 1):
         if not text.strip():
@@ -291,18 +251,21 @@ def _codes(given) -> dict[str, int] | None:
 
 # ----------------------------------------------------------------------------------------------- one column a class
 def _by_column(
-    file: TextIO, path: Path, data, chosen: _Chosen, known: Sequence[str] | None
+    file: TextIO, path: Path, data_config: ConfigDict, chosen: _Chosen, known: Sequence[str] | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Gather the rows of a CSV into `chosen`; return the K classes and i8[N,K]."""
     header, rows = _csv_table(file, path)
-    image_at, split_at = _column(header, data.image_column, "data.image_column", path), _split_column(header, data)
-    among = [name for name in header if name not in (data.image_column, SPLIT_COLUMN)]
+    image_at, split_at = (
+        _column(header, data_config.image_column, "data.image_column", path),
+        _split_column(header, data_config),
+    )
+    among = [name for name in header if name not in (data_config.image_column, SPLIT_COLUMN)]
     names = tuple(sorted(among)) if known is None else tuple(known)
     if not names:
         raise UserError(f"{path} has no column but {', '.join(header)}; write one a class, or set data.label_column")
     for name in names:
         _column(header, name, "the list of classes", path)
-    if not data.classes and len(among) > len(names):
+    if not data_config.classes and len(among) > len(names):
         raise UserError(
             f"{path} has the column '{next(name for name in among if name not in names)}', which is not among the "
             f"{len(names)} classes; remove it, or list the columns that are classes in a file for data.classes"
@@ -384,19 +347,18 @@ def _of_equal_length(rows, header: list[str], path: Path) -> Iterator[tuple[int,
 def _column(header: list[str], name: str, named_by: str, path: Path) -> int:
     if name not in header:
         raise UserError(
-            f"{path} has no column '{name}', which {named_by} names, but {_some(header)}; correct one of the two"
+            f"{path} has no column '{name}', which {named_by} names, but {some(header)}; correct one of the two"
         )
     return header.index(name)
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f", … ({len(names)})" if len(names) > 8 else "")
-
-
-def _split_column(header: list[str], data) -> int | None:
-    return header.index(SPLIT_COLUMN) if "{split}" not in data.table and SPLIT_COLUMN in header else None
+def _split_column(header: list[str], data_config: ConfigDict) -> int | None:
+    return header.index(SPLIT_COLUMN) if "{split}" not in data_config.table and SPLIT_COLUMN in header else None
 
 
 def _first_twice(names: Sequence[str]) -> str | None:
     seen: set[str] = set()
     return next((name for name in names if name in seen or seen.add(name)), None)
+
+
+TABLE = Source(open_table)

@@ -24,6 +24,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from mlmoe_jax.data.images import EncodedImages
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 
@@ -225,3 +226,10 @@ def _ids(given: list[str], split: str, count: int) -> list[str]:
 def _clause(error: Exception) -> str:
     """Return the first sentence of an error, to stand in brackets within one of ours."""
     return re.split(r"\. |\.?\n|\.$", str(error))[0][:200] or type(error).__name__
+
+
+TFDS = Source(
+    lambda data_config, split, classes: open_tfds(
+        data_config.root, data_config.name.removeprefix("tfds:"), split, keep_empty=data_config.keep_empty
+    )
+)

@@ -24,6 +24,7 @@ import numpy as np
 
 from mlmoe_jax.data.images import ImageFiles, data_folder, image_files
 from mlmoe_jax.data.sources.coco import with_positive
+from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.sources.tables import read_classes
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
@@ -182,3 +183,15 @@ def _read(path: Path, data_set: str) -> bytes:
         raise UserError(
             f"cannot read {path} ({error.strerror}); set data.root to the folder that holds the files of {data_set}"
         ) from error
+
+
+VG256 = Source(
+    lambda data_config, split, classes: open_vg256(data_config.root, split, **kept_and_checked(data_config)),
+    labels=lambda data_config: 256,
+)
+VG500 = Source(
+    lambda data_config, split, classes: open_vg500(
+        data_config.root, split, names=data_config.classes, **kept_and_checked(data_config)
+    ),
+    labels=lambda data_config: LABELS_500,
+)

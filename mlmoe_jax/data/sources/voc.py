@@ -16,6 +16,7 @@ import numpy as np
 
 from mlmoe_jax.data.images import data_folder, image_files
 from mlmoe_jax.data.sources.coco import with_positive
+from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
@@ -120,3 +121,13 @@ def _read_list(folder: Path, name: str, split: str) -> dict[str, int]:
             )
         marks[fields[0]] = MEANING[fields[1]]
     return marks
+
+
+def _source(year: int) -> Source:
+    return Source(
+        lambda data_config, split, classes: open_voc(data_config.root, year, split, **kept_and_checked(data_config)),
+        labels=lambda data_config: len(CLASSES),
+    )
+
+
+VOC2007, VOC2012 = _source(2007), _source(2012)

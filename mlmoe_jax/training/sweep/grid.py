@@ -23,7 +23,7 @@ from mlmoe_jax.training.resume import changed_keys
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepAxis:
     """One key and the values it takes."""
 
     key: str
@@ -43,13 +43,13 @@ class GridRun:
     error: str = ""
 
 
-def parse(texts: Sequence[str], config: ConfigDict) -> list[Swept]:
+def parse(texts: Sequence[str], config: ConfigDict) -> list[SweepAxis]:
     """Read `config.KEY=v1,v2,…` flags, each value as the type of the key's present value.
 
     Commas inside brackets do not separate, so `(1,2),(3,4)` are two tuples. Raises UserError for anything that is not
     understood, and for a key or value given twice.
     """
-    swept: list[Swept] = []
+    swept: list[SweepAxis] = []
     for text in texts:
         key, _, listed = text.partition("=")
         key = key.strip().removeprefix("config.")
@@ -67,7 +67,7 @@ def parse(texts: Sequence[str], config: ConfigDict) -> list[Swept]:
             if value in values:
                 raise UserError(f"--sweep={text} gives {key} the value {as_text(value)} twice")
             values.append(value)
-        swept.append(Swept(key, tuple(values)))
+        swept.append(SweepAxis(key, tuple(values)))
     return swept
 
 
@@ -123,7 +123,7 @@ def _safe(value: Any) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', text)[:40]}-{digest}"
 
 
-def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[Swept]) -> list[GridRun]:
+def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> list[GridRun]:
     """Return the runs of the grid, the last key changing fastest, with the results of those that are finished.
 
     Raises UserError, before anything is trained, for a value that the config does not allow, and where a folder holds

@@ -25,8 +25,9 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import say
 from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.text import percent, text_table
 from mlmoe_jax.training.loop import Stopped, train
-from mlmoe_jax.training.sweep.grid import GridRun, Swept, as_text, plan, selection_of, short_names
+from mlmoe_jax.training.sweep.grid import GridRun, SweepAxis, as_text, plan, selection_of, short_names
 from mlmoe_jax.training.sweep.plot import Line, draw
 
 TABLE, PICTURE = "sweep.csv", "sweep.png"
@@ -35,7 +36,7 @@ _UNITS = {"data.image_size": "pixels", "augment.margin": "pixels", "train.batch_
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedStatistics:
     """The mAP of one split over seeds: mean, standard deviation of just these values, and how many there are."""
 
     mean: float
@@ -44,7 +45,7 @@ class Spread:
 
 
 # --------------------------------------------------------------------------------------------------------- the sweep
-def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[Swept], *, as_json: bool = False) -> int:
+def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis], *, as_json: bool = False) -> int:
     """Train all runs of the grid that are not finished, write sweep.csv and sweep.png, print the table.
 
     Returns 0, or 130 after SIGTERM or Ctrl-C. Raises UserError before the first run where one of them cannot be trained
@@ -140,7 +141,7 @@ def split_names(runs: Sequence[GridRun]) -> list[str]:
     return list(dict.fromkeys(split for run in runs for split in run.results or {}))
 
 
-def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, Spread]]]:
+def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, SeedStatistics]]]:
     """Return the grid without its seeds, as (other values, the mAP of each split); where none is swept, as it is."""
     groups: dict[tuple, list[GridRun]] = {}
     for run in runs:
@@ -152,7 +153,7 @@ def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, 
             found = [run.results[split]["mAP"] for run in members if split in (run.results or {})]
             finite = [value for value in found if math.isfinite(value)]
             if finite:
-                spreads[split] = Spread(float(np.mean(finite)), float(np.std(finite)), len(finite))
+                spreads[split] = SeedStatistics(float(np.mean(finite)), float(np.std(finite)), len(finite))
         summary.append((dict(values), spreads))
     return summary
 
@@ -162,25 +163,23 @@ def format_table(runs: Sequence[GridRun]) -> str:
     splits = split_names(runs)
     short = short_names(runs[0].values, runs[0].config)
     summary = over_seeds(runs) if SEED in runs[0].values else []
-    labels = [_label(values, short) or "all" for values, _ in summary]
-    width = max(map(len, ["mAP, %", *(run.name for run in runs), *labels]))
-    lines = [f"{'mAP, %':<{width}}" + "".join(f"  {split:>14}" for split in splits) + "  weights"]
+    rows = [["mAP, %", *splits, "weights"]]
     for run in runs:
         if run.error:
-            lines.append(f"{run.name:<{width}}  failed: {run.error}")
+            rows.append([run.name, f"failed: {run.error}"])
             continue
         cells = ((run.results or {}).get(split, {}).get("mAP", math.nan) for split in splits)
-        chosen = f"  {run.selected['kind']} of step {run.selected['step']}" if run.selected else ""
-        lines.append(f"{run.name:<{width}}" + "".join(f"  {100 * value:>14.2f}" for value in cells) + chosen)
+        chosen = f"{run.selected['kind']} of step {run.selected['step']}" if run.selected else ""
+        rows.append([run.name, *(f"{100 * value:.2f}" for value in cells), chosen])
     if summary:
-        lines += ["", "mean ± standard deviation over seeds"]
-        for label, (_, spreads) in zip(labels, summary, strict=True):
-            cells = (_percent(spreads[split]) if split in spreads else "" for split in splits)
-            seeds = f"  {max((spread.count for spread in spreads.values()), default=0)} seeds"
-            lines.append(f"{label:<{width}}" + "".join(f"  {cell:>14}" for cell in cells) + seeds)
+        rows += [[""], ["mean ± standard deviation over seeds"]]
+        for values, spreads in summary:
+            cells = (_mean_and_deviation(spreads[split]) if split in spreads else "" for split in splits)
+            seeds = max((spread.count for spread in spreads.values()), default=0)
+            rows.append([_label(values, short) or "all", *cells, f"{seeds} seeds"])
     if _selected_on_test(runs):
-        lines += ["", "selected on test, as published"]
-    return "\n".join(lines)
+        rows += [[""], ["selected on test, as published"]]
+    return text_table(rows, align="<" + ">" * len(splits) + "<", least=(0, *[14] * len(splits), 0))
 
 
 def picture(runs: Sequence[GridRun]) -> bytes:
@@ -225,8 +224,8 @@ def _label(values: dict[str, Any], short: dict[str, str]) -> str:
     return ", ".join(f"{short[key]}={as_text(v)}" if short else as_text(v) for key, v in values.items())
 
 
-def _percent(spread: Spread) -> str:
-    return f"{100 * spread.mean:.2f} ± {100 * spread.std:.2f}"
+def _mean_and_deviation(spread: SeedStatistics) -> str:
+    return f"{percent(spread.mean)} ± {percent(spread.std)}"
 
 
 def _selected_on_test(runs: Sequence[GridRun]) -> bool:

@@ -11,7 +11,7 @@ from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
 from mlmoe_jax.training.loop import Stopped
 from mlmoe_jax.training.resume import changed_keys
 from mlmoe_jax.training.sweep import run as sweeping
-from mlmoe_jax.training.sweep.grid import Swept, as_text, folder_name, parse, plan, selection_of, short_names
+from mlmoe_jax.training.sweep.grid import SweepAxis, as_text, folder_name, parse, plan, selection_of, short_names
 from mlmoe_jax.training.sweep.run import format_table, over_seeds, picture, sweep
 
 GROUPS = "model.prompts.num_groups"
@@ -98,7 +98,7 @@ def finished(folder: RunFolder, config, results) -> None:
 
 def test_the_grid_has_every_combination_with_its_own_config(tmp_path):
     config = default_config()
-    runs = plan(config, RunFolder(tmp_path), [Swept(GROUPS, (2, 3)), Swept("seed", (0, 1))])
+    runs = plan(config, RunFolder(tmp_path), [SweepAxis(GROUPS, (2, 3)), SweepAxis("seed", (0, 1))])
     assert [run.name for run in runs] == [f"num_groups={g},seed={s}" for g in (2, 3) for s in (0, 1)]
     for run in runs:
         assert run.values == {GROUPS: run.config.model.prompts.num_groups, "seed": run.config.seed}
@@ -110,16 +110,19 @@ def test_the_grid_has_every_combination_with_its_own_config(tmp_path):
 
 def test_a_tuple_is_swept(tmp_path):
     values = (("test",), ("test", "test_shift"))
-    runs = plan(default_config(), RunFolder(tmp_path), [Swept("data.test_splits", values)])
+    runs = plan(default_config(), RunFolder(tmp_path), [SweepAxis("data.test_splits", values)])
     assert tuple(run.config.data.test_splits for run in runs) == values
 
 
 @pytest.mark.parametrize(
     ("swept", "part"),
     [
-        (Swept("train.epochs", (1, 0)), "the sweep's run epochs=0 cannot be trained: the config has mistakes"),
-        (Swept("data.image_size", (64, 60)), "the sweep's run image_size=60 cannot be trained: data.image_size is 60"),
-        (Swept("model.backbone.name", ("vit_digits", "vit_huge")), "run backbone.name=vit_huge cannot be trained"),
+        (SweepAxis("train.epochs", (1, 0)), "the sweep's run epochs=0 cannot be trained: the config has mistakes"),
+        (
+            SweepAxis("data.image_size", (64, 60)),
+            "the sweep's run image_size=60 cannot be trained: data.image_size is 60",
+        ),
+        (SweepAxis("model.backbone.name", ("vit_digits", "vit_huge")), "run backbone.name=vit_huge cannot be trained"),
     ],
 )
 def test_a_value_that_cannot_be_trained_is_found_before_anything_is(tmp_path, refusal, swept, part):
@@ -129,7 +132,7 @@ def test_a_value_that_cannot_be_trained_is_found_before_anything_is(tmp_path, re
 def test_a_config_that_only_a_swept_key_makes_valid(tmp_path):
     config = default_config()
     config.data.val_split = ""
-    (run,) = plan(config, RunFolder(tmp_path), [Swept("eval.select_on", ("test",))])
+    (run,) = plan(config, RunFolder(tmp_path), [SweepAxis("eval.select_on", ("test",))])
     assert run.config.eval.select_on == "test"
 
 
@@ -143,7 +146,7 @@ def test_finished_runs_are_read_and_unfinished_ones_are_not(tmp_path):
         run.write_text(CONFIG, configuration.to_json(other))
         if results:
             run.write_json(RESULTS, results)
-    runs = plan(config, folder, [Swept("seed", (0, 1, 2))])
+    runs = plan(config, folder, [SweepAxis("seed", (0, 1, 2))])
     assert runs[0].results["test"]["mAP"] == 0.5
     assert math.isnan(runs[0].results["test"]["mAP_envelope"])
     assert [run.results for run in runs[1:]] == [None, None]
@@ -157,7 +160,7 @@ def test_runs_with_another_config_are_found_before_anything_is_trained(tmp_path,
         run = RunFolder(tmp_path / f"seed={seed}")
         run.write_text(CONFIG, configuration.to_json(other))
         (run / trace).mkdir() if trace == "checkpoints" else run.write_json(trace, {})
-    sentence = refusal(plan, default_config(), RunFolder(tmp_path), [Swept("seed", (0, 1, 2))])
+    sentence = refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))])
     assert "seed=0 (loss.gamma_neg was 3.0 and is 2.0), seed=2 (loss.gamma_neg" in sentence
     assert "another --workdir" in sentence
 
@@ -176,7 +179,7 @@ def test_a_config_without_a_step_taken_is_no_run_yet(tmp_path):
 
 def test_a_run_folder_is_not_a_sweep_folder(tmp_path, refusal):
     finished(RunFolder(tmp_path), default_config(), {})
-    assert "is itself the run folder" in refusal(plan, default_config(), RunFolder(tmp_path), [Swept("seed", (0,))])
+    assert "is itself the run folder" in refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0,))])
 
 
 # --------------------------------------------------------------------------------------------------------- the sweep
@@ -215,9 +218,9 @@ def table_of(folder) -> list[dict]:
 
 def test_runs_one_after_another_and_again_only_what_is_missing(trainings, tmp_path, capsys):
     folder = RunFolder(tmp_path / "new")
-    assert sweep(default_config(), folder, [Swept(GROUPS, (2, 3))]) == 0
+    assert sweep(default_config(), folder, [SweepAxis(GROUPS, (2, 3))]) == 0
     assert trainings.ran == ["num_groups=2", "num_groups=3"]
-    assert sweep(default_config(), folder, [Swept(GROUPS, (8, 2, 3))]) == 0
+    assert sweep(default_config(), folder, [SweepAxis(GROUPS, (8, 2, 3))]) == 0
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=8"]
     rows = table_of(tmp_path / "new")
     assert list(rows[0]) == [
@@ -239,7 +242,7 @@ def test_runs_one_after_another_and_again_only_what_is_missing(trainings, tmp_pa
 def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, capsys, refusal):
     trainings["num_groups=3"] = UserError("the loss is nan at step 4")
     folder = RunFolder(tmp_path)
-    sentence = refusal(sweep, default_config(), folder, [Swept(GROUPS, (2, 3, 5))])
+    sentence = refusal(sweep, default_config(), folder, [SweepAxis(GROUPS, (2, 3, 5))])
     assert sentence.startswith("1 of 3 runs failed, the first, num_groups=3, because: the loss is nan at step 4")
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=5"]
     assert [row["error"] for row in table_of(tmp_path)] == ["", "the loss is nan at step 4", ""]
@@ -247,14 +250,14 @@ def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, 
     assert "num_groups=3  failed: the loss is nan at step 4" in capsys.readouterr().out
     assert (tmp_path / "sweep.png").exists()
     del trainings["num_groups=3"]
-    assert sweep(default_config(), folder, [Swept(GROUPS, (2, 3, 5))]) == 0
+    assert sweep(default_config(), folder, [SweepAxis(GROUPS, (2, 3, 5))]) == 0
     assert trainings.ran[3:] == ["num_groups=3"]
     assert [row["error"] for row in table_of(tmp_path)] == [""] * 3
 
 
 def test_where_all_fail_there_is_a_table_and_no_picture(trainings, tmp_path, refusal):
     trainings["seed=0"] = trainings["seed=1"] = UserError("no data")
-    refusal(sweep, default_config(), RunFolder(tmp_path), [Swept("seed", (0, 1))])
+    refusal(sweep, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))])
     assert [row["error"] for row in table_of(tmp_path)] == ["no data"] * 2
     assert not (tmp_path / "sweep.png").exists()
 
@@ -262,7 +265,7 @@ def test_where_all_fail_there_is_a_table_and_no_picture(trainings, tmp_path, ref
 @pytest.mark.parametrize("stop", [Stopped("stopped at step 3 of 9; and so on"), KeyboardInterrupt()])
 def test_a_stop_ends_the_sweep(trainings, tmp_path, capsys, stop):
     trainings["seed=1"] = stop
-    assert sweep(default_config(), RunFolder(tmp_path), [Swept("seed", (0, 1, 2))]) == 130
+    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))]) == 130
     assert trainings.ran == ["seed=0", "seed=1"]
     assert [row["seed"] for row in table_of(tmp_path)] == ["0"]
     out, err = capsys.readouterr()
@@ -273,18 +276,18 @@ def test_a_stop_ends_the_sweep(trainings, tmp_path, capsys, stop):
 def test_two_sweeps_do_not_share_a_folder(trainings, tmp_path, refusal):
     folder = RunFolder(tmp_path)
     with folder.writing():
-        assert "another process" in refusal(sweep, default_config(), folder, [Swept("seed", (0,))])
+        assert "another process" in refusal(sweep, default_config(), folder, [SweepAxis("seed", (0,))])
     assert trainings.ran == []
 
 
 def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):
     monkeypatch.setattr("mlmoe_jax.runtime.distributed.process", lambda: (1, 2))
-    assert sweep(default_config(), RunFolder(tmp_path), [Swept("seed", (0,))]) == 0
+    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0,))]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["seed=0"]
 
 
 def test_json_has_all_digits_and_the_seeds_together(trainings, tmp_path, capsys):
-    swept = [Swept("seed", (0, 1)), Swept(GROUPS, (2,))]
+    swept = [SweepAxis("seed", (0, 1)), SweepAxis(GROUPS, (2,))]
     assert sweep(default_config(), RunFolder(tmp_path), swept, as_json=True) == 0
     printed = json.loads(capsys.readouterr().out)
     config = default_config()
@@ -317,7 +320,7 @@ def runs_of(folder, *swept, fail=()):
 
 
 def test_over_seeds_is_the_mean_and_deviation_of_what_there_is(tmp_path):
-    swept = (Swept("seed", (0, 1, 2)), Swept(GROUPS, (2, 3)))
+    swept = (SweepAxis("seed", (0, 1, 2)), SweepAxis(GROUPS, (2, 3)))
     runs = runs_of(tmp_path, *swept, fail=("num_groups=3,seed=2",))
     runs[0].results["test"]["mAP"] = math.nan
     (two, of_two), (three, of_three) = over_seeds(runs)
@@ -332,7 +335,7 @@ def test_over_seeds_is_the_mean_and_deviation_of_what_there_is(tmp_path):
 
 
 def test_the_table_has_a_line_a_run_and_then_the_seeds(tmp_path):
-    runs = runs_of(tmp_path, Swept(GROUPS, (2,)), Swept("seed", (0, 1)), fail=("num_groups=2,seed=1",))
+    runs = runs_of(tmp_path, SweepAxis(GROUPS, (2,)), SweepAxis("seed", (0, 1)), fail=("num_groups=2,seed=1",))
     runs[0].selected = {"step": 12, "kind": "ema", "split": "val"}
     lines = [line.split() for line in format_table(runs).splitlines()]
     assert lines[0] == ["mAP,", "%", "val", "test", "weights"]
@@ -367,7 +370,7 @@ def percent(groups, seed=0.0, split="val"):
 
 
 def test_one_key_is_a_line_a_split(tmp_path, shown):
-    panels, x, options = shown(runs_of(tmp_path, Swept(GROUPS, (2, 8)), Swept("seed", (0, 1))))
+    panels, x, options = shown(runs_of(tmp_path, SweepAxis(GROUPS, (2, 8)), SweepAxis("seed", (0, 1))))
     assert panels == {
         "": {s: [[percent(2, 0.5, s), percent(8, 0.5, s)], [0.5, 0.5]] for s in ("val", "test")},
     }
@@ -377,7 +380,7 @@ def test_one_key_is_a_line_a_split(tmp_path, shown):
 
 
 def test_a_second_key_is_a_line_each_in_a_panel_a_split(tmp_path, shown):
-    swept = (Swept("optim.name", ("adamw", "sgd")), Swept(GROUPS, (2, 3)))
+    swept = (SweepAxis("optim.name", ("adamw", "sgd")), SweepAxis(GROUPS, (2, 3)))
     panels, x, options = shown(runs_of(tmp_path, *swept, fail=("num_groups=2,optim.name=adamw",)))
     assert panels == {
         split: {"2": [[percent(2, 0, split)], [0]], "3": [[percent(3, 0, split)] * 2, [0, 0]]}
@@ -390,12 +393,16 @@ def test_a_second_key_is_a_line_each_in_a_panel_a_split(tmp_path, shown):
 
 
 def test_an_empty_value_is_a_line_of_its_own(tmp_path, shown):
-    panels, _, _ = shown(runs_of(tmp_path, Swept(GROUPS, (2, 3)), Swept("data.images", ("", "val"))))
+    panels, _, _ = shown(runs_of(tmp_path, SweepAxis(GROUPS, (2, 3)), SweepAxis("data.images", ("", "val"))))
     assert list(panels["val"]) == ["", "val"]
 
 
 def test_more_keys_are_a_line_a_combination(tmp_path, shown):
-    swept = (Swept(GROUPS, (2, 3)), Swept("optim.name", ("adamw", "sgd")), Swept("augment.flip", (False, True)))
+    swept = (
+        SweepAxis(GROUPS, (2, 3)),
+        SweepAxis("optim.name", ("adamw", "sgd")),
+        SweepAxis("augment.flip", (False, True)),
+    )
     panels, x, options = shown(runs_of(tmp_path, *swept))
     combinations = [f"optim.name={name}, flip={flip}" for name in ("adamw", "sgd") for flip in ("false", "true")]
     assert list(panels["test"]) == combinations
@@ -406,7 +413,7 @@ def test_more_keys_are_a_line_a_combination(tmp_path, shown):
 def test_seeds_alone_are_points_beside_their_mean(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(sweeping, "draw", lambda *arguments, **options: calls.append((arguments, options)))
-    picture(runs_of(tmp_path, Swept("seed", (3, 0))))
+    picture(runs_of(tmp_path, SweepAxis("seed", (3, 0))))
     (((panels, x), options),) = calls
     assert x == ["3", "0"]
     assert all(line.level for line in panels[""])
@@ -416,8 +423,8 @@ def test_seeds_alone_are_points_beside_their_mean(tmp_path, monkeypatch):
 
 
 def test_units_and_kinds_of_values(tmp_path, shown):
-    _, x, options = shown(runs_of(tmp_path, Swept("data.image_size", (128, 64))))
+    _, x, options = shown(runs_of(tmp_path, SweepAxis("data.image_size", (128, 64))))
     assert (x, options["x_label"]) == ([128, 64], "data.image_size (pixels)")
-    _, x, _ = shown(runs_of(tmp_path, Swept("augment.flip", (True, False))))
+    _, x, _ = shown(runs_of(tmp_path, SweepAxis("augment.flip", (True, False))))
     assert x == ["true", "false"]
     assert as_text(("a", 1)) == "('a', 1)"

@@ -1,0 +1,110 @@
+"""Splits of any data set, by its name; a new data set is one file and one line of `SOURCES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.registry import Registry
+from mlmoe_jax.runtime.text import some
+
+# name -> what opens it; a name that ends in :NAME stands for all that begin like it.
+SOURCES: Registry[Source] = Registry(
+    "data set",
+    {
+        "digits": "mlmoe_jax.data.sources.digits:SCENES_SOURCE",
+        "digits_single": "mlmoe_jax.data.sources.digits:SINGLES_SOURCE",
+        "synthetic": "mlmoe_jax.data.sources.synthetic:SYNTHETIC",
+        "voc2007": "mlmoe_jax.data.sources.voc:VOC2007",
+        "voc2012": "mlmoe_jax.data.sources.voc:VOC2012",
+        "coco2014": "mlmoe_jax.data.sources.coco:COCO2014",
+        "nuswide": "mlmoe_jax.data.sources.nuswide:NUSWIDE",
+        "vg256": "mlmoe_jax.data.sources.visual_genome:VG256",
+        "vg500": "mlmoe_jax.data.sources.visual_genome:VG500",
+        "csv": "mlmoe_jax.data.sources.tables:TABLE",
+        "jsonl": "mlmoe_jax.data.sources.tables:TABLE",
+        "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
+        "coco_json": "mlmoe_jax.data.sources.coco_json:COCO_JSON",
+        "packed": "mlmoe_jax.data.sources.packed:PACKED",
+        "tfds:NAME": "mlmoe_jax.data.sources.tfds:TFDS",
+    },
+)
+
+
+def source_named(name: str) -> Source:
+    """Return the source of `data.name`; UserError with the nearest name if there is none."""
+    family = f"{name.partition(':')[0]}:NAME"
+    return SOURCES[family if ":" in name and family in SOURCES else name]
+
+
+def open_split(data_config: ConfigDict, split: str, *, classes: Sequence[str] | None = None, seed: int = 0) -> Split:
+    """Open a split of the data set `data.name`, `data_config` being `config.data`.
+
+    classes: the names, in order, that the model knows: those of the training split, once there are any. A source whose
+    classes come from its labels reads them by these; any other must have the same.
+    seed: draws `data.val_fraction` of the training split, which then is `data.val_split`, and leaves the rest for it.
+    Raises UserError for a name that is not among SOURCES, other classes, and whatever the source raises.
+    """
+    in_part = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
+    opened = source_named(data_config.name).open(data_config, data_config.train_split if in_part else split, classes)
+    if classes is not None and tuple(classes) != opened.classes:
+        raise UserError(
+            f"split {split} of {data_config.name} has the labels {some(opened.classes, 4)}, but the model was trained "
+            f"on {some(classes, 4)}"
+        )
+    return _hold_out(opened, split, data_config, seed) if in_part else opened
+
+
+def open_splits(
+    data_config: ConfigDict,
+    names: Iterable[str],
+    *,
+    seed: int = 0,
+    refused: Callable[[UserError], None] | None = None,
+) -> dict[str, Split]:
+    """Open the training split, and those of `names` with its classes: name -> split, the training split first.
+
+    names: each is opened once, and the empty one stands for no split. refused: takes what is wrong with a split, which
+    is then left out; None: it is raised, as is in any case what is wrong with the training split.
+    """
+    train = open_split(data_config, data_config.train_split, seed=seed)
+    splits = {data_config.train_split: train}
+    for name in dict.fromkeys(names):
+        if name in ("", *splits):
+            continue
+        try:
+            splits[name] = open_split(data_config, name, classes=train.classes, seed=seed)
+        except UserError as error:
+            if refused is None:
+                raise
+            refused(error)
+    return splits
+
+
+def original_name(data_config: ConfigDict) -> str:
+    """Return the name of the data set that `config.data` stands for: `data.name`, or what was packed under it."""
+    original = source_named(data_config.name).original
+    return original(data_config) if original else data_config.name
+
+
+def count_labels(data_config: ConfigDict) -> int:
+    """Return the number of labels of the data set of `config.data`, which is opened only if nothing else tells."""
+    labels = source_named(original_name(data_config)).labels
+    return labels(data_config) if labels else len(open_split(data_config, data_config.train_split).classes)
+
+
+def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:
+    fraction = data_config.val_fraction
+    count = round(fraction * len(whole))
+    if not 0 < count < len(whole):
+        raise UserError(
+            f"data.val_fraction={fraction} of {len(whole)} training images leaves {count} for validation and "
+            f"{len(whole) - count} for training"
+        )
+    order = np.random.RandomState(seed).permutation(len(whole))
+    return whole.take(np.sort(order[:count] if split == data_config.val_split else order[count:]), name=split)

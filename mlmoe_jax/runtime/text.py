@@ -1,0 +1,39 @@
+"""Names, numbers and tables as text for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Return up to `most` names of a list, and how many there are if there are more."""
+    return ", ".join(names[:most]) + (f", … ({len(names)})" if len(names) > most else "")
+
+
+def percent(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
+    """Return a fraction in percent, a dash if it is undefined. sign: "+" gives positive numbers their sign."""
+    return "–" if value is None or math.isnan(value) else f"{100 * value:{sign}.{digits}f}"
+
+
+def text_table(rows: Sequence[Sequence[str]], *, align: str = "<>", least: Sequence[int] = (0,)) -> str:
+    """Return rows as lines, their cells aligned and two spaces apart.
+
+    A row with fewer cells than the longest ends in free text, which widens no column.
+
+    Args:
+      rows: cells; rows may differ in length.
+      align: "<" or ">" for each column; the last one is for all further ones.
+      least: the smallest width of each column; the last one is for all further ones.
+    """
+    columns = max(map(len, rows), default=0)
+    widths = [least[min(column, len(least) - 1)] for column in range(columns)]
+    sides = [align[min(column, len(align) - 1)] for column in range(columns)]
+    aligned = [list(row) if len(row) == columns else list(row[:-1]) for row in rows]
+    for cells in aligned:
+        widths = [max(width, len(cell)) for width, cell in zip(widths, cells, strict=False)] + widths[len(cells) :]
+    lines = []
+    for row, cells in zip(rows, aligned, strict=True):
+        shown = [f"{cell:{side}{width}}" for cell, side, width in zip(cells, sides, widths, strict=False)]
+        lines.append("  ".join([*shown, *row[len(cells) :]]).rstrip())
+    return "\n".join(lines)
