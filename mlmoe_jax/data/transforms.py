@@ -5,9 +5,10 @@ picture's augmentation is decided by that generator alone.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.data import randaugment
@@ -174,10 +175,10 @@ def _between(origin: np.ndarray | float, image: np.ndarray, random: np.random.Ge
 
 # ------------------------------------------------------------------------------------------------------ the whole way
 @dataclass(frozen=True)
-class HostTransform:
-    """From a decoded picture to what goes into the batch; picklable, for worker processes. See config.py for the keys.
+class Geometry:
+    """From an image of any size to one of S × S pixels: `image_size` and the keys under `config.data` and `.augment`.
 
-    fit: square | crop | random_resized_crop | multi_scale_crop. policy: of RandAugment, or None.
+    fit: square | crop | random_resized_crop | multi_scale_crop.
     """
 
     image_size: int
@@ -186,33 +187,9 @@ class HostTransform:
     crop_scale: tuple[float, float] = (1.0, 1.0)
     crop_ratio: tuple[float, float] = (1.0, 1.0)
     margin: int = 0
-    flip: bool = False
-    shift: float = 0.0
-    contrast: float = 0.0
-    brightness: float = 0.0
-    saturation: float = 0.0
-    cutout: float = 0.0
-    policy: Policy | None = None
 
-    def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
-        """Return u8[S,S,3] of u8[h,w,3] or of Pillow's RGB picture; in evaluation no generator is needed."""
-        image = self._fit(image, random)
-        if self.flip:
-            image = flip(image, random)
-        for transform, strength in (
-            (shift, self.shift),
-            (contrast, self.contrast),
-            (brightness, self.brightness),
-            (saturation, self.saturation),
-            (cutout, self.cutout),
-        ):
-            if strength:
-                image = transform(image, random, strength)
-        if self.policy:
-            image = randaugment.apply(image, random, self.policy)
-        return np.ascontiguousarray(image)
-
-    def _fit(self, image: np.ndarray | Image.Image, random: np.random.Generator | None) -> np.ndarray:
+    def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None) -> np.ndarray:
+        """Return u8[S,S,3] of u8[h,w,3] or of Pillow's RGB image."""
         if self.fit == "square":
             return resize_square(image, self.image_size)
         image = np.asarray(image)
@@ -230,43 +207,72 @@ class HostTransform:
         return round(self.image_size / self.crop_fraction)
 
 
-def make_host_transform(data, augment, *, training: bool) -> HostTransform:
+@dataclass(frozen=True)
+class PixelTransforms:
+    """What changes pixels and no size, with its strength from `config.augment`. policy: of RandAugment, or None."""
+
+    flip: bool = False
+    shift: float = 0.0
+    contrast: float = 0.0
+    brightness: float = 0.0
+    saturation: float = 0.0
+    cutout: float = 0.0
+    policy: Policy | None = None
+
+    def __call__(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
+        """Return u8[h,w,3] of u8[h,w,3]."""
+        if self.flip:
+            image = flip(image, random)
+        for transform, strength in (
+            (shift, self.shift),
+            (contrast, self.contrast),
+            (brightness, self.brightness),
+            (saturation, self.saturation),
+            (cutout, self.cutout),
+        ):
+            if strength:
+                image = transform(image, random, strength)
+        return randaugment.apply(image, random, self.policy) if self.policy else image
+
+
+@dataclass(frozen=True)
+class HostTransform:
+    """From a decoded image to the one in the batch; picklable, for worker processes."""
+
+    geometry: Geometry
+    pixels: PixelTransforms = PixelTransforms()
+
+    def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
+        """Return u8[S,S,3] of u8[h,w,3] or of Pillow's RGB image; in evaluation no generator is needed."""
+        return np.ascontiguousarray(self.pixels(self.geometry(image, random), random))
+
+
+def make_host_transform(data_config: ConfigDict, augment: ConfigDict | None, *, training: bool) -> HostTransform:
     """Build the host's part from `config.data` and `config.augment`; in evaluation that is `data.resize` alone.
 
-    With `augment.where = device` only the geometry is the host's, and the rest happens in `steps.prepare`. `augment` is
-    read in training only. Raises UserError for a RandAugment that is not known.
+    With `augment.where = device` only the geometry is the host's, and the rest happens in `prepare.prepare`. `augment`
+    is read in training only. Raises UserError for a RandAugment that is not known.
     """
-    transform = HostTransform(image_size=data.image_size, fit=data.resize, crop_fraction=data.crop_fraction)
+    size, fraction = data_config.image_size, data_config.crop_fraction
     if not training:
-        return transform
-    if augment.geometry != "none":
-        transform = replace(
-            transform,
-            fit=augment.geometry,
-            crop_scale=tuple(augment.crop_scale),
-            crop_ratio=tuple(augment.crop_ratio),
-            margin=augment.margin,
-        )
+        return HostTransform(Geometry(size, data_config.resize, fraction))
+    if augment.geometry == "none":
+        geometry = Geometry(size, data_config.resize, fraction)
+    else:
+        scale, ratio = tuple(augment.crop_scale), tuple(augment.crop_ratio)
+        geometry = Geometry(size, augment.geometry, fraction, scale, ratio, augment.margin)
     if augment.where == "device":
-        return transform
-    return replace(
-        transform,
-        flip=augment.flip,
-        shift=augment.shift,
-        contrast=augment.contrast,
-        brightness=augment.brightness,
-        saturation=augment.saturation,
-        cutout=augment.cutout,
-        policy=randaugment.make_policy(augment),
-    )
+        return HostTransform(geometry)
+    strengths = (augment.flip, augment.shift, augment.contrast, augment.brightness, augment.saturation, augment.cutout)
+    return HostTransform(geometry, PixelTransforms(*strengths, randaugment.make_policy(augment)))
 
 
-def smallest_useful_side(data, augment, *, training: bool) -> int:
-    """Return how small, in pixels of the short side, a picture may be decoded without the resize enlarging anything.
+def smallest_useful_side(data_config: ConfigDict, augment: ConfigDict | None, *, training: bool) -> int:
+    """Return how small, in pixels of the short side, an image may be decoded without the resize enlarging anything.
 
-    0: only the full size will do, since a crop of unknown size is cut from the decoded picture.
+    0: only the full size will do, since a crop of unknown size is cut from the decoded image.
     """
-    transform = make_host_transform(data, augment, training=training)
-    if transform.fit == "multi_scale_crop" and transform.margin:
-        return transform.image_size + transform.margin
-    return {"square": transform.image_size, "crop": transform.short_side}.get(transform.fit, 0)
+    geometry = make_host_transform(data_config, augment, training=training).geometry
+    if geometry.fit == "multi_scale_crop" and geometry.margin:
+        return geometry.image_size + geometry.margin
+    return {"square": geometry.image_size, "crop": geometry.short_side}.get(geometry.fit, 0)

@@ -30,7 +30,7 @@ from mlmoe_jax.data.images import EXIF_ORIENTATION, BadImage, Images, open_image
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
 from mlmoe_jax.errors import UserError
 
-Picture = str | os.PathLike | bytes | np.ndarray | Image.Image
+ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
 
 
 # ------------------------------------------------------------------------------------------------- from a command line
@@ -108,7 +108,7 @@ def _of_list(content: bytes, folder: str, what: str) -> list[str]:
 class GivenImages(Images):
     """Pictures given as paths, encoded bytes, u8[h,w,3] arrays in RGB or pictures of Pillow's, in any mixture."""
 
-    def __init__(self, given: Sequence[Picture]):
+    def __init__(self, given: Sequence[ImageLike]):
         self.given = given
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from mlmoe_jax.config.overrides import Overrides, as_pairs
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.inputs import GivenImages, Picture, find_pictures
+from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_pictures
 from mlmoe_jax.inference.outputs import Result, choose_target, row_writer
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
@@ -63,14 +63,14 @@ class Predictor:
         return cls(run, read_thresholds(folder).values)
 
     def __call__(
-        self, images: Sequence[Picture], *, batch_size: int = BATCH, top_k: int | None = None, gates: bool = False
+        self, images: Sequence[ImageLike], *, batch_size: int = BATCH, top_k: int | None = None, gates: bool = False
     ) -> list[Result]:
         """Label pictures given as paths, encoded bytes, u8[h,w,3] arrays or Pillow's, in their order; see `stream`."""
         return list(self.stream(images, batch_size=batch_size, top_k=top_k, gates=gates))
 
     def stream(
         self,
-        images: Sequence[Picture],
+        images: Sequence[ImageLike],
         *,
         batch_size: int = BATCH,
         top_k: int | None = None,
@@ -106,7 +106,7 @@ class Predictor:
         given = GivenImages(images)
         names = [given.name(row) for row in range(len(given))]
         split = Split("pictures", (), np.zeros((len(given), 0), np.int8), names, given)
-        loader = build_loader(self._data, split, batch_size=batch_size, process=distributed.process())
+        loader = build_loader(self._data, split, batch_size=batch_size, labels=False, process=distributed.process())
         step, waiting = self._steps[gates], None
         with shortage_explained("take a smaller batch (--batch-size)"):
             for batch in on_device(progress.waiting(loader) if progress else loader, self.run.mesh):

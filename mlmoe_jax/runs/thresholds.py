@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.thresholds import Floats
 from mlmoe_jax.runs.folder import RESULTS, THRESHOLDS, RunFolder
+
+Floats = NDArray[np.float64]
 
 
 # ---------------------------------------------------------------------------------------------------------- the file

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -96,12 +95,8 @@ class Folder:
         if not self.is_local:
             path.write_bytes(content)
             return
-        temporary = f"{path}.tmp"
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with whole_file(path) as partial:
+            partial.write_bytes(content)
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a text file whole."""
@@ -146,6 +141,31 @@ class Folder:
             raise UserError(f"{self / name} is damaged: {error}") from error
 
 
+@contextlib.contextmanager
+def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
+    """Yield the path of a local file to write, which becomes `path` if the block ends well and else is removed.
+
+    It grows beside its place, hidden, so that renaming is atomic; for an object store, whose uploads are atomic, in a
+    folder for temporary files. alone: no other process writes the same file at the same time.
+    """
+    local = "://" not in str(path)
+    with contextlib.ExitStack() as stack:
+        if local:
+            partial = Path(path).with_name(f".{path.name}.{'' if alone else f'{os.getpid()}.'}tmp")
+        else:
+            partial = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
+        try:
+            yield partial
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())
+            if local:
+                os.replace(partial, path)
+            else:
+                epath.Path(partial).copy(path, overwrite=True)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
 STANDARD_OUTPUT = "-"
 
 
@@ -165,36 +185,24 @@ class Target:
 def opened(target: Target) -> Iterator[TextIO]:
     """Open a target for writing.
 
-    A file gets its name only when the block ends well; until then another one grows beside it, or in the folder for
-    temporary files if the target is an address such as gs://. Standard output is written line by line; where its reader
-    goes away, the block just ends. Paths that are no UTF-8 keep their bytes. Raises UserError where writing fails.
+    A file gets its name only when the block ends well, see `whole_file`. Standard output is written line by line; if
+    its reader goes away, the block just ends. Paths that are no UTF-8 keep their bytes. Raises UserError if writing
+    fails.
     """
-    with _standard_output() if target.path is None else _replaced(target.path) as file:
+    with _standard_output() if target.path is None else _text_file(target.path) as file:
         yield file
 
 
 @contextlib.contextmanager
-def _replaced(path: epath.Path) -> Iterator[TextIO]:
-    local = "://" not in str(path)
-    with contextlib.ExitStack() as stack:
-        if local:
-            partial = Path(f"{path}.{os.getpid()}.tmp")
-        else:
-            partial = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
-        try:
-            with open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            if local:
-                os.replace(partial, path)
-            else:
-                with open(partial, "rb") as source, path.open("wb") as destination:
-                    shutil.copyfileobj(source, destination)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
+def _text_file(path: epath.Path) -> Iterator[TextIO]:
+    try:
+        with (
+            whole_file(path, alone=False) as partial,
+            open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        ):
+            yield file
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

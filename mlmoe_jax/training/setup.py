@@ -17,7 +17,7 @@ from mlmoe_jax.data.check import check_splits
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.sources.open import count_labels, open_split, original_name
+from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
@@ -65,18 +65,16 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     differently, and a file of word vectors may have changed since: a model keeps the label space it was trained with.
     Raises UserError for data that cannot be trained on, or whose labels are not those of the run.
     """
-    train_split = open_split(config.data, config.data.train_split, seed=config.seed)
+    selecting = selection_split(config)
+    names = [name for name in (selecting, *config.data.test_splits) if name]
+    splits = open_splits(config.data, names, seed=config.seed)
+    train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
     if resumes:
         _, label_space = read_run(folder)
         if label_space.names != tuple(train_split.classes):
             raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
     else:
         label_space = label_space_for(config, train_split)
-    selecting = selection_split(config)
-    eval_splits = {
-        name: open_split(config.data, name, classes=train_split.classes, seed=config.seed)
-        for name in dict.fromkeys(filter(None, (selecting, *config.data.test_splits)))
-    }
     if head_of(config).unknown_labels and (train_split.labels == UNKNOWN).any():
         say(f"warning: {config.model.head.kind} {head_of(config).unknown_labels}")
     for warning in [*configuration.warnings(config), *check_splits(train_split, list(eval_splits.values()))]:

@@ -20,6 +20,7 @@ from PIL import Image
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data import pack as packing
+from mlmoe_jax.data import shards
 from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.pack import pack
 from mlmoe_jax.data.sources import digits, packed
@@ -159,7 +160,7 @@ def test_names_of_splits_and_images_may_hold_any_character(monkeypatch, tmp_path
     name, ids = "train[:50%]/ä", ["a b.jpg", "ü/日本.png", "x" * 300]
     images = ArrayImages(np.random.default_rng(0).integers(0, 256, (3, 8, 9, 3), dtype=np.uint8))
     split = Split(name, ("one", "zwei/ß"), np.array([[1, 0], [-1, 2], [0, 1]], np.int8), ids, images)
-    monkeypatch.setattr(packing, "open_split", lambda data, wanted, **_: split)
+    monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", lambda data, wanted, **_: split)
     pack(config_of(train_split=name, val_split=""), tmp_path / "out")
     assert_same_split(open_packed(tmp_path / "out", name), split)
 
@@ -167,14 +168,14 @@ def test_names_of_splits_and_images_may_hold_any_character(monkeypatch, tmp_path
 # -------------------------------------------------------------------------------------------------------- interruption
 SLOWLY = """
 import sys, time
-from mlmoe_jax.data import pack as packing
+from mlmoe_jax.data import pack as packing, shards
 from test_pack import config_of
-packing.SAVE_EVERY = 0
-at_once = packing.stored_bytes
+shards.SAVE_EVERY = 0
+at_once = shards.stored_bytes
 def stored_bytes(*arguments):
     time.sleep(0.1)
     return at_once(*arguments)
-packing.stored_bytes = stored_bytes
+shards.stored_bytes = stored_bytes
 if __name__ == "__main__":
     sys.exit(packing.pack(config_of(sys.argv[1], processes=int(sys.argv[3]), shard_images=2), sys.argv[2]))
 """
@@ -371,8 +372,8 @@ def test_a_full_disk_is_one_sentence_and_the_rest_is_kept(voc, tmp_path, refusal
         def close(self):
             self.file.close()
 
-    real = packing.ArrayRecordWriter
-    monkeypatch.setattr(packing, "ArrayRecordWriter", FullDisk)
+    real = shards.ArrayRecordWriter
+    monkeypatch.setattr(shards, "ArrayRecordWriter", FullDisk)
     sentence = refusal(pack, config_of(voc), tmp_path / "out")
     assert sentence.startswith(f"cannot write to {tmp_path / 'out'}: write() failed: No space left on device;")
     monkeypatch.undo()

@@ -354,7 +354,7 @@ def test_an_interrupted_run_leaves_the_old_file(command, predictor, monkeypatch)
 
     def interrupted(*arguments, **options):
         yield from list(stream(*arguments, **options))[:2]
-        assert len(list(Path().glob("p.csv.*.tmp"))) == 1, "rows are being written"
+        assert len(list(Path().glob(".p.csv.*.tmp"))) == 1, "rows are being written"
         raise KeyboardInterrupt
 
     monkeypatch.setattr(predictor, "stream", interrupted)
@@ -465,7 +465,7 @@ def test_the_reader_of_a_pipe_may_go_away_and_a_signal_leaves_nothing(twenty):
     assert "Exception" not in err
 
     process = running("p.csv", 100_000)
-    while not list(twenty.glob("p.csv.*.tmp")):
+    while not list(twenty.glob(".p.csv.*.tmp")):
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)

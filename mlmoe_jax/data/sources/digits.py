@@ -41,6 +41,7 @@ from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.cache import cache_folder
+from mlmoe_jax.runtime.progress import say
 
 NAME = "digits-v1"
 CANVAS = 64
@@ -319,10 +320,6 @@ def _kept(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
             np.save(Path(place) / name, images)
             (Path(place) / name).replace(folder / name)  # whole or not at all, whoever else makes it too
     except OSError as error:
-        from mlmoe_jax.runtime.progress import (
-            say,  # here, because it brings JAX along, which reading pictures does not need
-        )
-
         say(f"the scenes of {name} are not kept in {folder} ({error.strerror or error}) and will be rendered again")
     return images
 
