@@ -1,6 +1,11 @@
-"""What a person sees while something runs, and the rows of metrics.jsonl."""
+"""What a person sees while something runs.
+
+All of it goes to stderr: bars on a terminal, and lines through the logger `mlmoe_jax`, which
+`logging.getLogger("mlmoe_jax").setLevel("WARNING")` silences.
+"""
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -11,6 +16,21 @@ from tqdm import tqdm
 from mlmoe_jax.runtime import distributed, watchdog
 
 LINE_EVERY = 15.0  # seconds between lines where there is no terminal
+
+
+class _AboveBars(logging.Handler):
+    """Writes each line to stderr, above the bars that are there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+_LOGGER = logging.getLogger("mlmoe_jax")
+if not _LOGGER.handlers:  # a program that uses the package may have set up its own
+    _LOGGER.addHandler(_AboveBars())
+    _LOGGER.propagate = False
+if _LOGGER.level == logging.NOTSET:
+    _LOGGER.setLevel(logging.INFO)
 
 
 class Progress:
@@ -24,7 +44,6 @@ class Progress:
         self.waited = 0.0
         terminal = sys.stderr.isatty() and distributed.is_first()
         self.bar = tqdm(total=total, initial=first, desc=what, unit="step", leave=False, disable=not terminal)
-        self.lines = not terminal
         watchdog.sign(f"begin to {what}", f"it began to {what}")
 
     def waiting(self, batches: Iterable) -> Iterator:
@@ -47,7 +66,7 @@ class Progress:
         self.bar.set_postfix_str(f"{self.figures()} {self.note}".strip(), refresh=False)
         self.bar.update()
         now = time.perf_counter()
-        if self.lines and now - self.last_line > LINE_EVERY:
+        if self.bar.disable and now - self.last_line > LINE_EVERY:
             self.last_line = now
             self._line(now)
 
@@ -90,7 +109,6 @@ class Meter:
     def __init__(self, name: str, first: int, length: int):
         self.name, self.first, self.done, self.length = name, first, first, length
         self.started = self.last_line = time.perf_counter()
-        self.lines = not sys.stderr.isatty()
         self.bar = tqdm(
             total=length or None,
             initial=first,
@@ -98,7 +116,7 @@ class Meter:
             unit="B",
             unit_scale=True,
             leave=False,
-            disable=self.lines,
+            disable=not sys.stderr.isatty(),
         )
 
     def add(self, count: int) -> None:
@@ -107,7 +125,7 @@ class Meter:
         watchdog.sign("download", f"{megabytes(self.done)} of {self.name} had come")
         self.bar.update(count)
         now = time.perf_counter()
-        if self.lines and now - self.last_line > LINE_EVERY:
+        if self.bar.disable and now - self.last_line > LINE_EVERY:
             self.last_line = now
             rate = (self.done - self.first) / max(1e-9, now - self.started)
             left = timedelta(seconds=round((self.length - self.done) / rate)) if self.length else "? s"
@@ -125,6 +143,9 @@ def megabytes(count: float) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line for people, on stderr, so that stdout carries results only; the first process speaks for all."""
+    """Log a line for people, by default to stderr, so that stdout carries results only.
+
+    The first process speaks for all.
+    """
     if distributed.is_first():
-        tqdm.write(text, file=sys.stderr)
+        _LOGGER.info(text)

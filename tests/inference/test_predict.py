@@ -471,3 +471,13 @@ def test_the_reader_of_a_pipe_may_go_away_and_a_signal_leaves_nothing(twenty):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     assert not list(twenty.glob("p.csv*"))
+
+
+def test_prediction_needs_no_metrics_and_no_training():
+    code = (
+        "import sys, mlmoe_jax.inference.predict\n"
+        "ours = {name: module for name, module in sys.modules.items() if name.startswith('mlmoe_jax.')}\n"
+        "sys.exit(any(name.split('.')[1] in ('evaluation', 'training') for name in ours)"
+        " or any('optax' in vars(module) for module in ours.values()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 import sys
@@ -135,6 +136,18 @@ def folder(tmp_path):
 
 
 PROGRESS = SimpleNamespace(images_per_second=12.5, data_wait=0.25)
+
+
+def test_lines_for_people_can_be_silenced(capsys):
+    logger = logging.getLogger("mlmoe_jax")
+    say("100 % sure")
+    assert capsys.readouterr() == ("", "100 % sure\n")
+    logger.setLevel("WARNING")
+    try:
+        say("not now")
+    finally:
+        logger.setLevel("INFO")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_row_a_step(folder):
