@@ -176,7 +176,7 @@ def write_results(
     for name, item in scored.items():
         label, mask = targets(item.codes[item.read], difficult)
         of_class = multilabel.per_class(item.scores[item.read], label, mask=mask)
-        rows += [[name, label, *(of_class[figure][k] for figure in figures)] for k, label in enumerate(names)]
+        rows += [[name, label_name, *(of_class[figure][k] for figure in figures)] for k, label_name in enumerate(names)]
     folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", *figures], rows)
 
 

@@ -84,10 +84,11 @@ def test_eval_reproduces_training_to_the_last_digit(program, trained):
     trained_results, results = json.loads(done.stdout), json.loads(again.stdout)
     assert set(results) == {"test", "test_shift"}
     assert results == {name: trained_results[name] for name in results}
-    other = program(
-        "--mode=eval", f"--workdir={folder}", "--config.data.test_splits=val", "--config.eval.batch_size=20"
-    )
+    changes = ("--config.data.test_splits=val", "--config.eval.batch_size=20", "--config.report.samples=2")
+    other = program("--mode=eval", f"--workdir={folder}", *changes)
     assert other.returncode == 0, other.stderr
+    index = json.loads((folder / "samples" / "index.json").read_text())
+    assert (index["split"], len(index["samples"])) == ("val", 2)
     assert f"{100 * trained_results['val']['mAP']:.2f}" in other.stdout
 
 

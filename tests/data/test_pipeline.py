@@ -274,6 +274,14 @@ def test_evaluation_shows_the_pixels_of_the_source(workers):
     assert changed.all(), "in training they are augmented"
 
 
+def test_labels_are_left_out_where_nobody_reads_them():
+    with_labels = take(2, make_split(11, broken=3), batch_size=8, data=settings(bad_images="skip"))
+    without = take(2, make_split(11, broken=3), batch_size=8, data=settings(bad_images="skip"), labels=False)
+    for batch, full in zip(without, with_labels, strict=True):
+        assert batch.keys() == {"image", "mask", "id"}
+        same([batch], [{name: full[name] for name in batch}])
+
+
 # ------------------------------------------------------------------------------------------------- reduced decoding
 class Photos(EncodedImages):
     """One large JPEG."""
