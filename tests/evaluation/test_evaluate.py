@@ -1,19 +1,15 @@
 import csv
-import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from helpers import tiny
-from safetensors.numpy import load_file, save_file
+from helpers import published_run
+from helpers.published_run import CLASSES, write_run
 
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.data.images import ArrayImages, BadImage
-from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
@@ -21,18 +17,11 @@ from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import evaluate_run, format_results, measure, score_split, score_with, write_results
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.step import make_eval_step, probabilities
-from mlmoe_jax.models import rules
-from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.params import fingerprint
-from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import assemble, preprocess_for, trainable_rules
+from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import describe_run, open_run, require_same_frozen
+from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runs.thresholds import Thresholds
-from mlmoe_jax.runtime.sharding import make_mesh, setup_jax
-
-CLASSES = ("a", "b", "c")
+from mlmoe_jax.runtime.sharding import make_mesh
 
 
 def make_split(rows: int, name: str = "val", seed: int = 0) -> Split:
@@ -211,45 +200,17 @@ def test_a_model_that_has_diverged_is_no_unreadable_image(refusal):
 
 
 # ------------------------------------------------------------------------------------------ runs and their folders
-SPACE = synthetic_label_space(3, 1)
-
-
 @pytest.fixture
 def config(monkeypatch, tmp_path):
-    """A config for the smallest of backbones, whose published weights are in the cache."""
-    precision = jax.config.jax_default_matmul_precision
-    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-    shape = {"width": 8, "depth": 1, "patch": 4, "native": 8, "mlp_ratio": 1}
-    tiny.use_vit(monkeypatch, name="tiny", file="tiny.safetensors", **shape)
+    """The config of `published_run`, whose splits are made up."""
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: make_split(6, name))
-    config = default_config()
-    config.model.backbone.name, config.data.image_size, config.eval.batch_size = "tiny", 8, 4
-    config.model.matmul_precision = "highest"
-    publish(tmp_path, seed=5)
-    yield config
-    jax.config.update("jax_default_matmul_precision", precision)
-
-
-def publish(tmp_path, seed: int):
-    """Put random weights for the backbone tiny into the cache."""
-    tiny.write_weights(tmp_path / "cache" / "tiny.safetensors", catalog.entry("tiny"), seed)
-
-
-def train_nothing(folder: RunFolder, config):
-    """Write a run folder as training does, with random values for what is trained; return the parts and the values."""
-    space = LabelSpace(CLASSES, SPACE.counts, np.array([2, 3, 4]), 10, SPACE.co_group, SPACE.dc_group)
-    parts = assemble(config, space)
-    with folder.writing():
-        describe_run(folder, config, space, preprocess_for(config), parts.frozen)
-        values = {path: value + 0.5 for path, value in parts.trainable.items()}
-        with checkpoint.open_manager(folder) as manager:
-            checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw"})
-    return parts, values
+    with published_run.config_of(tmp_path) as config:
+        yield config
 
 
 def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "run")
-    parts, values = train_nothing(folder, config)
+    parts, values = write_run(folder, config)
     results = evaluate_run(
         folder, [("data.test_splits", "val,test"), ("eval.threshold", "0.25"), ("eval.batch_size", "2")]
     )
@@ -279,7 +240,7 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
 
 def test_another_data_set_is_refused(config, tmp_path, refusal, monkeypatch):
     folder = RunFolder(tmp_path / "run")
-    train_nothing(folder, config)
+    write_run(folder, config)
     images = ArrayImages(np.zeros((1, 8, 8, 3), np.uint8))
     other = Split("test", ("x", "y", "z"), np.zeros((1, 3), np.int8), ["x"], images)
     monkeypatch.setattr("mlmoe_jax.data.sources.open.source_named", lambda name: Source(lambda *_: other))
@@ -299,7 +260,7 @@ class Unreadable(ArrayImages):
 
 def test_images_that_cannot_be_read_are_left_out_and_listed(config, tmp_path, monkeypatch, refusal):
     folder = RunFolder(tmp_path / "run")
-    train_nothing(folder, config)
+    write_run(folder, config)
     whole = make_split(6)
     holed = replace(whole, images=Unreadable(whole.images.array))
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed)
@@ -316,154 +277,3 @@ def test_images_that_cannot_be_read_are_left_out_and_listed(config, tmp_path, mo
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed.take(np.array([0]), "val"))
     sentence = refusal(evaluate_run, folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
     assert sentence == "none of the 1 images of val can be read"
-
-
-def test_a_run_does_not_go_on_with_other_frozen_weights(config, tmp_path, refusal):
-    folder = RunFolder(tmp_path / "run")
-    parts, _ = train_nothing(folder, config)
-    require_same_frozen(folder, parts.frozen)
-    other = {path: value + 1 for path, value in parts.frozen.items()}
-    assert "are not those that" in refusal(require_same_frozen, folder, other)
-    require_same_frozen(RunFolder(tmp_path / "new"), other)
-
-
-def test_frozen_kernels_in_bfloat16_survive_the_run_folder(config, tmp_path):
-    config.model.frozen_dtype, config.checkpoint.include_frozen = "bfloat16", "always"
-    folder = RunFolder(tmp_path / "run")
-    parts, _ = train_nothing(folder, config)
-    for path, value in parts.frozen.items():
-        assert value.dtype == (jnp.bfloat16 if path.endswith("/kernel") else jnp.float32), path
-    run = open_run(folder)
-    for path, value in parts.frozen.items():
-        assert run.frozen[path].dtype == value.dtype, path
-        np.testing.assert_array_equal(run.frozen[path], value, err_msg=path)
-
-
-def test_batch_norm_that_is_frozen_is_not_trained(refusal):
-    config = default_config()
-    config.trainable = ((r"", True),)
-
-    def trains(path):
-        return rules.first_match(trainable_rules(config), path, None)
-
-    assert trains("backbone/stem/norm/scale")
-    config.model.backbone.name = "resnet50"
-    assert not trains("backbone/stem/norm/scale")
-    assert not trains("backbone/stages/2/1/norm3/bias")
-    assert trains("backbone/stages/2/1/conv3/kernel")
-    config.model.backbone.batch_norm = "running"
-    assert trains("backbone/stem/norm/scale")
-
-
-def test_prompts_need_a_vit(refusal):
-    config = default_config()
-    config.model.backbone.name, config.model.prompts.kind = "convnext_tiny", "group"
-    sentence = refusal(build_model, config, SPACE, rngs=nnx.Rngs(0))
-    assert sentence == "model.prompts.kind=group needs a ViT, and convnext_tiny is none"
-
-
-def test_cnns_take_their_own_image_sizes(refusal):
-    config = default_config()
-    config.data.image_size, config.model.backbone.name = 100, "resnet101"
-    assert preprocess_for(config).image_size == 100
-    config.model.backbone.name = "convnext_tiny"
-    assert "no multiple of convnext_tiny's patch size 32" in refusal(preprocess_for, config)
-
-
-def test_a_run_folder_says_what_it_holds(config, tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    parts, _ = train_nothing(folder, config)
-    assert folder.read_text("labels.txt") == "a\nb\nc\n"
-    assert folder.read_json("thresholds.json") == {"a": 0.5, "b": 0.5, "c": 0.5}
-    assert folder.read_json("preprocess.json") == {"image_size": 8, "mean": [0.5] * 3, "std": [0.25] * 3}
-    assert folder.read_json("backbone.json") == {
-        "name": "tiny",
-        "weights": "auto",
-        "frozen_parameters": sum(value.size for value in parts.frozen.values()),
-        "fingerprint": fingerprint(parts.frozen),
-    }
-
-
-@pytest.mark.parametrize(
-    ("include", "weights", "stored"),
-    [("auto", "auto", False), ("auto", "none", True), ("always", "auto", True), ("never", "none", False)],
-)
-def test_frozen_weights_are_stored_where_no_published_file_has_them(
-    config, tmp_path, refusal, include, weights, stored
-):
-    config.checkpoint.include_frozen, config.model.backbone.weights = include, weights
-    folder = RunFolder(tmp_path / "run")
-    parts, _ = train_nothing(folder, config)
-    assert (folder / "frozen.safetensors").exists() == stored
-    publish(tmp_path, seed=6)
-    if stored or weights == "none":  # random weights come from the seed
-        run = open_run(folder)
-        for path, value in parts.frozen.items():
-            np.testing.assert_array_equal(run.frozen[path], value, err_msg=path)
-    else:
-        sentence = refusal(open_run, folder)
-        assert sentence.startswith(f"the frozen weights of tiny (auto) are not those that {folder} was trained with; ")
-
-
-def test_what_cannot_be_opened_is_refused(config, tmp_path, refusal):
-    folder = RunFolder(tmp_path / "run")
-    assert refusal(open_run, folder).startswith("there is no run folder ")
-    train_nothing(folder, config)
-    sentence = refusal(open_run, folder, [("model.dtype", "bfloat16")])
-    assert (
-        sentence
-        == "--config.model.dtype cannot differ from the trained run's; keys under data, eval, metrics, report, mesh can"
-    )
-    assert refusal(open_run, folder, [("eval.threshold", "2")]).startswith(
-        "the config has mistakes: eval.threshold is 2"
-    )
-    shutil.rmtree(folder / "checkpoints" / "30")
-    assert refusal(open_run, folder) == f"{folder} holds no finished checkpoint yet; let its training go on"
-    shutil.rmtree(folder / "checkpoints")
-    assert refusal(open_run, folder) == f"{folder} is not the run folder of a training: it has no checkpoints"
-
-
-def test_assemble_loads_the_backbone_and_draws_the_rest_from_the_seed(config, tmp_path, refusal):
-    published = load_file(tmp_path / "cache" / "tiny.safetensors")
-    parts = assemble(config, SPACE)
-    assert {path.removeprefix("backbone/") for path in parts.frozen} == set(published)
-    for path, value in parts.frozen.items():
-        np.testing.assert_array_equal(value, published[path.removeprefix("backbone/")], err_msg=path)
-    assert set(parts.trainable) == {"head/classifier/kernel", "head/classifier/bias"}
-    assert parts.stats == {}
-    again, bare = assemble(config, SPACE), assemble(config, SPACE, load_backbone=False)
-    config.seed = 1
-    other = assemble(config, SPACE)
-    kernels = [np.asarray(p.trainable["head/classifier/kernel"]) for p in (parts, again, bare, other)]
-    assert np.array_equal(kernels[0], kernels[1])
-    assert np.array_equal(kernels[0], kernels[2])
-    assert not np.array_equal(kernels[0], kernels[3])
-    assert fingerprint(bare.frozen) != fingerprint(parts.frozen)
-
-    config.model.backbone.weights = str(tmp_path / "own.safetensors")
-    save_file({name: 2 * value for name, value in published.items()}, tmp_path / "own.safetensors")
-    doubled = assemble(config, SPACE).frozen["backbone/cls_token"]
-    np.testing.assert_array_equal(doubled, 2 * published["cls_token"])
-    config.trainable = ((r"", False),)
-    sentence = refusal(assemble, config, SPACE)
-    assert sentence == "config.trainable freezes every parameter; leave at least the head trainable"
-
-
-def test_images_must_fit_the_patches(config, refusal):
-    config.data.image_size = 12
-    assert preprocess_for(config).image_size == 12
-    config.data.image_size = 10
-    assert refusal(preprocess_for, config) == "data.image_size is 10, no multiple of tiny's patch size 4"
-
-
-def test_start_jax_sets_the_precision_and_checks_the_batches(config, refusal, monkeypatch):
-    mesh = setup_jax(config)
-    assert mesh.size == len(jax.devices())
-    assert jax.config.jax_default_matmul_precision == "highest"
-    monkeypatch.setattr("mlmoe_jax.runtime.sharding.make_mesh", lambda sizes: SimpleNamespace(size=3))
-    config.train.batch_size, config.eval.batch_size = 9, 6
-    assert setup_jax(config).size == 3
-    config.train.batch_size, config.eval.batch_size = 10, 7
-    sentence = "train.batch_size is 10, which does not split over 3 devices; 9 does: set --config.train.batch_size=9"
-    assert refusal(setup_jax, config) == sentence
-    assert setup_jax(config, training=False).size == 3

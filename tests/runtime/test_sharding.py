@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from mlmoe_jax.runtime.sharding import (
     make_mesh,
     place,
     placements,
+    setup_jax,
     shard_batch,
     unpadded,
     without_padding,
@@ -163,3 +165,25 @@ def test_padding_is_cut_inside_the_step_and_has_no_gradient():
     gradient = jax.grad(lambda tree: (unpadded(tree, LABELS)["head/kernel"] ** 2).sum())({"head/kernel": kernel})
     np.testing.assert_array_equal(gradient["head/kernel"], np.pad(2 * kernel[:, :10], ((0, 0), (0, 2))))
     assert unpadded({"head/kernel": kernel}, None)["head/kernel"] is kernel
+
+
+def test_setup_sets_the_precision_and_checks_the_batches(refusal, monkeypatch):
+    config, precision = default_config(), jax.config.jax_default_matmul_precision
+    config.model.matmul_precision = "highest"
+    try:
+        mesh = setup_jax(config)
+        assert mesh.size == len(jax.devices())
+        assert jax.config.jax_default_matmul_precision == "highest"
+    finally:
+        jax.config.update("jax_default_matmul_precision", precision)
+    config.model.matmul_precision = precision
+    monkeypatch.setattr(
+        "mlmoe_jax.runtime.sharding.make_mesh", lambda sizes, devices: SimpleNamespace(size=len(devices or "abc"))
+    )
+    config.train.batch_size, config.eval.batch_size = 9, 6
+    assert setup_jax(config).size == 3
+    assert setup_jax(config, ["one device"]).size == 1
+    config.train.batch_size, config.eval.batch_size = 10, 7
+    sentence = "train.batch_size is 10, which does not split over 3 devices; 9 does: set --config.train.batch_size=9"
+    assert refusal(setup_jax, config) == sentence
+    assert setup_jax(config, training=False).size == 3

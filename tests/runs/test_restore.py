@@ -1,0 +1,177 @@
+"""Restoring a run from its folder, and the files that make this possible."""
+
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers import published_run
+from helpers.published_run import CLASSES, publish, write_run
+from safetensors.numpy import load_file, save_file
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models import rules
+from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.params import fingerprint
+from mlmoe_jax.runs.assemble import abstract_parts, assemble, preprocess_for, trainable_rules
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import open_run, require_same_frozen
+
+SPACE = synthetic_label_space(len(CLASSES), 1)
+
+
+@pytest.fixture
+def config(tmp_path):
+    with published_run.config_of(tmp_path) as config:
+        yield config
+
+
+def test_a_run_does_not_resume_with_other_frozen_weights(config, tmp_path, refusal):
+    folder = RunFolder(tmp_path / "run")
+    parts, _ = write_run(folder, config)
+    require_same_frozen(folder, parts.frozen)
+    other = {path: value + 1 for path, value in parts.frozen.items()}
+    assert "are not those that" in refusal(require_same_frozen, folder, other)
+    require_same_frozen(RunFolder(tmp_path / "new"), other)
+
+
+def test_frozen_kernels_in_bfloat16_survive_the_run_folder(config, tmp_path):
+    config.model.frozen_dtype, config.checkpoint.include_frozen = "bfloat16", "always"
+    folder = RunFolder(tmp_path / "run")
+    parts, _ = write_run(folder, config)
+    for path, value in parts.frozen.items():
+        assert value.dtype == (jnp.bfloat16 if path.endswith("/kernel") else jnp.float32), path
+    run = open_run(folder)
+    for path, value in parts.frozen.items():
+        assert run.frozen[path].dtype == value.dtype, path
+        np.testing.assert_array_equal(run.frozen[path], value, err_msg=path)
+
+
+def test_batch_norm_that_is_frozen_is_not_trained(refusal):
+    config = default_config()
+    config.trainable = ((r"", True),)
+
+    def trains(path):
+        return rules.first_match(trainable_rules(config), path, None)
+
+    assert trains("backbone/stem/norm/scale")
+    config.model.backbone.name = "resnet50"
+    assert not trains("backbone/stem/norm/scale")
+    assert not trains("backbone/stages/2/1/norm3/bias")
+    assert trains("backbone/stages/2/1/conv3/kernel")
+    config.model.backbone.batch_norm = "running"
+    assert trains("backbone/stem/norm/scale")
+
+
+def test_prompts_need_a_vit(refusal):
+    config = default_config()
+    config.model.backbone.name, config.model.prompts.kind = "convnext_tiny", "group"
+    sentence = refusal(build_model, config, SPACE, rngs=nnx.Rngs(0))
+    assert sentence == "model.prompts.kind=group needs a ViT, and convnext_tiny is none"
+
+
+def test_cnns_take_their_own_image_sizes(refusal):
+    config = default_config()
+    config.data.image_size, config.model.backbone.name = 100, "resnet101"
+    assert preprocess_for(config).image_size == 100
+    config.model.backbone.name = "convnext_tiny"
+    assert "no multiple of convnext_tiny's patch size 32" in refusal(preprocess_for, config)
+
+
+def test_a_run_folder_says_what_it_holds(config, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    parts, _ = write_run(folder, config)
+    assert folder.read_text("labels.txt") == "a\nb\nc\n"
+    assert folder.read_json("thresholds.json") == {"a": 0.5, "b": 0.5, "c": 0.5}
+    assert folder.read_json("preprocess.json") == {"image_size": 8, "mean": [0.5] * 3, "std": [0.25] * 3}
+    assert folder.read_json("backbone.json") == {
+        "name": "tiny",
+        "weights": "auto",
+        "frozen_parameters": sum(value.size for value in parts.frozen.values()),
+        "fingerprint": fingerprint(parts.frozen),
+    }
+
+
+@pytest.mark.parametrize(
+    ("include", "weights", "stored"),
+    [("auto", "auto", False), ("auto", "none", True), ("always", "auto", True), ("never", "none", False)],
+)
+def test_frozen_weights_are_stored_where_no_published_file_has_them(
+    config, tmp_path, refusal, include, weights, stored
+):
+    config.checkpoint.include_frozen, config.model.backbone.weights = include, weights
+    folder = RunFolder(tmp_path / "run")
+    parts, _ = write_run(folder, config)
+    assert (folder / "frozen.safetensors").exists() == stored
+    publish(tmp_path, seed=6)
+    if stored or weights == "none":  # random weights come from the seed
+        run = open_run(folder)
+        for path, value in parts.frozen.items():
+            np.testing.assert_array_equal(run.frozen[path], value, err_msg=path)
+    else:
+        sentence = refusal(open_run, folder)
+        assert sentence.startswith(f"the frozen weights of tiny (auto) are not those that {folder} was trained with; ")
+
+
+def test_what_cannot_be_opened_is_refused(config, tmp_path, refusal):
+    folder = RunFolder(tmp_path / "run")
+    assert refusal(open_run, folder).startswith("there is no run folder ")
+    write_run(folder, config)
+    sentence = refusal(open_run, folder, [("model.dtype", "bfloat16")])
+    assert (
+        sentence
+        == "--config.model.dtype cannot differ from the trained run's; keys under data, eval, metrics, report, mesh can"
+    )
+    assert refusal(open_run, folder, [("eval.threshold", "2")]).startswith(
+        "the config has mistakes: eval.threshold is 2"
+    )
+    shutil.rmtree(folder / "checkpoints" / "30")
+    assert refusal(open_run, folder) == f"{folder} holds no finished checkpoint yet; let its training go on"
+    shutil.rmtree(folder / "checkpoints")
+    assert refusal(open_run, folder) == f"{folder} is not the run folder of a training: it has no checkpoints"
+
+
+def test_assemble_loads_the_backbone_and_draws_the_rest_from_the_seed(config, tmp_path, refusal):
+    published = load_file(tmp_path / "cache" / "tiny.safetensors")
+    parts = assemble(config, SPACE)
+    assert {path.removeprefix("backbone/") for path in parts.frozen} == set(published)
+    for path, value in parts.frozen.items():
+        np.testing.assert_array_equal(value, published[path.removeprefix("backbone/")], err_msg=path)
+    assert set(parts.trainable) == {"head/classifier/kernel", "head/classifier/bias"}
+    assert parts.stats == {}
+    again, bare = assemble(config, SPACE), assemble(config, SPACE, load_backbone=False)
+    config.seed = 1
+    other = assemble(config, SPACE)
+    kernels = [np.asarray(p.trainable["head/classifier/kernel"]) for p in (parts, again, bare, other)]
+    assert np.array_equal(kernels[0], kernels[1])
+    assert np.array_equal(kernels[0], kernels[2])
+    assert not np.array_equal(kernels[0], kernels[3])
+    assert fingerprint(bare.frozen) != fingerprint(parts.frozen)
+
+    config.model.backbone.weights = str(tmp_path / "own.safetensors")
+    save_file({name: 2 * value for name, value in published.items()}, tmp_path / "own.safetensors")
+    doubled = assemble(config, SPACE).frozen["backbone/cls_token"]
+    np.testing.assert_array_equal(doubled, 2 * published["cls_token"])
+    config.trainable = ((r"", False),)
+    sentence = refusal(assemble, config, SPACE)
+    assert sentence == "config.trainable freezes every parameter; leave at least the head trainable"
+
+
+def test_images_must_fit_the_patches(config, refusal):
+    config.data.image_size = 12
+    assert preprocess_for(config).image_size == 12
+    config.data.image_size = 10
+    assert refusal(preprocess_for, config) == "data.image_size is 10, no multiple of tiny's patch size 4"
+
+
+@pytest.mark.parametrize("frozen_dtype", ["float32", "bfloat16"])
+def test_abstract_parts_are_the_shapes_of_what_assemble_makes(config, frozen_dtype):
+    config.model.frozen_dtype = frozen_dtype
+    shapes, parts = abstract_parts(config, SPACE), assemble(config, SPACE)
+    for name in ("trainable", "frozen", "stats"):
+        ours, theirs = getattr(shapes, name), getattr(parts, name)
+        assert {p: (v.shape, v.dtype) for p, v in ours.items()} == {p: (v.shape, v.dtype) for p, v in theirs.items()}
+    assert shapes.unpublished == parts.unpublished
+    assert not any(isinstance(value, jnp.ndarray) for value in {**shapes.trainable, **shapes.frozen}.values())
