@@ -118,7 +118,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
                 stored = steps.stored_form({"state": state.replace(frozen={}), "selected": selection.values})
                 checkpoint.save(manager, step, stored["state"], stored["selected"], notes)
             if stopping:
-                raise Stopped(f"stopped at step {step} of {total_steps}; the same command goes on from there")
+                raise Stopped(f"stopped at step {step} of {total_steps}; the same command resumes from there")
         log.write()
     progress.close()
     return selection

@@ -49,7 +49,7 @@ def restore_progress(job: Job, state: TrainState, manager: ocp.CheckpointManager
         state = steps.place(restored.state).replace(frozen=state.frozen)
         selection = Selection.from_notes(steps.place(restored.selected), restored.notes)
         job.data.skipped.rows.update(restored.notes.get("skipped", ()))
-        say(f"going on from step {restored.step} of {steps.total_steps}")
+        say(f"resuming from step {restored.step} of {steps.total_steps}")
     if distributed.is_first():
         job.folder.drop_rows_after(int(state.step))
         if int(state.step) < steps.total_steps and not selection.finished:
@@ -61,8 +61,8 @@ def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
     """Raise UserError if the folder holds a run with a different config."""
     if changed := changed_keys(config, folder):
         raise UserError(
-            f"{folder} holds a run with another config ({'; '.join(changed)}); give its own command to go on, or "
-            "another --workdir"
+            f"{folder} was trained with a different config ({'; '.join(changed)}); rerun the original command to "
+            "resume, or choose another --workdir"
         )
 
 

@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_skipped(program, trained, tmp_path):
 def test_another_config_does_not_resume_in_the_same_folder(program, trained):
     folder, _ = trained
     done = program("--config=mlvpt_digits", f"--workdir={folder}", *SMALL, "--config.loss.gamma_neg=3")
-    refused(done, "another config", "loss.gamma_neg was 2.0 and is 3.0")
+    refused(done, "a different config", "loss.gamma_neg was 2.0 and is 3.0")
 
 
 @pytest.mark.slow

@@ -178,14 +178,14 @@ def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
     assert undisturbed.wait() == [0] * count, undisturbed.said(0)
     again = start_job(count, *flags, f"--workdir={folder}")
     assert again.wait() == [0] * count, again.said(0)
-    assert f"going on from step {at} of 40" in again.said(0)
+    assert f"resuming from step {at} of 40" in again.said(0)
     assert digests(folder, 40) == digests(tmp_path / "whole", 40), "bit for bit on as many processes"
     assert results(folder) == results(tmp_path / "whole")
     assert metrics(folder) == metrics(tmp_path / "whole")
 
     elsewhere = start_job(3, *flags, f"--workdir={other}")
     assert elsewhere.wait() == [0] * 3, elsewhere.said(0)
-    assert f"going on from step {at} of 40" in elsewhere.said(0)
+    assert f"resuming from step {at} of 40" in elsewhere.said(0)
     close(selected(other), selected(tmp_path / "whole"), 1e-5)
 
 

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.sources import digits
+from mlmoe_jax.main import main
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.runs.assemble import assemble
@@ -119,7 +120,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(whole, copied, con
     config = copy.deepcopy(config)
     config.init_from = "nowhere.safetensors"
     results = train(config, copied)
-    assert f"going on from step {MIDDLE} of {STEPS}" in capsys.readouterr().err
+    assert f"resuming from step {MIDDLE} of {STEPS}" in capsys.readouterr().err
     assert digests(copied) == digests(whole[0])
     assert rows(copied) == rows(whole[0])
     assert results == whole[1]
@@ -132,7 +133,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, copied, config
     results = train(config, copied)
     said = capsys.readouterr().err
     assert f"checkpoint {MIDDLE} is damaged and passed over" in said
-    assert f"going on from step {MIDDLE - 1} of {STEPS}" in said
+    assert f"resuming from step {MIDDLE - 1} of {STEPS}" in said
     assert digests(copied) == digests(whole[0])
     assert rows(copied) == rows(whole[0])
     assert results == whole[1]
@@ -152,6 +153,20 @@ def test_a_resumed_run_keeps_the_label_space_that_it_was_trained_with(copied, co
     np.testing.assert_array_equal(read_run(copied)[1].positives, counted_otherwise)
     rewrite_label_space(copied, names=space.names[::-1])
     assert "other labels than the data has now" in refusal(train, config, copied)
+
+
+def test_the_command_writes_the_samples_that_the_config_asks_for(whole, config, tmp_path):
+    folder, results = whole
+    assert not (folder / "samples").exists()
+    shutil.copytree(folder.path, tmp_path / "run")
+    (tmp_path / "again.py").write_text(
+        "from mlmoe_jax.config import from_json\n"
+        f"def get_config(arg=''): return from_json(open({str(tmp_path / 'run' / 'config.json')!r}).read())\n"
+    )
+    command = [f"--config={tmp_path / 'again.py'}", f"--workdir={tmp_path / 'run'}", "--config.report.samples=2"]
+    assert main(command) == 0
+    assert len(RunFolder(tmp_path / "run").read_json("samples/index.json")["samples"]) == 2
+    assert RunFolder(tmp_path / "run").read_json("results.json")["test"]["mAP"] == results["test"]["mAP"]
 
 
 # -------------------------------------------------------------------------------------------------- where a run starts
