@@ -35,6 +35,13 @@ def trained(program, tmp_path_factory):
     return folder, done
 
 
+@pytest.fixture
+def here(command, program, monkeypatch):
+    """Return a function that runs the program in this process, without the seconds that its start takes."""
+    small_program.use(monkeypatch, program.place["cwd"])
+    return command
+
+
 def rows_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -77,7 +84,7 @@ def test_each_step_has_one_row_with_its_evaluation(trained):
         assert ("val/raw/mAP" in row) == ("val/ema/mAP_envelope" in row) == evaluated
 
 
-def test_eval_reproduces_training_to_the_last_digit(program, trained):
+def test_eval_reproduces_training_to_the_last_digit(program, here, trained):
     folder, done = trained
     again = program("--mode=eval", f"--workdir={folder}", "--json")
     assert again.returncode == 0, again.stderr
@@ -85,17 +92,17 @@ def test_eval_reproduces_training_to_the_last_digit(program, trained):
     assert set(results) == {"test", "test_shift"}
     assert results == {name: trained_results[name] for name in results}
     changes = ("--config.data.test_splits=val", "--config.eval.batch_size=20", "--config.report.samples=2")
-    other = program("--mode=eval", f"--workdir={folder}", *changes)
+    other = here("--mode=eval", f"--workdir={folder}", *changes)
     assert other.returncode == 0, other.stderr
     index = json.loads((folder / "samples" / "index.json").read_text())
     assert (index["split"], len(index["samples"])) == ("val", 2)
     assert f"{100 * trained_results['val']['mAP']:.2f}" in other.stdout
 
 
-def test_rerunning_a_finished_training_only_evaluates(program, trained):
+def test_rerunning_a_finished_training_only_evaluates(here, trained):
     folder, done = trained
     before = rows_of(folder)
-    again = program("--config=mlvpt_digits", f"--workdir={folder}", "--json", *SMALL)
+    again = here("--config=mlvpt_digits", f"--workdir={folder}", "--json", *SMALL)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == json.loads(done.stdout)
     assert rows_of(folder) == before
@@ -103,13 +110,13 @@ def test_rerunning_a_finished_training_only_evaluates(program, trained):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_stopped_run_resumes_as_if_undisturbed(program, trained, tmp_path, number):
+def test_a_stopped_run_resumes_as_if_undisturbed(program, here, trained, tmp_path, number):
     folder, done = trained
     command = ("--config=mlvpt_digits", f"--workdir={tmp_path / 'b'}", "--json", *SMALL)
     stopped = program(*command, SIGNAL_AFTER=f"{number.value} 3")
     assert stopped.returncode == (130 if number == signal.SIGTERM else -signal.SIGKILL), stopped.stderr
     assert 3 <= len(rows_of(tmp_path / "b")) < 8
-    again = program(*command)
+    again = here(*command)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == json.loads(done.stdout)
     same_training(rows_of(tmp_path / "b"), rows_of(folder))
@@ -133,9 +140,9 @@ def test_a_damaged_checkpoint_is_skipped(program, trained, tmp_path):
     same_training(rows_of(copy), rows_of(folder))
 
 
-def test_another_config_does_not_resume_in_the_same_folder(program, trained):
+def test_another_config_does_not_resume_in_the_same_folder(here, trained):
     folder, _ = trained
-    done = program("--config=mlvpt_digits", f"--workdir={folder}", *SMALL, "--config.loss.gamma_neg=3")
+    done = here("--config=mlvpt_digits", f"--workdir={folder}", *SMALL, "--config.loss.gamma_neg=3")
     refused(done, "a different config", "loss.gamma_neg was 2.0 and is 3.0")
 
 
@@ -180,7 +187,7 @@ def photos(tmp_path_factory):
     return folder
 
 
-def test_predict_writes_one_row_per_image(program, trained, photos, tmp_path):
+def test_predict_writes_one_row_per_image(program, here, trained, photos, tmp_path):
     done = program("--mode=predict", f"--workdir={trained[0]}", f"--images={photos}", f"--output={tmp_path / 'p.csv'}")
     assert done.returncode == 0, done.stderr
     assert "3 of 3 pictures labelled" in done.stdout
@@ -190,7 +197,7 @@ def test_predict_writes_one_row_per_image(program, trained, photos, tmp_path):
         above = [str(k) for k in range(10) if float(row[str(k)]) >= 0.5]
         assert [name for name in row["labels"].split(";") if name] == above
     lines = tmp_path / "p.jsonl"
-    done = program("--mode=predict", f"--workdir={trained[0]}", "--images", photos / "c.png", f"--output={lines}")
+    done = here("--mode=predict", f"--workdir={trained[0]}", "--images", photos / "c.png", f"--output={lines}")
     assert done.returncode == 0, done.stderr
     only = json.loads(lines.read_text())
     assert only["scores"]["4"] == pytest.approx(float(rows[2]["4"]), abs=1e-5)

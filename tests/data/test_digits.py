@@ -127,7 +127,7 @@ def test_opening_twice_gives_the_same(val):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "train" else ()) for name in SCENES]
+    "name", [pytest.param(name, marks=() if name == "val" else pytest.mark.slow) for name in SCENES]
 )
 def test_pixels_have_not_changed_and_every_scene_is_another(name):
     images = open_scenes(name).images.array

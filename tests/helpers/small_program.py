@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from helpers import tiny
 from helpers.devices import environment_of
 
@@ -20,6 +22,7 @@ SMALL = (
 _BACKBONE = {"patch": 16, "file": "tiny.safetensors"}
 _RUNNER = f"""
 import os, sys
+import pytest
 from helpers import tiny
 tiny.use_scenes()
 tiny.use_vit(**{_BACKBONE})
@@ -38,6 +41,13 @@ if __name__ == "__main__":
         signal_itself(*map(int, os.environ["SIGNAL_AFTER"].split()))
     sys.exit(main(sys.argv[1:]))
 """
+
+
+def use(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let this process be the program in a folder that `program_in` has set up."""
+    monkeypatch.setenv("MLMOE_CACHE", str(folder))
+    tiny.use_scenes(monkeypatch)
+    tiny.use_vit(monkeypatch, **_BACKBONE)
 
 
 def program_in(folder: Path, **variables: str):
