@@ -22,7 +22,6 @@ SMALL = (
 _BACKBONE = {"patch": 16, "file": "tiny.safetensors"}
 _RUNNER = f"""
 import os, sys
-import pytest
 from helpers import tiny
 tiny.use_scenes()
 tiny.use_vit(**{_BACKBONE})
