@@ -110,7 +110,7 @@ def test_rerunning_a_finished_training_only_evaluates(here, trained):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_stopped_run_resumes_as_if_undisturbed(program, here, trained, tmp_path, number):
+def test_an_interrupted_run_resumes_with_identical_results(program, here, trained, tmp_path, number):
     folder, done = trained
     command = ("--config=mlvpt_digits", f"--workdir={tmp_path / 'b'}", "--json", *SMALL)
     stopped = program(*command, SIGNAL_AFTER=f"{number.value} 3")
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_skipped(program, trained, tmp_path):
     same_training(rows_of(copy), rows_of(folder))
 
 
-def test_another_config_does_not_resume_in_the_same_folder(here, trained):
+def test_another_config_cannot_resume_in_the_same_folder(here, trained):
     folder, _ = trained
     done = here("--config=mlvpt_digits", f"--workdir={folder}", *SMALL, "--config.loss.gamma_neg=3")
     refused(done, "a different config", "loss.gamma_neg was 2.0 and is 3.0")
@@ -221,7 +221,7 @@ def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_pat
 
 
 @pytest.mark.slow
-def test_predictor_takes_paths_bytes_and_arrays(program, trained, photos):
+def test_the_predictor_accepts_paths_bytes_and_arrays(program, trained, photos):
     code = (
         "import runner, sys, numpy as np\nfrom PIL import Image\nfrom mlmoe_jax.inference.predict import Predictor\n"
         "predictor, folder = Predictor.from_run(sys.argv[1]), sys.argv[2]\n"
@@ -237,7 +237,7 @@ def test_predictor_takes_paths_bytes_and_arrays(program, trained, photos):
 
 
 @pytest.mark.slow
-def test_a_bad_image_is_reported_and_the_rest_is_labelled(program, trained, photos, tmp_path):
+def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, trained, photos, tmp_path):
     for photo in photos.iterdir():
         shutil.copy(photo, tmp_path)
     (tmp_path / "bad.jpg").write_text("this is no image")
