@@ -1,8 +1,8 @@
-"""Which processes belong to one job, read from the environment that their starter gave them.
+"""Detect the processes of a job from environment variables set by the launcher.
 
-In this order: the three variables MLMOE_COORDINATOR=HOST:PORT, MLMOE_PROCESSES=N and MLMOE_PROCESS=0…N−1; Slurm (srun);
-Open MPI (mpirun); TPU hosts of GKE; TPU virtual machines. JAX itself knows how processes of the platforms find one
-another; here it is only decided whether there are several, and which GPUs each of them uses.
+Checked in this order: the three variables MLMOE_COORDINATOR=HOST:PORT, MLMOE_PROCESSES=N and MLMOE_PROCESS=0…N−1;
+Slurm (srun); Open MPI (mpirun); TPU hosts of GKE; TPU virtual machines. JAX itself connects the processes on each
+platform; this module only decides whether there are several, and which GPUs each of them uses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attribut
 
 @dataclass(frozen=True)
 class Cluster:
-    """The place of this process among `count`, and the arguments with which JAX finds the others."""
+    """The index of this process among `count`, and the arguments of `jax.distributed.initialize`."""
 
     index: int
     count: int
@@ -31,7 +31,7 @@ class Cluster:
 
 
 def find_cluster(environment: Mapping[str, str]) -> Cluster | None:
-    """Return where this process belongs, None where it is alone; UserError for variables that do not make sense."""
+    """Return the cluster of this process, None if it is the only one; UserError for inconsistent variables."""
     for find in (_from_variables, _from_slurm, _from_open_mpi, _from_gke, _from_tpu_vm):
         cluster = find(environment)
         if cluster is not None:
@@ -48,10 +48,10 @@ def _from_variables(environment: Mapping[str, str]) -> Cluster | None:
     address = environment["MLMOE_COORDINATOR"]
     host, _, port = address.rpartition(":")
     if not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise UserError(f"MLMOE_COORDINATOR={address} is no HOST:PORT, such as 10.0.0.1:5000")
+        raise UserError(f"MLMOE_COORDINATOR={address} is not HOST:PORT, such as 10.0.0.1:5000")
     count, index = (number(environment, name) for name in VARIABLES[1:])
     if not 0 <= index < count:
-        raise UserError(f"MLMOE_PROCESS={index} does not fit MLMOE_PROCESSES={count}; processes count from 0")
+        raise UserError(f"MLMOE_PROCESS={index} is out of range for MLMOE_PROCESSES={count}; processes count from 0")
     return Cluster(
         index,
         count,
@@ -65,7 +65,7 @@ def _from_variables(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
-    # Inside an allocation but outside srun there is one process; only srun names the nodes of its step.
+    # Inside an allocation but outside srun there is one process; only srun lists the nodes of its step.
     if not {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"} <= set(environment):
         return None
     here = environment.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0].partition(",")[0]
@@ -87,10 +87,10 @@ def _from_open_mpi(environment: Mapping[str, str]) -> Cluster | None:
         return None
     index, count = int(environment["OMPI_COMM_WORLD_RANK"]), int(environment["OMPI_COMM_WORLD_SIZE"])
     method = "ompi"
-    if count > 1 and "OMPI_MCA_orte_hnp_uri" not in environment:  # Open MPI 5 tells its processes no address
+    if count > 1 and "OMPI_MCA_orte_hnp_uri" not in environment:  # Open MPI 5 gives its processes no address
         if importlib.util.find_spec("mpi4py") is None:
             raise UserError(
-                "this Open MPI does not tell its processes where the first one is; install mpi4py, or set "
+                "this version of Open MPI does not provide the address of the first process; install mpi4py, or set "
                 f"{', '.join(VARIABLES)}"
             )
         method = "mpi4py"
@@ -105,10 +105,10 @@ def _from_open_mpi(environment: Mapping[str, str]) -> Cluster | None:
 def local_devices(
     *, local: int, processes: int | None, visible: int | None, on_machine: int | None = None
 ) -> list[int] | None:
-    """Return which of the GPUs that it sees process `local` of `processes` on a machine uses; None = as JAX does.
+    """Return the ids of the visible GPUs that process `local` of `processes` on a machine uses; None = JAX's default.
 
-    JAX gives every process one GPU, that of its number. Here one process alone has all of them, several have equal
-    shares, and where a process sees but a part of the GPUs `on_machine`, somebody has shared them out before.
+    JAX gives every process the one GPU of its own index. Here a single process uses all of them, several use equal
+    shares, and a process that sees only some of the GPUs `on_machine` uses all it sees: they were divided beforehand.
     """
     total = visible if visible is not None else on_machine
     if not total or processes is None:
@@ -157,7 +157,7 @@ def _uses_tpu(environment: Mapping[str, str]) -> bool:
 
 
 def _has_tpu() -> bool:
-    """Return whether a device of Google's lies on the machine's bus."""
+    """Return whether this machine has a PCI device made by Google."""
     return any(path.read_text().strip() == "0x1ae0" for path in Path("/sys/bus/pci/devices").glob("*/vendor"))
 
 
@@ -168,12 +168,12 @@ def _metadata(name: str) -> str:
 
 
 def number(environment: Mapping[str, str], name: str, kind: type = int, default: float | None = None) -> float:
-    """Return the number that a variable holds, not below 0; UserError for anything else."""
+    """Return the non-negative number that a variable holds; UserError for anything else."""
     text = environment.get(name) or default
     try:
         value = kind(text)
     except (TypeError, ValueError):
         value = -1
     if value < 0:
-        raise UserError(f"{name}={text} is no number, 0 or more")
+        raise UserError(f"{name}={text} is not a number of 0 or more")
     return value

@@ -1,11 +1,11 @@
-"""Several processes at work on one job: how they start, agree, and end together.
+"""Run one job on several processes: start, agree, and end together.
 
-Every process runs the same program on its part of every batch; the first one writes, and prints the results. One that
-fails ends at once, which the others notice within seconds by a broken connection or a missing heartbeat: none can go on
-alone. See `cluster` for how processes find one another, and `watchdog` for one that hangs.
+Every process runs the same program on its part of every batch; the first one writes, and prints the results. A process
+that fails exits at once. The others detect it within seconds by a broken connection or a missing heartbeat, and exit
+too, since none can continue alone. See `cluster` for how processes find one another, `watchdog` for hanging processes.
 
-The environment may hold MLMOE_START_SECONDS, how long to wait for the other processes (300), and MLMOE_HANG_SECONDS,
-how long a step may take (45; 0 = as long as it likes; where it is set, one process alone is watched as well).
+Environment variables: MLMOE_START_SECONDS, how long to wait for the other processes (default 300), and
+MLMOE_HANG_SECONDS, how long a step may take (default 45; 0 = no limit; if set, a single process is watched as well).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ INTERRUPTED = 130
 def run(work: Callable[[], int], *, together: bool) -> int:
     """Join the other processes of the job, if there are any, and return the exit code of `work`.
 
-    together: whether the processes share this work; else the first one does it alone, and the others have none. Where
-    one of several fails, it does not return but ends its process, after saying why.
+    together: whether the processes share this work; otherwise the first one does it alone and the others do nothing.
+    If one of several processes fails, this does not return but prints the reason and ends the process.
     """
     cluster = find_cluster(os.environ)
     if cluster is None:
@@ -46,7 +46,7 @@ def run(work: Callable[[], int], *, together: bool) -> int:
         finally:
             watchdog.stop()
     if not together:
-        # The devices of several hosts start together or not at all.
+        # The accelerators of several hosts can only be initialized by all of them together.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         return work() if cluster.index == 0 else 0
     who = f"process {cluster.index} of {cluster.count}"
@@ -60,11 +60,11 @@ def run(work: Callable[[], int], *, together: bool) -> int:
 
 
 def _join(cluster: Cluster, who: str) -> None:
-    """Meet the other processes; UserError where they do not come."""
+    """Connect to the other processes; UserError if they do not start in time."""
     seconds = number(os.environ, "MLMOE_START_SECONDS", float, 300)
     _results_only_from(cluster.index == 0)
     watchdog.start(who, _hang_seconds())
-    # JAX ends the process with a stack trace where it waits in vain, so it has to wait longer than the sentences here.
+    # JAX's own timeout ends the process with a stack trace, so it has to be longer than those with a message here.
     watchdog.sign("wait", f"it began to wait for the {cluster.count} processes of the job", seconds)
     if (address := cluster.arguments.get("coordinator_address")) and cluster.index > 0:
         _wait_for(address, seconds, who)
@@ -82,8 +82,8 @@ def _join(cluster: Cluster, who: str) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"{who} cannot join the others: {reason}") from error
-    signal.signal(signal.SIGTERM, before)  # JAX takes SIGTERM for a notice and goes on; here it ends or saves
-    watchdog.sign("begin", "it met the others")
+    signal.signal(signal.SIGTERM, before)  # JAX's handler only takes note of SIGTERM; here it ends or saves
+    watchdog.sign("begin", "it joined the others")
 
 
 def _hang_seconds() -> float:
@@ -100,14 +100,14 @@ def _wait_for(address: str, seconds: float, who: str) -> None:
         except OSError as error:
             if time.monotonic() > end:
                 raise UserError(
-                    f"{who} finds nobody at {VARIABLES[0]}={address} after {seconds:g} s ({error.strerror or error}); "
+                    f"{who} cannot reach {VARIABLES[0]}={address} after {seconds:g} s ({error.strerror or error}); "
                     "start process 0, and give all processes its address"
                 ) from error
         time.sleep(0.2)
 
 
 def _results_only_from(first: bool) -> None:
-    """Let stdout carry the results of the first process and nothing else; C++ libraries write messages there."""
+    """Reserve stdout for the results of the first process; messages that C++ libraries print there go to stderr."""
     sys.stdout.flush()
     results = os.dup(1) if first else os.open(os.devnull, os.O_WRONLY)
     os.dup2(2, 1)
@@ -115,32 +115,32 @@ def _results_only_from(first: bool) -> None:
 
 
 def _leave() -> None:
-    """Wait for the others, and part."""
+    """Wait for the other processes, then disconnect."""
     import jax
 
     sys.stdout.flush()
     watchdog.sign("leave", "it was done and began to wait for the others")
-    barrier("leave")  # JAX itself would wait but seconds for a process that still writes
+    barrier("leave")  # JAX itself would wait only seconds for a process that is still writing
     jax.distributed.shutdown()
     watchdog.stop()
 
 
 def _end(error: BaseException, who: str) -> NoReturn:
-    """End the process of a job that has failed here; a normal exit would wait for the others."""
+    """Exit at once after a failure in one process of a job; a normal exit would wait for the others."""
     code = 1
     if isinstance(error, UserError):
         code = 2
         print(f"error: {error}", file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
         code = INTERRUPTED
-        print(f"{who} is interrupted", file=sys.stderr)
+        print(f"{who} was interrupted", file=sys.stderr)
     elif isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
     else:
         traceback.print_exception(error)
         print(
             f"error: {who} ends, since it or another one failed: {str(error).splitlines()[0] if str(error) else ''} "
-            f"({type(error).__name__}); the same command goes on from the last checkpoint",
+            f"({type(error).__name__}); rerun the same command to resume from the last checkpoint",
             file=sys.stderr,
         )
     sys.stdout.flush()
@@ -148,9 +148,9 @@ def _end(error: BaseException, who: str) -> NoReturn:
     os._exit(code)
 
 
-# -------------------------------------------------------------------------------------------------------- who is who
+# -------------------------------------------------------------------------------------------------------- identity
 def process() -> tuple[int, int]:
-    """Return (the number of this process, how many there are): (0, 1) where there is but one."""
+    """Return (the index of this process, the number of processes): (0, 1) if there is only one."""
     jax = sys.modules.get("jax")  # a process that has not imported JAX has not joined others
     if jax is None or not jax.distributed.is_initialized():
         return 0, 1
@@ -163,9 +163,9 @@ def is_first() -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- agreeing
-# Each of these has to be called by all processes, in the same order.
+# All processes have to call each of these, in the same order.
 def barrier(name: str) -> None:
-    """Wait until every process is here; they have to agree on the name."""
+    """Wait until every process has reached this call; all of them have to pass the same name."""
     if process()[1] > 1:
         from jax.experimental import multihost_utils
 
@@ -173,7 +173,7 @@ def barrier(name: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes in their order; `value` is anything that JSON can hold."""
+    """Return the values of all processes, ordered by process index; `value` is anything that JSON can hold."""
     if process()[1] == 1:
         return [value]
     from jax.experimental.multihost_utils import process_allgather
@@ -185,20 +185,20 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast_from_first(value: Any) -> Any:
-    """Return the first process's value on all of them, for decisions that have to be the same everywhere."""
+    """Return the first process's value on every process, for decisions that have to be the same everywhere."""
     return gather(value if is_first() else None)[0]
 
 
 class Vote:
-    """Asks all processes the same question, once a step."""
+    """A yes-or-no question to all processes, once per step."""
 
     def __init__(self):
         self._count = self._before = None
 
     def any(self, yes: bool) -> bool:
-        """Return whether any process said yes: in this call, where there is one process, else in the call before.
+        """Return whether any process passed yes: in this call if there is one process, otherwise in the previous call.
 
-        The answers of a step are fetched in the next one, so that the device is never idle for them.
+        The values of a step are fetched in the next one, so that the device never waits for them.
         """
         if process()[1] == 1:
             return yes
@@ -216,9 +216,9 @@ class Vote:
 
 
 def to_host(tree: Any) -> Any:
-    """Return a tree of arrays as numpy, whole on every process.
+    """Return a tree of arrays as numpy, complete on every process.
 
-    An array that lies in parts on several processes is gathered, one array at a time; every other is only copied.
+    An array that is sharded over several processes is gathered, one array at a time; all others are only copied.
     """
     import jax
     from jax.experimental.multihost_utils import process_allgather

@@ -1,4 +1,4 @@
-"""How much memory a compiled program needs on a device, and how much a device has."""
+"""Device memory: the amount that a compiled program needs, and the amount that a device has."""
 
 import contextlib
 import math
@@ -10,7 +10,7 @@ import jax
 from mlmoe_jax.errors import UserError
 
 GIB = 2**30
-# What a training can do about a lack of it.
+# Advice for a training run that does not fit.
 FOR_TRAINING = (
     "lower train.batch_size, raise train.accumulate, set model.remat=true, or model.dtype and model.frozen_dtype to "
     "bfloat16"
@@ -18,19 +18,19 @@ FOR_TRAINING = (
 
 
 def device_bytes(tree: Any) -> int:
-    """Return the bytes of a tree of arrays, or of shapes with shardings, on one device, without padding."""
+    """Return the bytes per device of a tree of arrays, or of shapes with shardings, without padding."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def capacity_here(device: jax.Device) -> tuple[int | None, str]:
-    """Return the memory of a device of this process in bytes, None where it does not tell, and who says so."""
+    """Return the memory of a device of this process in bytes, or None if it does not report it, and the source."""
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    return (limit, "what this process may allocate") if limit else (None, f"a {device.platform} device does not tell")
+    return (limit, "what this process may allocate") if limit else (None, f"not reported by a {device.platform} device")
 
 
 def memory_parts(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Return what the compiler says of a program's memory on a device, in bytes by kind."""
+    """Return the compiler's account of a program's memory per device, in bytes by kind."""
     stats = compiled.memory_analysis()
     return {
         "arguments": stats.argument_size_in_bytes,
@@ -43,26 +43,29 @@ def memory_parts(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 
 def required(memory: dict[str, int]) -> int:
-    """Return the bytes that a program occupies: its parts, donated arguments once, or the compiler's peak if larger."""
+    """Return the bytes that a program occupies: the sum of its parts, or the compiler's peak if that is larger.
+
+    Donated arguments count once.
+    """
     parts = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"]
     return max(parts, memory["peak"])
 
 
 def describe(what: str, compiled: jax.stages.Compiled) -> str:
-    """Return a line that tells what a program for the devices of this process needs on each of them."""
+    """Return a line about the memory per device that a program for the devices of this process needs."""
     parts, (capacity, _) = memory_parts(compiled), capacity_here(jax.local_devices()[0])
     of = "" if capacity is None else f" of {capacity / GIB:.2f}"
     shares = ", ".join(f"{kind} {parts[kind] / GIB:.2f}" for kind in ("arguments", "temporaries"))
-    return f"{what} needs {required(parts) / GIB:.2f}{of} GiB on a device ({shares})"
+    return f"{what} needs {required(parts) / GIB:.2f}{of} GiB per device ({shares})"
 
 
 @contextlib.contextmanager
 def shortage_explained(advice: str) -> Iterator[None]:
-    """Turn XLA's complaint that a device has no memory left into a UserError that ends in `advice`."""
+    """Turn XLA's out-of-memory error into a UserError that ends in `advice`."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         if not reason.startswith("RESOURCE_EXHAUSTED"):
             raise
-        raise UserError(f"the memory of the device does not suffice ({reason.rstrip('. ')}); {advice}") from error
+        raise UserError(f"the device is out of memory ({reason.rstrip('. ')}); {advice}") from error

@@ -1,4 +1,4 @@
-"""Stopping on request, at a moment when everything can be saved."""
+"""Stop on request, at a point where everything can be saved."""
 
 import contextlib
 import signal
@@ -9,24 +9,24 @@ from mlmoe_jax.runtime.distributed import Vote
 
 
 class StopRequest(threading.Event):
-    """A request to stop that may reach one process of several, and each of them at another step."""
+    """A request to stop, which may reach only some of the processes, and each of them at a different step."""
 
     def __init__(self):
         super().__init__()
         self._vote = Vote()
 
     def agreed(self) -> bool:
-        """Return whether training stops after this step: once a step on every process, and the same on all of them.
+        """Return whether training stops after this step, the same on all processes; each calls it once per step.
 
-        One process stops with the step in which it was asked. Several stop a step later, for the answers of all are
-        fetched while the device is busy with the next step.
+        A single process stops after the step in which the request arrived. Several processes stop one step later,
+        because the values of all of them are fetched while the device computes the next step.
         """
         return self._vote.any(self.is_set())
 
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[StopRequest]:
-    """Turn SIGTERM and the first Ctrl-C into a request, so that the running step ends and is saved."""
+    """Turn SIGTERM and the first Ctrl-C into a request, so that the current step finishes and is saved."""
     asked = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield asked

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from mlmoe_jax.runtime import distributed, watchdog
 
-LINE_EVERY = 15.0  # seconds between lines where there is no terminal
+LINE_EVERY = 15.0  # seconds between lines if stderr is not a terminal
 
 
 class _AboveBars(logging.Handler):
@@ -34,7 +34,7 @@ if _LOGGER.level == logging.NOTSET:
 
 
 class Progress:
-    """A bar on a terminal; where stderr is a file, a line now and then (a bar would be one endless line there)."""
+    """A bar on a terminal; if stderr is a file, a line every 15 s (a bar would be one endless line there)."""
 
     def __init__(self, what: str, total: int, images_per_step: int, *, first: int = 0):
         self.what, self.total, self.images_per_step = what, total, images_per_step
@@ -47,7 +47,7 @@ class Progress:
         watchdog.sign(f"begin to {what}", f"it began to {what}")
 
     def waiting(self, batches: Iterable) -> Iterator:
-        """Pass batches on and measure how long each made the caller wait."""
+        """Yield the batches and measure how long each made the caller wait."""
         batches = iter(batches)
         while True:
             asked = time.perf_counter()
@@ -59,7 +59,7 @@ class Progress:
             yield batch
 
     def advance(self, note: str = "") -> None:
-        """Count one step; `note` is shown behind the figures."""
+        """Count one step; `note` is shown after the figures."""
         self.done += 1
         watchdog.sign(self.what, f"step {self.done} of {self.total}, {self.what}")
         self.note = note or self.note
@@ -72,20 +72,20 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave what happens inside, such as an evaluation, out of the figures."""
+        """Exclude the time spent inside, such as an evaluation, from the figures."""
         began = time.perf_counter()
         yield
-        watchdog.sign(f"go on to {self.what}", f"it went on to {self.what} after step {self.done}")
+        watchdog.sign(f"continue to {self.what}", f"it continued to {self.what} after step {self.done}")
         self.started += time.perf_counter() - began
 
     @property
     def images_per_second(self) -> float:
-        """Images a second since the start or resume."""
+        """Images per second since the start or resume."""
         return (self.done - self.first) * self.images_per_step / max(1e-9, time.perf_counter() - self.started)
 
     @property
     def data_wait(self) -> float:
-        """The share of the time that was spent waiting for data, 0…1."""
+        """The fraction of the time that was spent waiting for data, 0…1."""
         return self.waited / max(1e-9, time.perf_counter() - self.started)
 
     def figures(self) -> str:
@@ -104,7 +104,7 @@ class Progress:
 
 
 class Meter:
-    """The progress of a download in bytes: a bar on a terminal; where stderr is a file, a line now and then."""
+    """The progress of a download in bytes: a bar on a terminal; if stderr is a file, a line every 15 s."""
 
     def __init__(self, name: str, first: int, length: int):
         self.name, self.first, self.done, self.length = name, first, first, length
@@ -122,7 +122,7 @@ class Meter:
     def add(self, count: int) -> None:
         """Count bytes that have arrived."""
         self.done += count
-        watchdog.sign("download", f"{megabytes(self.done)} of {self.name} had come")
+        watchdog.sign("download", f"{megabytes(self.done)} of {self.name} had arrived")
         self.bar.update(count)
         now = time.perf_counter()
         if self.bar.disable and now - self.last_line > LINE_EVERY:

@@ -1,9 +1,10 @@
-"""A process that hangs ends itself, so that its job can be restarted.
+"""End a process that hangs, so that its job can be restarted.
 
-Where one of several processes stops getting on, the others wait for it, for ever, inside a collective. A dead process
-is noticed by JAX itself, a hanging one only by its lack of progress. Training, evaluation and checkpoints give a sign
-whenever something begins. What has been seen twice, such as a training step, has to come to an end within 45 s, or five
-times the longest that it took before; the first and second time, which may compile, have 20 times as long.
+If one of several processes makes no progress, the others wait for it forever inside a collective. JAX itself detects a
+dead process, but a hanging one shows only by its lack of progress. Training, evaluation and checkpoints send a sign of
+life whenever they begin an activity. From its third time on, an activity such as a training step has to end within
+45 s, or five times its longest earlier duration if that is more; the first two times, which may compile, have a limit
+20 times as high.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import threading
 from collections import defaultdict
 
 HUNG = 75  # exit code, EX_TEMPFAIL of sysexits.h: try again
-SECONDS = 45.0  # for what has been seen twice
-LEAVE = 20  # times as long for what has not
-SLOWEST = 5  # times the longest, not counting the first
+SECONDS = 45.0  # limit of an activity that has been seen twice
+LEAVE = 20  # factor on the limit before that
+SLOWEST = 5  # factor on the longest earlier duration, not counting the first
 
 
 class Watchdog:
@@ -27,9 +28,9 @@ class Watchdog:
         self._kind, self._what, self._quiet, self._limit = "start", "its start", 0.0, seconds * LEAVE
 
     def sign(self, kind: str, what: str, limit: float | None = None) -> None:
-        """What went on has ended, and something of a `kind` begins; `what` as in "no progress since …".
+        """Note that the last activity has ended and one of a `kind` begins; `what` completes "no progress since …".
 
-        limit: the seconds that it may take, where that is known.
+        limit: the seconds that it may take, if known.
         """
         with self._lock:
             before = self._seen[self._kind]
@@ -44,19 +45,19 @@ class Watchdog:
             self._limit = limit
 
     def lived(self, seconds: float) -> str:
-        """Count seconds that have passed; return why the process should end, or ""."""
+        """Count seconds that have passed; return the reason why the process should end, or ""."""
         with self._lock:
             self._quiet += seconds
             if self._quiet <= self._limit:
                 return ""
             return (
                 f"error: {self.who} has made no progress for {self._quiet:.0f} s since {self._what} and ends itself; "
-                "the same command goes on from the last checkpoint (MLMOE_HANG_SECONDS sets how long a step may take)"
+                "rerun the same command to resume from the last checkpoint (MLMOE_HANG_SECONDS sets the limit per step)"
             )
 
 
 class _Thread(threading.Thread):
-    """Looks every second, and counts by waking up: a machine that was put to sleep is not one that hangs."""
+    """Check every second, counting wake-ups and not the clock: a suspended machine does not hang."""
 
     def __init__(self, dog: Watchdog):
         super().__init__(name="watchdog", daemon=True)
@@ -65,7 +66,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         while not self.stopped.wait(1.0):
             if message := self.dog.lived(1.0):
-                os.write(2, f"{message}\n".encode())  # the thread that hangs may hold Python's own streams
+                os.write(2, f"{message}\n".encode())  # the hanging thread may hold the locks of Python's own streams
                 os._exit(HUNG)
 
 
@@ -73,7 +74,7 @@ _thread: _Thread | None = None
 
 
 def start(who: str, seconds: float) -> None:
-    """Watch this process from now on; 0 seconds: do not."""
+    """Watch this process from now on; with 0 seconds, do not."""
     global _thread
     stop()
     if seconds:
@@ -82,7 +83,7 @@ def start(who: str, seconds: float) -> None:
 
 
 def stop() -> None:
-    """Watch this process no longer."""
+    """Stop watching this process."""
     global _thread
     if _thread is not None:
         _thread.stopped.set()
@@ -91,6 +92,6 @@ def stop() -> None:
 
 
 def sign(kind: str, what: str, limit: float | None = None) -> None:
-    """Give the watchdog, if there is one, a sign of life; see `Watchdog.sign`."""
+    """Send a sign of life to the watchdog, if there is one; see `Watchdog.sign`."""
     if _thread is not None:
         _thread.dog.sign(kind, what, limit)

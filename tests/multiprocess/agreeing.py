@@ -1,4 +1,4 @@
-"""One process of several that asks the others this and that; what it finds out goes to a file named by its number."""
+"""One process of several that runs each collective operation and writes its findings to a file named by its index."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def work(folder: str) -> int:
         "process": (index, count),
         "gathered": distributed.gather({"who": "é" * index, "of": index}),
         "first": distributed.broadcast_from_first(index + 10),
-        # asked by process 1 in the second of four rounds, told everywhere in the third
+        # process 1 votes yes in the second of four rounds; all processes see it in the third
         "votes": [vote.any(index == 1 and turn == 1) for turn in range(4)],
     }
     mesh = make_mesh(default_config().mesh)
@@ -42,7 +42,7 @@ def work(folder: str) -> int:
             checkpoint.save(manager, step, tree, tree, {"step": step})
             manager.wait_until_finished()
     found["digests"] = {name: digest for name, digest in checkpoint._digests(tree).items()}
-    if index == 1:  # what is bad for one is bad for all
+    if index == 1:  # a checkpoint damaged on one process is rejected by all
         digests_of, other = checkpoint._digests, iter([{"['parts']": "other"}])
         checkpoint._digests = lambda tree: digests_of(tree) | next(other, {})
     with checkpoint.open_manager(run) as manager:

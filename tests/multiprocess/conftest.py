@@ -32,7 +32,7 @@ def get_config(arg=""):
 
 @pytest.fixture(scope="session")
 def config_file(tmp_path_factory) -> Path:
-    """A config on 48 random images of three labels, some of them broken, of which one process alone gets some."""
+    """A config on 48 random images with three labels; some files are broken, and only some processes read one."""
     folder = tmp_path_factory.mktemp("job")
     draw = np.random.default_rng(0)
     for split, count in SPLITS.items():
@@ -54,15 +54,15 @@ def config_file(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def backbone(monkeypatch):
-    """Gives this process the backbone that the workers have."""
+    """Give this process the backbone that the workers have."""
     tiny.use_vit(monkeypatch)
 
 
 @pytest.fixture
 def start_job(tmp_path):
-    """A function that starts `count` processes with flags; what runs at the end of the test is killed.
+    """A function that starts `count` processes with flags; those still running at the end of the test are killed.
 
-    own: environment variables of single processes, {number: variables}.
+    own: environment variables of individual processes, {index: variables}.
     """
     started = []
 

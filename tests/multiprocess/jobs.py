@@ -1,4 +1,4 @@
-"""Jobs of several processes on this machine, and what they leave behind."""
+"""Jobs of several processes on this machine, and the files that they write."""
 
 import json
 import socket
@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-SPLITS = {"train": 24, "val": 11, "test": 13}  # neither 11 nor 13 splits over 2 or 3 processes
-BROKEN = {"train": (3, 21), "test": (6,)}  # pictures that no process can read
+SPLITS = {"train": 24, "val": 11, "test": 13}  # neither 11 nor 13 divides by 2 or 3 processes
+BROKEN = {"train": (3, 21), "test": (6,)}  # images that no process can read
 
 
 def free_port() -> int:
@@ -19,7 +19,7 @@ def free_port() -> int:
 
 @dataclass
 class Job:
-    """Processes that run, with what they have written."""
+    """Running processes, with their output."""
 
     processes: list[subprocess.Popen]
     output: Path
@@ -40,13 +40,13 @@ class Job:
 
 
 def rows(folder: Path) -> list[dict]:
-    """Return the rows of metrics.jsonl, as far as they are written."""
+    """Return the rows of metrics.jsonl written so far."""
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def until(condition, seconds: float = 240) -> None:
-    """Wait until something holds."""
+    """Wait until the condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""Real processes on this machine: what several compute and write, and what they do when one of them fails."""
+"""Real processes on this machine: the results that several compute and write, and the behaviour when one fails."""
 
 import csv
 import hashlib
@@ -38,7 +38,7 @@ def selected(folder) -> dict[str, np.ndarray]:
 
 
 def metrics(folder) -> list[dict]:
-    """Return the rows of metrics.jsonl without what depends on the machine."""
+    """Return the rows of metrics.jsonl without the values that depend on the machine."""
     return [{k: v for k, v in row.items() if k not in ("images_per_second", "data_wait")} for row in rows(folder)]
 
 
@@ -60,7 +60,7 @@ def test_processes_agree(start_job, tmp_path):
         assert of_process["votes"] == [False, False, True, False]
         assert not of_process["addressable"]
         assert of_process["whole"] == of_process["values"] == {"parts": True, "everywhere": True}
-        assert of_process["restored"] == 1, "a checkpoint that one process finds damaged, no process takes"
+        assert of_process["restored"] == 1, "a checkpoint that is damaged for one process is used by none"
         plain = hashlib.sha256(np.arange(12, dtype=np.float32).tobytes()).hexdigest()
         assert of_process["digests"] == {"['parts']": plain, "['everywhere']": plain}
     assert digests(tmp_path, 2)["state"] == found[0]["digests"]
@@ -138,7 +138,7 @@ def test_prediction_on_three_processes_equals_that_of_one(start_job, config_file
         output = tmp_path / f"by-{count}.csv"
         flags = ["--mode=predict", f"--workdir={folder}", f"--images={images}", f"--output={output}"]
         job = start_job(count, *flags)
-        assert job.wait() == [2] * count, "one picture is broken"
+        assert job.wait() == [2] * count, "one image is broken"
         assert "12 of 13 pictures labelled" in job.printed(0)
         assert all(job.printed(number) == "" for number in range(1, count))
         with open(output) as file:
@@ -155,10 +155,10 @@ def test_prediction_on_three_processes_equals_that_of_one(start_job, config_file
 # --------------------------------------------------------------------------------------------------- death and hanging
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "victim"), [(4, 2), (2, 0)])
-def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
+def test_a_killed_process_ends_all_and_the_job_resumes_from_the_last_checkpoint(
     start_job, config_file, backbone, tmp_path, count, victim
 ):
-    """Also with another number of processes; the weights are those of a training that nobody disturbed."""
+    """Also with another number of processes; the weights equal those of an uninterrupted training run."""
     flags = [f"--config={config_file}", "--config.train.epochs=20", "--config.eval.every_epochs=4"]
     folder, other = tmp_path / "killed", tmp_path / "other"
     job = start_job(count, *flags, f"--workdir={folder}")
@@ -171,7 +171,7 @@ def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
     assert 0 not in codes
     assert all("error" in job.said(number) for number in range(count) if number != victim)
     at = checkpoints(folder)[-1]
-    assert at < 40, "it was killed on its way"
+    assert at < 40, "it was killed before the end"
 
     shutil.copytree(folder, other)
     undisturbed = start_job(count, *flags, f"--workdir={tmp_path / 'whole'}")
@@ -179,7 +179,7 @@ def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
     again = start_job(count, *flags, f"--workdir={folder}")
     assert again.wait() == [0] * count, again.said(0)
     assert f"resuming from step {at} of 40" in again.said(0)
-    assert digests(folder, 40) == digests(tmp_path / "whole", 40), "bit for bit on as many processes"
+    assert digests(folder, 40) == digests(tmp_path / "whole", 40), "bit for bit on the same number of processes"
     assert results(folder) == results(tmp_path / "whole")
     assert metrics(folder) == metrics(tmp_path / "whole")
 
@@ -190,7 +190,7 @@ def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_hanging_process_ends_the_whole_job(start_job, config_file, tmp_path):
+def test_a_hanging_process_ends_all(start_job, config_file, tmp_path):
     folder = tmp_path / "hangs"
     flags = [f"--config={config_file}", "--config.train.epochs=100", f"--workdir={folder}"]
     job = start_job(2, *flags, own={1: {"HANG_AFTER": "9"}}, MLMOE_HANG_SECONDS="10")
@@ -230,19 +230,19 @@ def test_a_mistake_ends_every_process_with_its_sentence(start_job, config_file, 
 
 
 @pytest.mark.slow
-def test_a_process_that_nobody_joins_ends_and_says_for_whom_it_waited(start_job, config_file, tmp_path):
+def test_a_process_that_cannot_join_the_others_reports_it(start_job, config_file, tmp_path):
     flags = [f"--config={config_file}", f"--workdir={tmp_path / 'none'}"]
     own = {"MLMOE_PROCESSES": "2", "MLMOE_START_SECONDS": "5"}
     alone = start_job(1, *flags, own={0: own | {"MLMOE_PROCESS": "1", "MLMOE_COORDINATOR": "127.0.0.1:9"}})
     assert alone.wait(60) == [2]
-    assert "error: process 1 of 2 finds nobody at MLMOE_COORDINATOR=127.0.0.1:9 after 5 s" in alone.said(0)
+    assert "error: process 1 of 2 cannot reach MLMOE_COORDINATOR=127.0.0.1:9 after 5 s" in alone.said(0)
     first = start_job(1, *flags, own={0: own | {"MLMOE_PROCESS": "0", "MLMOE_COORDINATOR": "127.0.0.1:45671"}})
     assert first.wait(60) == [HUNG]
     assert "since it began to wait for the 2 processes of the job" in first.said(0)
 
 
 @pytest.mark.slow
-def test_a_mode_for_one_process_runs_in_the_first_alone(start_job, config_file):
+def test_work_that_is_not_shared_is_done_by_the_first_process_alone(start_job, config_file):
     job = start_job(2, f"--config={config_file}", "--mode=summary", "--json")
     assert job.wait(120) == [0, 0], job.said(0)
     assert json.loads(job.printed(0))["params"]["total"] > 0

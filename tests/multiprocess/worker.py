@@ -1,4 +1,4 @@
-"""One process of a job: the command line with a tiny backbone, and on request one that hangs in the middle."""
+"""One process of a job: the command line with a tiny backbone; with HANG_AFTER=n it hangs after n batches."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from mlmoe_jax.main import main
 
 
 def hang_after(batches: int) -> None:
-    """Let reading training images come to a standstill."""
+    """Make the reading of training images hang after a number of batches."""
     from mlmoe_jax.data.pipeline import SkippedImages
 
     watch = SkippedImages.watch

@@ -32,8 +32,8 @@ def alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-# ------------------------------------------------------------------------------------------------- who belongs together
-def test_three_variables_name_the_place_of_a_process():
+# ----------------------------------------------------------------------------------------------- the processes of a job
+def test_three_variables_give_the_index_of_a_process():
     found = find_cluster(variables())
     assert (found.index, found.count) == (1, 3)
     assert found.arguments == {
@@ -43,7 +43,7 @@ def test_three_variables_name_the_place_of_a_process():
         "cluster_detection_method": "deactivate",
     }
     assert find_cluster({}) is None
-    assert find_cluster(variables(processes="1", process="0")) is None, "one process has nobody to meet"
+    assert find_cluster(variables(processes="1", process="0")) is None, "a single process has no others to join"
     assert find_cluster(variables(coordinator="[fe80::1]:5000")).arguments["coordinator_address"] == "[fe80::1]:5000"
 
 
@@ -53,14 +53,14 @@ def test_three_variables_name_the_place_of_a_process():
         (variables(coordinator=None), "MLMOE_PROCESSES is set and MLMOE_COORDINATOR is not; set all of "),
         (variables(process=None), "MLMOE_COORDINATOR is set and MLMOE_PROCESS is not; set all of "),
         (variables(processes=""), "MLMOE_COORDINATOR is set and MLMOE_PROCESSES is not; set all of "),
-        (variables(coordinator="10.0.0.1"), "MLMOE_COORDINATOR=10.0.0.1 is no HOST:PORT, such as 10.0.0.1:5000"),
-        (variables(coordinator="host:70000"), "MLMOE_COORDINATOR=host:70000 is no HOST:PORT"),
-        (variables(process="3"), "MLMOE_PROCESS=3 does not fit MLMOE_PROCESSES=3; processes count from 0"),
-        (variables(process="-1"), "MLMOE_PROCESS=-1 is no number, 0 or more"),
-        (variables(processes="two"), "MLMOE_PROCESSES=two is no number, 0 or more"),
+        (variables(coordinator="10.0.0.1"), "MLMOE_COORDINATOR=10.0.0.1 is not HOST:PORT, such as 10.0.0.1:5000"),
+        (variables(coordinator="host:70000"), "MLMOE_COORDINATOR=host:70000 is not HOST:PORT"),
+        (variables(process="3"), "MLMOE_PROCESS=3 is out of range for MLMOE_PROCESSES=3; processes count from 0"),
+        (variables(process="-1"), "MLMOE_PROCESS=-1 is not a number of 0 or more"),
+        (variables(processes="two"), "MLMOE_PROCESSES=two is not a number of 0 or more"),
     ],
 )
-def test_variables_that_make_no_sense_are_refused(refusal, environment, sentence):
+def test_inconsistent_variables_are_refused(refusal, environment, sentence):
     assert refusal(find_cluster, environment).startswith(sentence)
 
 
@@ -74,7 +74,7 @@ SLURM = {
 }
 
 
-def test_slurm_counts_its_tasks_and_shares_its_gpus_out():
+def test_slurm_tasks_are_counted_and_share_the_gpus():
     assert find_cluster(SLURM) == Cluster(5, 8, {"cluster_detection_method": "slurm", "local_device_ids": None})
     found = find_cluster(SLURM | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "SLURM_GPUS_ON_NODE": "8"})
     assert found.arguments["local_device_ids"] == [2, 3]
@@ -131,7 +131,7 @@ def test_tpu_hosts_of_gke_count_workers_and_slices(monkeypatch):
     assert find_cluster(hosts | {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}) is None
 
 
-def test_tpu_machines_ask_for_their_neighbours(monkeypatch):
+def test_tpu_machines_read_the_metadata_server(monkeypatch):
     known = {
         "worker-network-endpoints": "a:1:10.0.0.1,b:2:10.0.0.2",
         "agent-worker-number": "1",
@@ -153,7 +153,7 @@ def test_tpu_machines_ask_for_their_neighbours(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------ start and end
-def test_work_of_one_process_is_just_done(alone):
+def test_a_single_process_just_does_the_work(alone):
     before = sys.stdout
     assert distributed.run(lambda: 7, together=True) == 7
     assert sys.stdout is before
@@ -165,7 +165,7 @@ def _refuse():
     raise UserError("as it is")
 
 
-def test_what_is_no_common_work_the_first_process_does(alone, monkeypatch):
+def test_work_that_is_not_shared_is_done_by_the_first_process(alone, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     done = []
     for process in ("1", "0"):
@@ -175,7 +175,7 @@ def test_what_is_no_common_work_the_first_process_does(alone, monkeypatch):
     assert done == ["0"]
 
 
-def test_starting_and_asking_who_one_is_imports_no_jax():
+def test_is_first_does_not_import_jax():
     program = "import mlmoe_jax.runtime.distributed as d, sys; assert d.is_first(); assert 'jax' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", program], check=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
@@ -186,12 +186,12 @@ def test_starting_and_asking_who_one_is_imports_no_jax():
     ("error", "code", "said"),
     [
         (UserError("there is no such file"), 2, "error: there is no such file\n"),
-        (KeyboardInterrupt(), 130, "process 1 of 3 is interrupted\n"),
+        (KeyboardInterrupt(), 130, "process 1 of 3 was interrupted\n"),
         (SystemExit(4), 4, ""),
-        (RuntimeError("connection\nclosed"), 1, "or another one failed: connection (RuntimeError); the same command"),
+        (RuntimeError("connection\nclosed"), 1, "or another one failed: connection (RuntimeError); rerun the same"),
     ],
 )
-def test_a_failing_process_says_why_and_ends_at_once(monkeypatch, capsys, error, code, said):
+def test_a_failing_process_prints_the_reason_and_exits_at_once(monkeypatch, capsys, error, code, said):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     distributed._end(error, "process 1 of 3")
@@ -199,7 +199,7 @@ def test_a_failing_process_says_why_and_ends_at_once(monkeypatch, capsys, error,
     assert said in capsys.readouterr().err
 
 
-def test_waiting_for_a_coordinator_that_comes_late(refusal):
+def test_waiting_for_a_coordinator_that_starts_late(refusal):
     with socket.socket() as late:
         late.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{late.getsockname()[1]}"
@@ -208,7 +208,7 @@ def test_waiting_for_a_coordinator_that_comes_late(refusal):
         distributed._wait_for(address, 20, "process 1 of 2")
         assert time.monotonic() - began > 0.2
     sentence = refusal(distributed._wait_for, address, 0, "process 1 of 2")
-    assert sentence.startswith(f"process 1 of 2 finds nobody at MLMOE_COORDINATOR={address} after 0 s")
+    assert sentence.startswith(f"process 1 of 2 cannot reach MLMOE_COORDINATOR={address} after 0 s")
 
 
 # ----------------------------------------------------------------------------------------------------------- agreeing
@@ -223,7 +223,7 @@ def test_one_process_agrees_with_itself():
     assert SkippedImages("split", {4, 2}).everywhere().rows == {2, 4}
 
 
-def test_arrays_on_the_host_keep_their_bits():
+def test_to_host_keeps_every_bit():
     tree = {"a": jnp.array([jnp.nan, -0.0, 1e-42]), "b": np.arange(3), "c": 4}
     there = distributed.to_host(tree)
     assert there["a"].tobytes() == np.asarray(tree["a"]).tobytes()
@@ -232,7 +232,7 @@ def test_arrays_on_the_host_keep_their_bits():
     assert there["c"] == 4
 
 
-def test_only_what_lies_in_parts_elsewhere_is_gathered(monkeypatch):
+def test_only_arrays_sharded_over_processes_are_gathered(monkeypatch):
     class Parts(jax.Array):
         is_fully_addressable, is_fully_replicated = False, False
 
@@ -252,7 +252,7 @@ def test_only_what_lies_in_parts_elsewhere_is_gathered(monkeypatch):
     assert there["whole"].tolist() == [1, 1]
 
 
-def test_a_request_to_stop_is_what_this_process_was_asked():
+def test_one_process_agrees_to_its_own_request_to_stop():
     with asked_to_stop() as asked:
         assert not asked.agreed()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -262,11 +262,11 @@ def test_a_request_to_stop_is_what_this_process_was_asked():
 
 # ----------------------------------------------------------------------------------------------------------- watchdog
 def patience(dog: Watchdog) -> int:
-    """Return how many seconds without a sign it bears from now on."""
+    """Return the number of seconds without a sign of life that it accepts from now on."""
     return next(second for second in range(100_000) if dog.lived(1.0))
 
 
-def test_what_was_seen_twice_has_to_end_in_time():
+def test_an_activity_seen_twice_has_to_end_in_time():
     dog = Watchdog("process 1 of 3", 45)
     assert patience(dog) == 900
     for number, seconds in enumerate((600, 2, 3), start=1):  # the first step compiles
@@ -276,10 +276,10 @@ def test_what_was_seen_twice_has_to_end_in_time():
     assert patience(dog) == 45
     message = dog.lived(1.0)
     assert message.startswith("error: process 1 of 3 has made no progress for 47 s since step 4 of 9, train and ends")
-    assert "the same command goes on from the last checkpoint" in message
+    assert "rerun the same command to resume from the last checkpoint" in message
 
 
-def test_every_kind_has_its_own_time():
+def test_every_kind_has_its_own_limit():
     dog = Watchdog("process 1 of 3", 45)
     for _ in range(3):
         dog.sign("train", "a step")
@@ -309,7 +309,7 @@ def test_a_process_that_hangs_ends_with_a_message():
     assert done.stderr.startswith("error: process 1 of 3 has made no progress for 2 s since step 4 and ends itself")
 
 
-def test_progress_is_what_the_watchdog_hears(monkeypatch):
+def test_progress_and_downloads_send_signs_of_life(monkeypatch):
     heard = []
     monkeypatch.setattr(watchdog, "sign", lambda kind, what: heard.append((kind, what)))
     progress = Progress("train", 9, 4)
@@ -325,19 +325,19 @@ def test_progress_is_what_the_watchdog_hears(monkeypatch):
         ("begin to train", "it began to train"),
         ("train", "step 1 of 9, train"),
         "evaluation",
-        ("go on to train", "it went on to train after step 1"),
+        ("continue to train", "it continued to train after step 1"),
         ("train", "step 2 of 9, train"),
         ("end of train", "the end of train"),
-        ("download", "1.0 MB of weights had come"),
+        ("download", "1.0 MB of weights had arrived"),
     ]
 
 
-def test_nobody_watches_where_nobody_asked(alone):
+def test_a_single_process_is_not_watched_by_default(alone):
     watchdog.sign("any", "anything")
     assert distributed.run(lambda: int(watchdog._thread is None), together=True) == 1
 
 
-def test_one_process_is_watched_where_it_is_asked_for(alone, monkeypatch):
+def test_a_single_process_is_watched_if_a_limit_is_set(alone, monkeypatch):
     monkeypatch.setenv("MLMOE_HANG_SECONDS", "500")
     assert distributed.run(lambda: int(watchdog._thread.dog.seconds), together=True) == 500
     assert watchdog._thread is None

@@ -11,24 +11,24 @@ MIB = 2**20
 
 @pytest.fixture
 def program():
-    """16 MiB in, 4 bytes out, and a sorted copy or two between them: what a product needs not every compiler counts."""
+    """16 MiB in, 4 bytes out, and one or two sorted copies as temporaries, which every compiler counts."""
     shape = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
     return jax.jit(lambda x: jnp.sort(jnp.sin(x))[::-1].cumsum(0).max()).lower(shape).compile()
 
 
-def test_the_parts_are_the_compilers(program):
+def test_memory_parts_are_those_of_the_compiler(program):
     parts = memory.memory_parts(program)
     assert parts["arguments"] == 16 * MIB
     assert parts["outputs"] == 4
     assert 16 * MIB <= parts["temporaries"] < 80 * MIB
 
 
-def test_a_program_is_described_with_what_the_device_has(program, monkeypatch):
+def test_the_description_includes_the_capacity_of_the_device(program, monkeypatch):
     needed = memory.required(memory.memory_parts(program)) / memory.GIB
-    monkeypatch.setattr(memory, "capacity_here", lambda device: (None, "nobody tells"))
-    assert memory.describe("a step", program).startswith(f"a step needs {needed:.2f} GiB on a device (arguments 0.02, ")
+    monkeypatch.setattr(memory, "capacity_here", lambda device: (None, "not reported"))
+    assert memory.describe("a step", program).startswith(f"a step needs {needed:.2f} GiB per device (arguments 0.02, ")
     monkeypatch.setattr(memory, "capacity_here", lambda device: (80 * memory.GIB, "the test"))
-    assert f"needs {needed:.2f} of 80.00 GiB on a device" in memory.describe("a step", program)
+    assert f"needs {needed:.2f} of 80.00 GiB per device" in memory.describe("a step", program)
 
 
 def test_donated_arguments_count_once():
@@ -37,22 +37,22 @@ def test_donated_arguments_count_once():
     assert memory.required({**sizes, "peak": 200}) == 200, "the compiler knows of more"
 
 
-def test_bytes_are_those_of_one_device():
+def test_device_bytes_are_those_of_one_device():
     where = NamedSharding(Mesh(np.asarray(jax.devices()[:1]), ("all",)), PartitionSpec())
     tree = {"a": jax.ShapeDtypeStruct((3, 5), jnp.bfloat16, sharding=where), "b": jnp.zeros(7)}
     assert memory.device_bytes(tree) == 30 + 28
 
 
-def test_too_little_memory_is_one_sentence_with_advice(refusal):
+def test_an_out_of_memory_error_becomes_one_sentence_with_advice(refusal):
     def allocate():
         with memory.shortage_explained("do less"):
             jnp.zeros(2**50, jnp.float32).block_until_ready()
 
     sentence = refusal(allocate)
-    assert sentence.startswith("the memory of the device does not suffice (RESOURCE_EXHAUSTED: ")
+    assert sentence.startswith("the device is out of memory (RESOURCE_EXHAUSTED: ")
     assert sentence.endswith("); do less")
 
 
-def test_another_complaint_of_xla_passes_unchanged():
+def test_another_error_of_xla_passes_unchanged():
     with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID"), memory.shortage_explained("do less"):
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: not about memory")

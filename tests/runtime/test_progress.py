@@ -16,7 +16,7 @@ from mlmoe_jax.runtime.progress import LINE_EVERY, Progress, say
 
 
 class Clock:
-    """A clock that goes on only when it is told to."""
+    """A clock that advances only by `wait`."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
@@ -58,7 +58,7 @@ def test_a_resumed_run_counts_its_own_steps(clock):
     assert progress.images_per_second == 5.0
 
 
-def test_what_happens_in_a_pause_is_left_out(clock):
+def test_a_pause_is_excluded_from_the_figures(clock):
     progress = Progress("train", 10, 32)
     clock.wait(2.0)
     progress.advance()
@@ -74,7 +74,7 @@ def test_figures_before_anything_has_happened(clock):
 
 
 # ----------------------------------------------------------------------------------------------------------- lines
-def test_a_line_now_and_then_where_there_is_no_terminal(clock, capsys):
+def test_without_a_terminal_there_is_a_line_every_15_s(clock, capsys):
     progress = Progress("train", 200, 2, first=100)
     for _ in range(10):
         clock.wait(LINE_EVERY / 4)
@@ -88,7 +88,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal(clock, capsys):
     ]
 
 
-def test_more_than_a_day_is_told_as_such(clock, capsys):
+def test_more_than_a_day_left_is_shown_in_days(clock, capsys):
     progress = Progress("train", 11, 1)
     clock.wait(9000.0)
     progress.advance()
@@ -124,7 +124,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert terminal.shown.endswith("\r"), "the bar is removed"
 
 
-def test_people_are_told_on_stderr(capsys):
+def test_messages_go_to_stderr(capsys):
     say("hello")
     assert capsys.readouterr() == ("", "hello\n")
 
@@ -150,7 +150,7 @@ def test_lines_for_people_can_be_silenced(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_row_a_step(folder):
+def test_one_row_per_step(folder):
     log = MetricLog(folder, lambda step: jnp.float32(step / 8), steps_per_epoch=4)
     log.write()
     assert folder.rows() == []
