@@ -1,4 +1,4 @@
-"""Tensors from the files of torch.save, without torch and without running anything that a file contains."""
+"""Read tensors from files of torch.save, without torch and without executing any code that a file contains."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.torch_pickle import Damaged, Tensor, TensorUnpickler, Unreadable
 
 SUFFIXES = (".pth", ".pth.tar", ".pt", ".bin")
-# Where training scripts put the state dict in a file that holds more than that; the first that has tensors is taken.
+# Keys under which training scripts store the state dict beside other things; the first one with tensors is used.
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "teacher")
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -31,10 +31,10 @@ Read = Callable[[str, int], bytes]
 def read_torch_file(path: Path) -> dict[str, np.ndarray]:
     """Return the tensors of a state dict that torch.save wrote, in its zip layout or in the legacy one.
 
-    Where the file holds more than the state dict, the first of STATE_KEYS that has tensors is taken; entries that are
-    no tensors are left out, and a prefix `module.` that all names share is removed. Only the storages that are needed
-    are read, each once; tensors that share one in the file share it here, so the arrays are read-only. Raises
-    UserError for a file that is missing, damaged or of another kind, or that names what is not admitted.
+    If the file holds more than the state dict, the first of STATE_KEYS that has tensors is used; entries that are not
+    tensors are left out, and a prefix `module.` that all names share is removed. Only the storages that are needed
+    are read, each once; tensors that share one in the file also share it here, so the arrays are read-only. Raises
+    UserError for a file that is missing, damaged or of another kind, or that refers to a name not in ADMITTED.
     """
     try:
         with path.open("rb") as file:
@@ -52,7 +52,7 @@ def read_torch_file(path: Path) -> dict[str, np.ndarray]:
 
 # ---------------------------------------------------------------------------------------------------- the two layouts
 def _open_zip(file: BinaryIO, data: mmap.mmap) -> tuple[Any, Read]:
-    """Return what the pickle of the archive holds, and the function that reads storages."""
+    """Return the content of the archive's pickle, and the function that reads storages."""
     try:
         with zipfile.ZipFile(file) as archive:
             records = {record.filename: record for record in archive.infolist()}
@@ -64,9 +64,9 @@ def _open_zip(file: BinaryIO, data: mmap.mmap) -> tuple[Any, Read]:
     root = roots[0]
     if any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in records):
         raise Unreadable("it is a TorchScript archive, a program and not only weights: save its state_dict() instead")
-    # torch.save neither compresses nor overlaps records, so what is read can never be more than the file.
+    # torch.save neither compresses nor overlaps records, so the bytes read can never be more than the file has.
     if (declared := sum(record.file_size for record in records.values())) > len(data):
-        raise Unreadable(f"its records claim to hold {declared} bytes while the whole file has {len(data)}")
+        raise Unreadable(f"its records claim to hold {declared} bytes, but the whole file has {len(data)}")
     order = records.get(f"{root}byteorder")
     _check_byte_order(order is None or _record(data, order) == b"little")
     content = TensorUnpickler().load(_record(data, records[f"{root}data.pkl"]))
@@ -94,7 +94,7 @@ def _record(data: mmap.mmap, record: zipfile.ZipInfo) -> bytes:
     start += _LOCAL_HEADER.size + name + extra
     content = data[start : start + record.file_size]
     if len(content) != record.file_size or zlib.crc32(content) != record.CRC:
-        # torch can be told to write no checksums; that cannot be told from damage.
+        # torch can write files without checksums; that cannot be distinguished from damage.
         raise Unreadable(
             f"its record {record.filename[:100]!r} does not have the checksum that the archive gives for it: "
             "the file is damaged, or was saved with checksums turned off"
@@ -103,8 +103,8 @@ def _record(data: mmap.mmap, record: zipfile.ZipInfo) -> bytes:
 
 
 def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
-    """Return what the main pickle of the file holds, and the function that reads storages."""
-    # Without the mark of a binary pickle a text would be taken for instructions, and the user told about those.
+    """Return the content of the file's main pickle, and the function that reads storages."""
+    # Without this check for a binary pickle, text would be read as instructions, which the error would then name.
     if data[:1] != b"\x80":
         raise Unreadable(_other_kind(data[:1024]))
     pickles = TensorUnpickler()
@@ -116,7 +116,7 @@ def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
         raise Unreadable(_other_kind(data[:1024]))
     protocol, system = pickles.load(data), pickles.load(data)
     if type(protocol) is not int or protocol != _PROTOCOL or type(system) is not dict:
-        raise Unreadable("it is of a version of PyTorch's older layout that is not known here")
+        raise Unreadable("it has an unknown version of PyTorch's legacy layout")
     _check_byte_order(system.get("little_endian") is True)
     content, keys = pickles.load(data), pickles.load(data)
     if type(keys) is not list or not all(type(key) is str and key in pickles.storages for key in keys):
@@ -143,7 +143,7 @@ def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
 
 def _check_size(key: str, found: int, needed: int) -> None:
     if found != needed:
-        raise Unreadable(f"its storage {key[:100]!r} has {found} bytes where the tensors on it need {needed}")
+        raise Unreadable(f"its storage {key[:100]!r} has {found} bytes, but its tensors need {needed}")
 
 
 def _check_byte_order(little: bool) -> None:
@@ -152,11 +152,11 @@ def _check_byte_order(little: bool) -> None:
 
 
 def _other_kind(head: bytes) -> str:
-    """Return what a file is that torch.save did not write, judging by its first bytes."""
+    """Return the kind of a file that torch.save did not write, judging by its first bytes, and the remedy."""
     if head.lstrip().startswith(b"<"):
         return "it is a web page and not a checkpoint: download the file itself"
     if head.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer and not the file itself: get that with git lfs pull"
+        return "it is a Git LFS pointer and not the file itself: run git lfs pull"
     if head[8:10] == b'{"':
         return "it is a safetensors file: give it the suffix .safetensors"
     if head[257:262] == b"ustar":
@@ -169,8 +169,8 @@ def _other_kind(head: bytes) -> str:
 # ------------------------------------------------------------------------------------------------- state dict, arrays
 def _state_dict(content: Any) -> dict[str, Tensor]:
     if type(content) is not dict:
-        kind = {list: "a list", tuple: "a tuple", Tensor: "one tensor without a name"}.get(type(content), "no dict")
-        raise Unreadable(f"it holds {kind} where a dict of tensors is needed")
+        kind = {list: "a list", tuple: "a tuple", Tensor: "one tensor without a name"}.get(type(content), "an object")
+        raise Unreadable(f"it holds {kind} instead of a dict of tensors")
     for candidate in (*(content.get(key) for key in STATE_KEYS), content):
         if type(candidate) is dict:
             tensors = {name: x for name, x in candidate.items() if type(name) is str and type(x) is Tensor}
@@ -186,7 +186,7 @@ def _state_dict(content: Any) -> dict[str, Tensor]:
 
 
 def _array(name: str, tensor: Tensor, read: Read, file_size: int) -> np.ndarray:
-    """Return an array on the bytes of the tensor's storage, after a check that it stays inside them."""
+    """Return an array on the bytes of the tensor's storage, after checking that it stays inside them."""
     about = f"its tensor {name[:100]!r}"
     storage, offset, shape, strides = tensor.storage, tensor.offset, tensor.shape, tensor.strides
     if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides) or len(shape) > 64:
@@ -194,17 +194,17 @@ def _array(name: str, tensor: Tensor, read: Read, file_size: int) -> np.ndarray:
     if not all(type(number) is int and 0 <= number < 2**62 for number in (offset, *shape, *strides)):
         raise Unreadable(f"{about} has a size, stride or offset that is negative or far too large")
     item = tensor.dtype.itemsize
-    # A stride of zero makes a large tensor of few bytes; nobody saves one that is larger than its own file.
+    # A stride of zero makes a large tensor of few bytes; a real one is never larger than its own file.
     nbytes = math.prod(size for size in shape if size) * item
     if nbytes > max(file_size, 2**20):
-        raise Unreadable(f"{about} is {nbytes} bytes large while the whole file has {file_size}")
+        raise Unreadable(f"{about} needs {nbytes} bytes, but the whole file has {file_size}")
     if 0 in shape:
         return np.empty(shape, tensor.dtype)
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     held = storage.count * storage.dtype.itemsize // item
     if last >= held:
-        raise Unreadable(f"{about} reaches element {last} of a storage that has {held}")
+        raise Unreadable(f"{about} uses element {last} of a storage with {held}")
     start = storage.start * storage.dtype.itemsize + offset * item
-    # The stride along a single element is never taken, so it may be any number, even one that numpy cannot hold.
+    # The stride of an axis of size 1 is never used, so it may be any number, even one that numpy cannot represent.
     steps = tuple(stride * item if size > 1 else 0 for size, stride in zip(shape, strides, strict=True))
     return np.ndarray(shape, tensor.dtype, read(storage.key, storage.nbytes), start, steps)

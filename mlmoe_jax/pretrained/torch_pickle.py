@@ -1,8 +1,8 @@
-"""The pickle inside a PyTorch file, read as a description of tensors.
+"""Read the pickle inside a PyTorch file as a description of tensors.
 
-It is not given to Python's unpickler: a small interpreter runs its instructions on plain data. Names are looked up in
-ADMITTED and never imported, nothing that the interpreter handles can be called, and what is neither a tensor nor a
-dict or list of such becomes an object without content.
+Python's unpickler is not used: a small interpreter executes the instructions on plain data. Names are looked up in
+ADMITTED and never imported, none of the interpreter's objects can be called, and anything other than tensors and
+their dicts and lists becomes an object without content.
 """
 
 import mmap
@@ -33,7 +33,7 @@ _STORAGE_TYPES = {
 }
 _DICTS = frozenset({"collections.OrderedDict", "collections.defaultdict", "builtins.dict"})
 _REBUILD = frozenset(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
-# Each is called with a tensor first, and does no more than wrap it.
+# Each takes a tensor as its first argument and only wraps it.
 _WRAP = frozenset(
     {
         "torch._utils._rebuild_parameter",
@@ -42,7 +42,7 @@ _WRAP = frozenset(
     }
 )
 _REBUILD_WITH_ATTRIBUTES = "torch._tensor._rebuild_from_type_v2"
-# Settings and counters that checkpoints carry besides tensors.
+# Settings and counters that checkpoints hold besides tensors.
 _BUILTINS = ("bool", "bytearray", "complex", "float", "frozenset", "int", "list", "set", "str", "tuple")
 _PATHS = ("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
 _WITHOUT_CONTENT = frozenset(
@@ -74,11 +74,11 @@ _CONTAINERS = {"EMPTY_LIST": list, "EMPTY_SET": list, "EMPTY_DICT": dict}
 
 
 class Unreadable(Exception):
-    """Why a file is not read: the end of the sentence that the user gets."""
+    """The reason why a file cannot be read, as the end of the error message."""
 
 
 class Damaged(Unreadable):
-    """The pickle breaks off, or does what no pickle of torch.save does."""
+    """The pickle ends early, or does something that torch.save never writes."""
 
     def __init__(self):
         super().__init__("its pickled part is damaged or cut off")
@@ -86,7 +86,7 @@ class Damaged(Unreadable):
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of `nbytes` bytes in the file, of which a tensor may use `count` elements from element `start` on."""
+    """A range of `nbytes` bytes in the file, of which a tensor may use `count` elements starting at element `start`."""
 
     key: str
     dtype: np.dtype
@@ -97,7 +97,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as the pickle describes it; `offset`, `shape` and `strides` are whatever stands there, unchecked."""
+    """A tensor as the pickle describes it; `offset`, `shape` and `strides` are unchecked and of any type."""
 
     storage: Storage
     dtype: np.dtype
@@ -108,21 +108,21 @@ class Tensor:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name from ADMITTED, standing for what torch would have there."""
+    """A name from ADMITTED, in place of the object that torch would import."""
 
     full: str
 
 
 class _Empty:
-    """Something admitted that has no tensors for us; what is put into it is dropped."""
+    """An admitted object without tensors; anything put into it is dropped."""
 
 
-# Hashing any other key, a tuple of tuples of tuples say, can take as long as the pickle likes.
+# Hashing any other key, such as deeply nested tuples, could be made to take arbitrarily long.
 _KEYS = frozenset({str, bytes, int, float, bool, type(None), _Name, _Empty})
 
 
 class TensorUnpickler:
-    """Reads pickles of numbers, strings, lists, dicts and Tensors; `storages` has all storages that they spoke of."""
+    """Reader of pickles of numbers, strings, lists, dicts and Tensors; `storages` has every storage they refer to."""
 
     def __init__(self):
         self.storages: dict[str, Storage] = {}
@@ -131,7 +131,7 @@ class TensorUnpickler:
         self._memo: dict[int, Any] = {}
 
     def load(self, source: bytes | mmap.mmap) -> Any:
-        """Return what the next pickle in the source holds; a mapped file is left at the byte after it.
+        """Return the content of the next pickle in the source; a mapped file is left at the byte after it.
 
         Raises Unreadable for a name or an instruction that is not admitted, and Damaged for a broken pickle.
         """
@@ -187,7 +187,7 @@ class TensorUnpickler:
                 owner, _ = self._pop_from(len(stack) - 2)
                 if type(owner) not in (dict, Tensor, _Empty):
                     raise Damaged
-                stack.append(owner)  # without the state: a dict's metadata, a parameter's hooks, settings
+                stack.append(owner)  # ignoring the state: a dict's metadata, a parameter's hooks, settings
             case "BINPERSID":
                 stack.append(self._storage(stack.pop()))
             case "PROTO" | "FRAME":
@@ -228,14 +228,14 @@ def _admit(module: Any, name: Any) -> _Name:
     if full not in ADMITTED:
         shown = full if full.isprintable() and " " not in full else repr(full)
         raise Unreadable(
-            f"it names {shown[:200]}, which is no tensor and no plain container, and nothing else is let in: "
-            "save the state_dict() alone, or take a file that has only that"
+            f"it refers to {shown[:200]}, which is neither a tensor nor a plain container and is not loaded: "
+            "save only the state_dict(), or use a file that has nothing else"
         )
     return _Name(full)
 
 
 def _make(function: Any, arguments: Any) -> Any:
-    """Return our stand-in for what torch gets by calling an admitted name."""
+    """Return a stand-in for the object that torch makes by calling an admitted name."""
     if type(function) is not _Name or type(arguments) is not tuple:
         raise Damaged
     name = function.full
@@ -260,7 +260,7 @@ def _make(function: Any, arguments: Any) -> Any:
         return arguments[0]
     if name in _DICTS:
         made: dict[Any, Any] = {}
-        # Python 2 gives an OrderedDict its items at once; emptied, the list cannot be copied again and again.
+        # Python 2 passes an OrderedDict's items as a list; cleared here, it cannot be copied again and again.
         if arguments and type(arguments[0]) is list:
             _update(made, arguments[0])
             arguments[0].clear()

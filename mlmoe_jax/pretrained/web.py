@@ -1,4 +1,4 @@
-"""Addresses on the web: where a file's bytes are, also on the Hugging Face hub, and how they are asked for."""
+"""HTTP requests for published files: the location of a file, also on the Hugging Face hub, and the transfer."""
 
 import email.utils
 import http.client
@@ -22,7 +22,10 @@ _MAY_PASS = (408, 425, 429, 500, 502, 503, 504)
 
 
 class Lost(Exception):
-    """The transfer failed in a way that may pass. wait: seconds that the server asks for."""
+    """The transfer failed for a reason that may be temporary. wait: seconds that the server asks the client to wait.
+
+    answered: whether there was any response.
+    """
 
     def __init__(self, reason: str, *, answered: bool = True, wait: float = 0.0):
         super().__init__(reason)
@@ -30,16 +33,16 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """The transfer failed in a way that trying again does not change."""
+    """The transfer failed for a reason that a retry does not change."""
 
 
 class Stale(Exception):
-    """What an earlier try left is not a part of the file that the server has now."""
+    """The bytes of an earlier attempt are not a part of the file that the server has now."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the bytes are. version: changes with the file; empty where only the answer to a request will tell."""
+    """The location of a file. version: changes with the file; empty if only the response to a request has it."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -48,18 +51,18 @@ class Source:
     size: int = 0
 
 
-# ------------------------------------------------------------------------------------------------ where the bytes are
+# ----------------------------------------------------------------------------------------------------------- location
 def find_source(address: str) -> Source:
-    """Return where the bytes of an address are, with what the hub says of a file of its own; raise Lost or Refused."""
+    """Return the source of an address, for files on the hub with the hub's metadata; raise Lost or Refused."""
     if found := HUB.fullmatch(address):
         return _hub_source(found["repo"], found["revision"], urllib.parse.unquote(found["file"]))
     return Source(address)
 
 
 def _hub_source(repo: str, revision: str, file: str) -> Source:
-    """Ask the Hugging Face hub for the commit, sha256 and size of a file, with the user's token and mirror.
+    """Request the commit, sha256 and size of a file from the Hugging Face hub, with the user's token and mirror.
 
-    The library does not transfer the file: it deletes what has arrived when it is interrupted, and checks no sha256.
+    The library is not used for the transfer: if interrupted it deletes the partial file, and it checks no sha256.
     """
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
@@ -71,17 +74,15 @@ def _hub_source(repo: str, revision: str, file: str) -> Source:
         headers = build_hf_headers(library_name="mlmoe_jax")
         about = get_hf_file_metadata(url, headers=headers, timeout=TIMEOUT)
     except errors.OfflineModeIsEnabled as error:
-        raise Refused("HF_HUB_OFFLINE forbids the network") from error
+        raise Refused("HF_HUB_OFFLINE is set") from error
     except errors.GatedRepoError as error:
         page = f"https://huggingface.co/{repo}"
-        raise Refused(
-            f"its licence must be accepted at {page}, and then HF_TOKEN be set or `hf auth login` be run"
-        ) from error
+        raise Refused(f"its licence has to be accepted at {page}, and HF_TOKEN set or `hf auth login` run") from error
     except errors.RepositoryNotFoundError as error:
         raise Refused(f"the hub has no repository {repo}, or does not show it without HF_TOKEN") from error
     except errors.HfHubHTTPError as error:
         raise _answered(error.response.status_code, error.response.headers) from error
-    except Exception as error:  # the library has changed its transport, and so the errors, with each major version
+    except Exception as error:  # each major version of the library changed its transport, and with it the errors
         raise _no_connection(url, error) from error
     version = about.etag or ""
     return Source(
@@ -97,12 +98,15 @@ def _require_safe(address: str) -> None:
     """Raise Refused unless an address is https, or http on this machine."""
     parts = urllib.parse.urlsplit(address)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOCAL_HOSTS):
-        raise Refused(f"'{address}' is no https address")
+        raise Refused(f"'{address}' is not an https address")
 
 
-# ------------------------------------------------------------------------------------------------- asking for them
+# -------------------------------------------------------------------------------------------------------- transfer
 def open_source(source: Source, offset: int, version: str) -> http.client.HTTPResponse:
-    """Ask for the file from `offset` on. urllib knows proxies, redirects and certificates, and is always there."""
+    """Request the file starting at byte `offset`; raise Lost, Refused or Stale.
+
+    urllib handles proxies, redirects and certificates, and is always installed.
+    """
     _require_safe(source.url)
     headers = {"User-Agent": "mlmoe_jax", "Accept-Encoding": "identity", **source.headers}
     if offset:
@@ -122,15 +126,15 @@ def open_source(source: Source, offset: int, version: str) -> http.client.HTTPRe
 
 
 def read_chunk(response: http.client.HTTPResponse) -> bytes:
-    """Return the next bytes of an answer, b"" at its end; raise Lost where the connection breaks off."""
+    """Return the next bytes of a response, b"" at its end; raise Lost if the connection breaks."""
     try:
         return response.read1(CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise Lost(f"the connection broke off ({_brief(error)})") from error
+        raise Lost(f"the connection was lost ({_brief(error)})") from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects that do not leave https, and do not show a token to another host."""
+    """Follow redirects that stay on https, without sending a token to another host."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         """Return the request that follows a redirect."""
@@ -142,20 +146,20 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _answered(code: int, headers: Mapping[str, str]) -> Lost | Refused:
-    """Return what an HTTP status other than success means."""
+    """Return the exception for an HTTP status other than success."""
     if code in _MAY_PASS:
-        return Lost(f"the server answers {code}", wait=_seconds_asked_for(headers.get("Retry-After") or ""))
+        return Lost(f"the server responds with {code}", wait=_retry_seconds(headers.get("Retry-After") or ""))
     meaning = {
-        401: " (it wants a login)",
-        403: " (it does not give this file to everyone)",
-        404: " (there is no such file)",
-        410: " (the file is there no more)",
+        401: " (login required)",
+        403: " (access denied)",
+        404: " (file not found)",
+        410: " (file removed)",
     }
-    return Refused(f"the server answers {code}{meaning.get(code, '')}")
+    return Refused(f"the server responds with {code}{meaning.get(code, '')}")
 
 
-def _seconds_asked_for(retry_after: str) -> float:
-    """Read a Retry-After header, a number of seconds or a date."""
+def _retry_seconds(retry_after: str) -> float:
+    """Return the seconds until a Retry-After header, which holds a number of seconds or a date; 0 for neither."""
     if retry_after.strip().isdigit():
         return float(retry_after)
     try:
@@ -169,13 +173,13 @@ def _no_connection(url: str, error: Exception) -> Lost:
 
 
 def _brief(error: Exception) -> str:
-    """Return what an error says as a part of a sentence."""
+    """Return the message of an error in a form that fits into a sentence."""
     reason = getattr(error, "reason", error)
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
     return text.partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
 def version_of(response: http.client.HTTPResponse) -> str:
-    """Return what identifies the file's present content for If-Range: a strong ETag or the time it was changed."""
+    """Return the If-Range value that identifies the file's current content: a strong ETag or the modification time."""
     tag = response.headers.get("ETag") or ""
     return tag if tag.startswith('"') else response.headers.get("Last-Modified") or ""

@@ -1,4 +1,4 @@
-"""Where the published weights of a backbone are found: in the package, in the cache, or by download."""
+"""Find the published weights of a backbone: in the package, in the cache, or by download."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from mlmoe_jax.runtime.cache import cache_folder
 
 
 def find_weights(name: str) -> Path:
-    """Return the file with the published weights of a backbone: in the package, in the cache, or else downloaded.
+    """Return the file with the published weights of a backbone: from the package, the cache, or else downloaded.
 
-    Raises UserError saying which file is wanted, where it was looked for, where it is published and how to go on.
+    Raises UserError with the file's name, the folder searched, the address of publication and the remedy.
     """
     wanted = entry(name)
     if not wanted.file:
@@ -26,7 +26,7 @@ def find_weights(name: str) -> Path:
         return fetch(wanted.address, cached, sha256=wanted.sha256)
     except Unreachable as error:
         raise UserError(
-            f"the weights of {name} are not here: {error}, name another copy with "
-            "--config.model.backbone.weights=FILE, or start on random weights with "
+            f"the weights of {name} are not available: {error}, pass another copy with "
+            "--config.model.backbone.weights=FILE, or start from random weights with "
             "--config.model.backbone.weights=none"
         ) from error

@@ -1,4 +1,4 @@
-"""Every CNN layout fills every parameter and statistic, and nothing of a file is left over."""
+"""Every CNN layout fills every parameter and statistic and uses every tensor of a file."""
 
 import json
 import re
@@ -20,7 +20,7 @@ TORCHVISION = {"resnet": TORCHVISION_RESNET, "convnext": TORCHVISION_CONVNEXT}
 
 
 def empty(kind: str, blocks: tuple[int, ...] = (1, 2, 1, 1)) -> nnx.Module:
-    """Return the twin's architecture without values."""
+    """Return the architecture of the reference model without values."""
     if kind == "resnet":
         return nnx.eval_shape(lambda: ResNet(ResNetShape(blocks, stem=4), rngs=nnx.Rngs(0)))
     return nnx.eval_shape(lambda: ConvNeXt(ConvNeXtShape(blocks, (8, 12, 16, 24)), rngs=nnx.Rngs(0)))
@@ -31,14 +31,14 @@ def values_of(module: nnx.Module) -> dict[str, np.ndarray]:
 
 
 def published(kind: str) -> dict[str, np.ndarray]:
-    """Return the twin's tensors under torchvision's names, with a classifier as published files have it."""
+    """Return the reference tensors under torchvision's names, with a classifier as in published files."""
     stored = np.load(TESTS / "parity" / f"cnn_{kind}.npz")
     tensors = {n.removeprefix("weights/"): stored[n] for n in stored.files if n.startswith("weights/")}
     head = "fc" if kind == "resnet" else "classifier.2"
     return tensors | {f"{head}.weight": np.ones((5, 3), np.float32), f"{head}.bias": np.ones(5, np.float32)}
 
 
-# A layout by substitutions on torchvision's names, in order; (\d) behind < counts from one less, halved for features.
+# Layouts as ordered substitutions on torchvision's names; <n> becomes n − 1, and <<n>> n // 2 (see `renamed`).
 HUGGING_FACE_RESNET = (
     (r"^fc\.", "classifier.1."),
     (r"^(conv|bn)1\.", r"resnet.embedder.embedder.\1."),
@@ -94,7 +94,7 @@ HUGGING_FACE_CONVNEXT = (
 
 
 def renamed(tensors: dict[str, np.ndarray], substitutions: tuple[tuple[str, str], ...]) -> dict[str, np.ndarray]:
-    """Return tensors under another layout's names; <n> counts from 0 where torchvision counts from 1."""
+    """Return tensors under another layout's names; <n> becomes n − 1 (torchvision counts from 1), <<n>> n // 2."""
     result = {}
     for name, tensor in tensors.items():
         for pattern, replacement in substitutions:
@@ -135,7 +135,7 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """What torchvision's layout gives, by kind of backbone."""
+    """The values loaded from torchvision's layout, by kind of backbone."""
     values = {}
     for kind, source in TORCHVISION.items():
         module = empty(kind)
@@ -201,7 +201,7 @@ def test_transforms():
 
 
 def targets(tensors: dict[str, tuple[int, ...]], source) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """Return {our path: shape} and the names that no rule takes, of tensors that have shapes only."""
+    """Return {our path: shape} and the names that match no rule, for tensors given by their shapes."""
     shapes, left = {}, []
     for name, shape in tensors.items():
         rules = [rule for rule in source.rules if re.fullmatch(rule.pattern, name)]
@@ -218,7 +218,7 @@ def targets(tensors: dict[str, tuple[int, ...]], source) -> tuple[dict[str, tupl
 def test_every_key_of_the_published_resnet_101_is_consumed():
     keys = TESTS.parents[1] / "shared" / "spec" / "checkpoint_keys.json"
     if not keys.exists():
-        pytest.skip("the shared key lists are not here")
+        pytest.skip("the shared key lists are not available")
     listed = json.loads(keys.read_text())["ResNet-101 (torchvision v1)"]["keys"]
     shapes, left = targets({name: tuple(shape) for name, shape in listed}, TORCHVISION_RESNET)
     module = nnx.eval_shape(lambda: ResNet(ResNetShape((3, 4, 23, 3)), rngs=nnx.Rngs(0)))

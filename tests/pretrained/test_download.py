@@ -1,4 +1,4 @@
-"""Downloads from a local server that cuts off, changes its mind and refuses, onto a disk that may be full."""
+"""Downloads from a local server that closes connections, changes the file and refuses, onto a disk that may be full."""
 
 import email.utils
 import hashlib
@@ -34,7 +34,7 @@ def sha256(content: bytes) -> str:
 
 @dataclass
 class Answer:
-    """What the server does with one request. cut: close after so many bytes. wait: for this before the last half."""
+    """The response to one request. cut: close after this many bytes. wait: event to await before the last half."""
 
     status: int = 200
     cut: int | None = None
@@ -47,7 +47,7 @@ class Answer:
 
 
 class Site(ThreadingHTTPServer):
-    """A server of one content; `script` holds the answers to the next GETs, before the usual ones."""
+    """A server of one file; `script` holds the responses to the next GETs, after which come default ones."""
 
     daemon_threads = True
 
@@ -59,7 +59,7 @@ class Site(ThreadingHTTPServer):
         return f"http://{host}:{self.server_port}/{path}"
 
     def handle_error(self, request, client_address):
-        """Say nothing about clients that have gone away."""
+        """Print nothing about clients that have disconnected."""
 
     @property
     def ranges(self) -> list[str | None]:
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self):
-        """Answer as the Hugging Face hub does for a large file."""
+        """Respond like the Hugging Face hub for a large file."""
         self.server.requests.append(("HEAD", self.path, self.headers))
         self.send_response(self.server.hub_status)
         for name, value in {
@@ -129,7 +129,7 @@ def site():
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
-    """The pauses that were asked for; none is made. No proxy and no setting of the outside counts here."""
+    """The requested pauses, none of which is made; environment variables for proxies and tokens are removed."""
     asked = []
     monkeypatch.setattr(download, "pause", asked.append)
     monkeypatch.setattr(web, "CHUNK", CHUNK)
@@ -141,7 +141,7 @@ def pauses(monkeypatch):
 
 @pytest.fixture
 def target(tmp_path) -> Path:
-    """A place in a cache folder that is not there yet."""
+    """A path in a cache folder that does not exist yet."""
     return tmp_path / "cache" / "vit" / "model.safetensors"
 
 
@@ -156,7 +156,7 @@ def assert_complete(target: Path, content: bytes = CONTENT):
 
 
 def leave_part(site: Site, target: Path, cut: int = 30_000):
-    """Break a download off for good after `cut` bytes."""
+    """Let a download fail for good after `cut` bytes."""
     script, site.script = site.script, [Answer(cut=cut), *[Answer(503)] * 9]
     with pytest.raises(Unreachable):
         fetch(site.address(), target)
@@ -166,8 +166,8 @@ def leave_part(site: Site, target: Path, cut: int = 30_000):
     site.requests.clear()
 
 
-# --------------------------------------------------------------------------------------------------------- it arrives
-def test_a_whole_file_arrives_and_is_pinned(site, target, pauses):
+# ------------------------------------------------------------------------------------------------------------ success
+def test_a_whole_file_is_downloaded_and_pinned(site, target, pauses):
     assert fetch(site.address(), target) == target
     assert_complete(target)
     assert pauses == []
@@ -175,28 +175,28 @@ def test_a_whole_file_arrives_and_is_pinned(site, target, pauses):
     assert len(site.requests) == 1
 
 
-def test_given_sha256_and_size_are_met(site, target):
+def test_a_file_with_the_given_sha256_and_size_is_accepted(site, target):
     fetch(site.address(), target, sha256=sha256(CONTENT).upper(), size=len(CONTENT))
     assert_complete(target)
 
 
-def test_a_cut_download_goes_on_where_it_stopped(site, target, pauses):
+def test_a_cut_download_resumes_where_it_stopped(site, target, pauses):
     site.script = [Answer(cut=30_000), Answer(cut=1000)]
     fetch(site.address(), target)
     assert_complete(target)
     assert site.ranges == [None, "bytes=30000-", "bytes=31000-"]
-    # A chunk arrived before the first pause, too little before the second.
+    # A chunk arrived before the first pause, less than one before the second.
     assert pauses == [download.PAUSES[0], download.PAUSES[1]]
 
 
-def test_tries_are_counted_anew_while_the_download_moves(site, target, pauses):
+def test_progress_resets_the_number_of_retries(site, target, pauses):
     site.script = [Answer(cut=CHUNK)] * 5
     fetch(site.address(), target)
     assert_complete(target)
     assert pauses == [download.PAUSES[0]] * 5
 
 
-def test_a_later_call_goes_on_where_an_earlier_one_stopped(site, target):
+def test_a_later_call_resumes_where_an_earlier_one_stopped(site, target):
     leave_part(site, target)
     fetch(site.address(), target)
     assert_complete(target)
@@ -211,21 +211,21 @@ def test_a_complete_part_is_only_moved(site, target):
     assert site.requests == []
 
 
-def test_a_server_without_ranges_is_asked_again_from_the_start(site, target):
+def test_a_server_without_ranges_restarts_the_download(site, target):
     site.script = [Answer(cut=30_000), Answer(ranges=False)]
     fetch(site.address(), target)
     assert_complete(target)
     assert site.ranges == [None, "bytes=30000-"]
 
 
-def test_a_server_that_does_not_say_what_changes_is_asked_again_from_the_start(site, target):
+def test_a_server_without_validators_restarts_the_download(site, target):
     site.script = [Answer(cut=30_000, validators=False)]
     fetch(site.address(), target)
     assert_complete(target)
     assert site.ranges == [None, None]
 
 
-def test_the_time_of_change_serves_where_there_is_no_strong_etag(site, target):
+def test_the_modification_time_replaces_a_missing_strong_etag(site, target):
     when = email.utils.formatdate(0, usegmt=True)
     weak = (("Last-Modified", when), ("ETag", 'W/"x"'))
     site.script = [Answer(cut=30_000, validators=False, headers=weak)]
@@ -237,7 +237,7 @@ def test_the_time_of_change_serves_where_there_is_no_strong_etag(site, target):
 
 
 @pytest.mark.parametrize("heed_if_range", [True, False])
-def test_a_file_that_changed_meanwhile_is_taken_from_the_start(site, target, heed_if_range):
+def test_a_file_that_changed_meanwhile_is_downloaded_from_the_start(site, target, heed_if_range):
     leave_part(site, target)
     site.content = OTHER
     site.script = [Answer(heed_if_range=heed_if_range)]
@@ -246,7 +246,7 @@ def test_a_file_that_changed_meanwhile_is_taken_from_the_start(site, target, hee
     assert site.ranges == (["bytes=30000-"] if heed_if_range else ["bytes=30000-", None])
 
 
-def test_a_file_that_became_shorter_is_taken_from_the_start(site, target):
+def test_a_file_that_became_shorter_is_downloaded_from_the_start(site, target):
     leave_part(site, target)
     site.content = OTHER[:1000]
     site.script = [Answer(416)]
@@ -271,7 +271,7 @@ def test_a_part_that_is_too_long_is_not_used(site, target):
     assert_complete(target)
 
 
-def test_failures_that_pass_are_waited_for(site, target, pauses):
+def test_temporary_failures_are_retried_after_a_pause(site, target, pauses):
     soon = email.utils.formatdate(time.time() + 60, usegmt=True)
     site.script = [
         Answer(503),
@@ -286,7 +286,7 @@ def test_failures_that_pass_are_waited_for(site, target, pauses):
     assert pauses[3:] == [download.LONGEST_PAUSE]
 
 
-def test_a_server_that_falls_silent_is_asked_again(site, target, monkeypatch):
+def test_a_server_that_stops_responding_is_retried(site, target, monkeypatch):
     monkeypatch.setattr(web, "TIMEOUT", 0.2)
     site.script = [Answer(wait=threading.Event())]
     fetch(site.address(), target)
@@ -302,18 +302,18 @@ def test_a_proxy_is_used(site, target, monkeypatch):
     assert site.requests[0][1] == "http://localhost:1/model.safetensors"
 
 
-# ------------------------------------------------------------------------------------------------------- what is shown
-def test_lines_where_there_is_no_terminal(site, target, monkeypatch, capsys):
+# ------------------------------------------------------------------------------------------------------------ progress
+def test_lines_are_shown_without_a_terminal(site, target, monkeypatch, capsys):
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     site.script = [Answer(cut=30_000)]
     fetch(site.address(), target)
     out, lines = capsys.readouterr()
     assert out == ""
     assert f"downloading {site.address()} (0.1 MB) to {target}\n" in lines
-    assert f"downloading {site.address()} (0.1 MB) to {target} from 0.0 MB on\n" in lines
+    assert f"downloading {site.address()} (0.1 MB) to {target}, resuming at 0.0 MB\n" in lines
     assert "model.safetensors 0.1 MB of 0.1 MB, " in lines
     assert "MB/s, 0:00:00 left" in lines
-    assert "trying again in 1 s" in lines
+    assert "retrying in 1 s" in lines
     assert f"downloaded {target} (0.1 MB, sha256 " in lines
 
 
@@ -323,34 +323,35 @@ def test_a_bar_on_a_terminal(site, target, monkeypatch, capsys):
     assert "model.safetensors:   0%|" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------- it does not arrive
+# ------------------------------------------------------------------------------------------------------------ failure
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 418])
-def test_a_refusal_is_told_at_once(site, target, refusal, pauses, status):
+def test_a_refusal_is_reported_at_once(site, target, refusal, pauses, status):
     site.script = [Answer(status)]
     text = refusal(fetch, site.address(), target, error=Unreachable)
-    assert f"the server answers {status}" in text
+    assert f"the server responds with {status}" in text
     assert_helps(text, site.address(), target)
     assert names(target) == []
     assert pauses == []
 
 
 def assert_helps(text: str, address: str, target: Path):
-    """The sentence names the file, the folder, the address and what to do."""
-    assert text.startswith(f"{target.name} is not in {target.parent} and could not be fetched from {address}, because ")
+    """The message has the file, the folder, the address and the remedy."""
+    start = f"{target.name} is not in {target.parent} and cannot be downloaded from {address}, because "
+    assert text.startswith(start)
     assert text.endswith(f"; put a copy of the file at {target}")
 
 
 def test_a_server_that_stays_broken_is_given_up(site, target, refusal, pauses):
     site.script = [Answer(500)] * 9
     text = refusal(fetch, site.address(), target, error=Unreachable)
-    assert "because the server answers 500, and trying again did not help; put" in text
+    assert "because the server responds with 500, and retrying did not help; put" in text
     assert pauses == list(download.PAUSES)
 
 
-def test_a_download_that_always_breaks_off_is_given_up_and_kept(site, target, refusal):
+def test_a_download_that_always_fails_is_given_up_and_its_part_kept(site, target, refusal):
     site.script = [Answer(cut=30_000), *[Answer(cut=0)] * 9]
     text = refusal(fetch, site.address(), target, error=Unreachable)
-    assert "the connection broke off at 0.0 MB of 0.1 MB, and trying again did not help (a later start goes on" in text
+    assert "the connection was lost after 0.0 MB of 0.1 MB, and retrying did not help (the next start resumes" in text
     assert_helps(text, site.address(), target)
     assert names(target) == [f"{target.name}.part", f"{target.name}.part.json"]
 
@@ -381,10 +382,10 @@ def test_no_network(target, refusal, monkeypatch, address, hub):
     assert_helps(text, address, target)
 
 
-def test_offline_by_request(site, target, refusal, monkeypatch):
+def test_offline_mode(site, target, refusal, monkeypatch):
     monkeypatch.setenv("MLMOE_OFFLINE", "1")
     text = refusal(fetch, site.address(), target, error=Unreachable)
-    assert "because MLMOE_OFFLINE forbids the network" in text
+    assert "because MLMOE_OFFLINE is set" in text
     assert_helps(text, site.address(), target)
     assert site.requests == []
     assert not target.parent.exists()
@@ -396,12 +397,12 @@ def test_offline_by_request(site, target, refusal, monkeypatch):
 
 @pytest.mark.parametrize("address", ["http://weights.example/m", "file:///etc/passwd", "this package; a script"])
 def test_only_https(target, refusal, address):
-    assert f"'{address}' is no https address" in refusal(fetch, address, target, error=Unreachable)
+    assert f"'{address}' is not an https address" in refusal(fetch, address, target, error=Unreachable)
 
 
 def test_a_redirect_does_not_leave_https(site, target, refusal):
     site.script = [Answer(302, headers=(("Location", "http://weights.example/m"),))]
-    assert "'http://weights.example/m' is no https address" in refusal(fetch, site.address(), target)
+    assert "'http://weights.example/m' is not an https address" in refusal(fetch, site.address(), target)
 
 
 def test_a_web_page_is_not_taken_for_a_file(site, target, refusal):
@@ -410,18 +411,18 @@ def test_a_web_page_is_not_taken_for_a_file(site, target, refusal):
     assert names(target) == []
 
 
-def test_a_length_is_needed_from_somewhere(site, target, refusal):
+def test_a_file_of_unknown_length_is_refused(site, target, refusal):
     site.script = [Answer(length=False), Answer(length=False, cut=1000), Answer(length=False)]
-    assert "does not say how long the file is" in refusal(fetch, site.address(), target, error=Unreachable)
+    assert "does not give the length of the file" in refusal(fetch, site.address(), target, error=Unreachable)
     fetch(site.address(), target, size=len(CONTENT))
     assert_complete(target)
     assert site.ranges == [None, None, "bytes=1000-"]
 
 
-# ---------------------------------------------------------------------------------------------------- the wrong bytes
-def test_a_wrong_length_is_refused_beforehand(site, target, refusal):
+# -------------------------------------------------------------------------------------------------------- wrong content
+def test_a_wrong_length_is_refused_before_the_download(site, target, refusal):
     text = refusal(fetch, site.address(), target, size=1234)
-    assert text.startswith(f"{site.address()} has 51,200 bytes and not the 1,234 that are expected")
+    assert text.startswith(f"{site.address()} has 51,200 bytes instead of the expected 1,234, so")
     assert names(target) == []
 
 
@@ -434,7 +435,7 @@ def test_a_wrong_sha256_is_deleted(site, target, refusal, broken):
     assert names(target) == []
 
 
-def test_the_first_download_is_pinned_for_the_next(site, target, refusal):
+def test_a_second_download_must_match_the_pinned_first(site, target, refusal):
     fetch(site.address(), target)
     target.unlink()
     site.content = OTHER
@@ -446,7 +447,7 @@ def test_the_first_download_is_pinned_for_the_next(site, target, refusal):
     assert_complete(target, OTHER)
 
 
-def test_a_file_that_is_there_is_checked(site, target, refusal):
+def test_an_existing_file_is_checked(site, target, refusal):
     fetch(site.address(), target)
     check_pinned(target)
     check_pinned(target, sha256=sha256(CONTENT))
@@ -455,21 +456,22 @@ def test_a_file_that_is_there_is_checked(site, target, refusal):
     for function, arguments in ((check_pinned, (target,)), (fetch, (site.address(), target))):
         text = refusal(function, *arguments)
         assert text.startswith(f"{target} is damaged or has been replaced, as its sha256 is {sha256(OTHER)[:12]}…")
-        assert text.endswith(f"or {target}.sha256 if this file is meant to be another one")
+        assert text.endswith(f"or {target}.sha256 if the replacement is intended")
     assert target.read_bytes() == OTHER
     Path(f"{target}.sha256").unlink()
     check_pinned(target)
 
 
 # ----------------------------------------------------------------------------------------------------------- the disk
-def test_too_little_room_is_told_beforehand(site, target, refusal, monkeypatch):
+def test_too_little_space_is_reported_before_the_download(site, target, refusal, monkeypatch):
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: type("Usage", (), {"total": 1, "free": 20_000})())
     text = refusal(fetch, site.address(), target)
-    assert text.startswith(f"there is no room for model.safetensors: it needs 0.1 MB and {target.parent} has 0.0 MB")
+    needed = f"it needs 0.1 MB and {target.parent} has 0.0 MB free"
+    assert text.startswith(f"there is not enough space for model.safetensors: {needed}")
     assert names(target) == []
 
 
-def test_a_part_counts_towards_the_room(site, target, monkeypatch):
+def test_an_existing_part_reduces_the_space_needed(site, target, monkeypatch):
     leave_part(site, target)
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: type("Usage", (), {"total": 1, "free": 25_000})())
     fetch(site.address(), target)
@@ -490,7 +492,7 @@ def test_a_full_disk(site, target, refusal, monkeypatch):
     monkeypatch.setattr(download._Part, "begin", on_full_disk)
     text = refusal(fetch, site.address(), target)
     assert text.startswith(
-        f"the disk became full while {target} was downloaded, and what had arrived was deleted; free"
+        f"the disk became full during the download of {target}, and the partial file was deleted; free"
     )
     assert names(target) == []
 
@@ -502,7 +504,7 @@ def test_a_disk_that_fails_at_the_end(site, target, refusal, monkeypatch, functi
 
     with monkeypatch.context() as patch:
         patch.setattr(download.os, function, fail)
-        assert f"cannot write {target}: Input/output error; name" in refusal(fetch, site.address(), target)
+        assert f"cannot write {target}: Input/output error; set" in refusal(fetch, site.address(), target)
     assert not target.exists()
     fetch(site.address(), target)
     assert_complete(target)
@@ -514,8 +516,8 @@ def test_a_folder_that_cannot_be_made(site, target, refusal):
     assert f"cannot write {target}: " in refusal(fetch, site.address(), target)
 
 
-# ------------------------------------------------------------------------------------------- interrupted, and together
-def test_an_interruption_leaves_a_part_to_go_on_with(site, target, monkeypatch):
+# -------------------------------------------------------------------------------------- interruption, several processes
+def test_an_interrupted_download_can_be_resumed(site, target, monkeypatch):
     add = download.Meter.add
 
     def interrupted(meter, count):
@@ -535,8 +537,8 @@ def test_an_interruption_leaves_a_part_to_go_on_with(site, target, monkeypatch):
 
 
 def test_two_threads_download_once(site, target, capsys):
-    go_on, results = threading.Event(), []
-    site.script = [Answer(wait=go_on)]
+    proceed, results = threading.Event(), []
+    site.script = [Answer(wait=proceed)]
     threads = [threading.Thread(target=lambda: results.append(fetch(site.address(), target))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -547,7 +549,7 @@ def test_two_threads_download_once(site, target, capsys):
         said += capsys.readouterr().err
     assert "another process is downloading model.safetensors; waiting for it" in said
     assert not target.exists()
-    go_on.set()
+    proceed.set()
     for thread in threads:
         thread.join()
     assert results == [target, target]
@@ -555,8 +557,8 @@ def test_two_threads_download_once(site, target, capsys):
     assert len(site.requests) == 1
 
 
-def test_another_goes_on_where_a_killed_process_stopped(site, target):
-    """While a second process has the download, this one waits; it is killed, and this one finishes its part."""
+def test_another_process_resumes_the_download_of_a_killed_one(site, target):
+    """This process waits while another one downloads; that one is killed, and this one completes its part."""
     site.script = [Answer(wait=threading.Event())]
     code = "import sys; from pathlib import Path; from mlmoe_jax.pretrained.download import fetch; "
     code += "fetch(sys.argv[1], Path(sys.argv[2]))"
@@ -579,7 +581,7 @@ def test_another_goes_on_where_a_killed_process_stopped(site, target):
 # ------------------------------------------------------------------------------------------------------------- the hub
 @pytest.fixture
 def hub(site, monkeypatch):
-    """The site as a mirror of the hub; the library keeps its habit of asking for other things to itself."""
+    """The site as a mirror of the hub, without the telemetry requests of the hub's library."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setenv("HF_ENDPOINT", site.address(""))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -592,7 +594,7 @@ def test_a_hub_file_is_checked_against_what_the_hub_publishes(site, hub, target)
     assert_complete(target)
     asked = [(method, path, headers["Range"], headers["Authorization"]) for method, path, headers in site.requests]
     fixed = f"/{HUB_PATH.replace('main', COMMIT)}"
-    # The commit is fixed, and the token is not shown to the host that the hub redirects to.
+    # The commit is fixed, and the token is not sent to the host that the hub redirects to.
     assert asked == [
         ("HEAD", f"/{HUB_PATH}", None, "Bearer hf_secret"),
         ("GET", fixed, None, "Bearer hf_secret"),
@@ -603,7 +605,7 @@ def test_a_hub_file_is_checked_against_what_the_hub_publishes(site, hub, target)
     ]
 
 
-def test_a_hub_file_that_changed_meanwhile_is_taken_from_the_start(site, hub, target):
+def test_a_hub_file_that_changed_meanwhile_is_downloaded_from_the_start(site, hub, target):
     site.script = [Answer(cut=30_000), *[Answer(404)]]
     with pytest.raises(Unreachable):
         fetch(hub, target)
@@ -614,7 +616,7 @@ def test_a_hub_file_that_changed_meanwhile_is_taken_from_the_start(site, hub, ta
     assert site.ranges[-1] is None
 
 
-def test_damage_on_the_way_from_the_hub(site, hub, target, refusal, monkeypatch):
+def test_content_damaged_on_the_way_from_the_hub_is_refused(site, hub, target, refusal, monkeypatch):
     monkeypatch.setattr(Handler, "do_GET", spoilt(Handler.do_GET))
     text = refusal(fetch, hub, target)
     assert f"instead of the {sha256(CONTENT)[:12]}… that is published; start again, or put the right file at" in text
@@ -630,9 +632,9 @@ def spoilt(answer):
     return do_get
 
 
-def test_another_file_on_the_hub_is_refused_beforehand(site, hub, target, refusal):
+def test_another_file_on_the_hub_is_refused_before_the_download(site, hub, target, refusal):
     text = refusal(fetch, hub, target, sha256=sha256(OTHER))
-    assert f"what it publishes has the sha256 {sha256(CONTENT)[:12]}… instead of the" in text
+    assert f"the published file has the sha256 {sha256(CONTENT)[:12]}… instead of the" in text
     assert site.ranges == []
     assert names(target) == []
 
@@ -643,15 +645,15 @@ def test_another_file_on_the_hub_is_refused_beforehand(site, hub, target, refusa
         (
             403,
             "GatedRepo",
-            "its licence must be accepted at https://huggingface.co/org/model, and then HF_TOKEN be set",
+            "its licence has to be accepted at https://huggingface.co/org/model, and HF_TOKEN set",
         ),
         (401, "RepoNotFound", "the hub has no repository org/model, or does not show it without HF_TOKEN"),
-        (404, "EntryNotFound", "the server answers 404 (there is no such file)"),
-        (404, "RevisionNotFound", "the server answers 404 (there is no such file)"),
-        (503, "", "the server answers 503, and trying again did not help"),
+        (404, "EntryNotFound", "the server responds with 404 (file not found)"),
+        (404, "RevisionNotFound", "the server responds with 404 (file not found)"),
+        (503, "", "the server responds with 503, and retrying did not help"),
     ],
 )
-def test_what_the_hub_refuses(site, hub, target, refusal, status, code, expected):
+def test_refusals_of_the_hub(site, hub, target, refusal, status, code, expected):
     site.hub_status, site.hub_error = status, code
     text = refusal(fetch, hub, target, error=Unreachable)
     assert expected in text
@@ -659,10 +661,10 @@ def test_what_the_hub_refuses(site, hub, target, refusal, status, code, expected
     assert names(target) == []
 
 
-def test_the_hub_is_not_asked_when_it_is_switched_off(hub, target, refusal, monkeypatch):
+def test_the_offline_mode_of_the_hub_is_respected(hub, target, refusal, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE forbids the network" in refusal(fetch, hub, target, error=Unreachable)
+    assert "HF_HUB_OFFLINE is set" in refusal(fetch, hub, target, error=Unreachable)
 
 
-def test_unreachable_is_an_error_that_users_are_shown():
+def test_unreachable_is_a_user_error():
     assert issubclass(Unreachable, UserError)

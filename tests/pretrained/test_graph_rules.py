@@ -1,4 +1,4 @@
-"""The authors' files of ML-GCN and ADD-GCN fill whole models, and nothing of a file is left over."""
+"""The authors' files of ML-GCN and ADD-GCN fill whole models, and every tensor of a file is used."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ from mlmoe_jax.pretrained.rules.graph import (
 TWINS = np.load(PARITY / "graph_heads.npz")
 LABELS, WIDTH, HIDDEN = 6, 32, 24
 PLACES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
-# What the authors' files hold beside the ResNet.
+# The tensors of the authors' files besides the ResNet.
 KEYS = {
     "ml_gcn": {"A", "gc1.weight", "gc2.weight"},
     "add_gcn": {
@@ -75,7 +75,7 @@ def values_of(module: nnx.Module) -> dict[str, np.ndarray]:
 
 
 def resnet_tensors() -> dict[str, np.ndarray]:
-    """Return what torchvision's layout has for the first two stages of a ResNet, a block each, of random values."""
+    """Return random tensors in torchvision's layout for the first two stages of a ResNet with one block each."""
     random = np.random.RandomState(0)
     tensors = {"conv1.weight": (4, 3, 7, 7), **norm("bn1", 4)}
     for stage, into, inner in ((1, 4, 4), (2, 16, 8)):
@@ -116,7 +116,7 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
 
 @pytest.mark.parametrize("name", ["ml_gcn", "add_gcn"])
 @pytest.mark.parametrize(("places", "before"), [(True, ""), (False, "module."), (True, "state_dict.module.")])
-def test_every_tensor_goes_to_its_place(name, places, before, tmp_path):
+def test_every_tensor_fills_its_parameter(name, places, before, tmp_path):
     source = {"ml_gcn": ML_GCN, "add_gcn": ADD_GCN}[name]
     module = empty(name)
     path = write(tmp_path / "w.safetensors", published(name, places=places, before=before))
@@ -152,7 +152,7 @@ def test_every_tensor_goes_to_its_place(name, places, before, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ml_gcn", "add_gcn"])
-def test_the_twins_have_the_tensors_of_the_authors_files(name):
+def test_the_reference_models_have_the_tensors_of_the_authors_files(name):
     tensors = head_tensors(name)
     assert set(tensors) == KEYS[name]
     if name == "add_gcn":
@@ -166,7 +166,7 @@ def test_one_marker_recognises_each_file():
         assert [source.name for source in SOURCES if source.marker in published(name)] == [name]
 
 
-def test_a_list_of_modules_has_a_rule_for_each_of_torchvisions():
+def test_a_sequential_resnet_has_a_rule_for_each_of_torchvisions():
     rules, theirs = sequential_resnet_rules(), torchvision_resnet_rules()
     assert [rule.target for rule in rules] == [rule.target for rule in theirs]
     names = ["0.weight", "conv1.weight", "1.running_var", "4.0.conv1.weight", "7.2.bn3.bias", "layer4.2.bn3.bias"]

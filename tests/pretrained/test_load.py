@@ -330,9 +330,9 @@ def places(tmp_path, monkeypatch):
 def test_weights_are_looked_for_in_the_package_and_then_in_the_cache(refusal, places, vit, source):
     in_package, in_cache = places
     assert refusal(weights.find_weights, "tiny") == (
-        f"the weights of tiny are not here: tiny.safetensors is not in {in_cache.parent} and could not be fetched from "
-        f"https://example.org/tiny, because MLMOE_OFFLINE forbids the network; put a copy of the file at {in_cache}, "
-        "name another copy with --config.model.backbone.weights=FILE, or start on random weights with "
+        f"the weights of tiny are not available: tiny.safetensors is not in {in_cache.parent} and cannot be downloaded "
+        f"from https://example.org/tiny, because MLMOE_OFFLINE is set; put a copy of the file at {in_cache}, "
+        "pass another copy with --config.model.backbone.weights=FILE, or start from random weights with "
         "--config.model.backbone.weights=none"
     )
     write(in_cache, source)

@@ -1,4 +1,4 @@
-"""Checkpoints of Q2L and ML-Decoder fill every parameter and statistic, and nothing of them is left over."""
+"""Checkpoints of Q2L and ML-Decoder fill every parameter and statistic, and every tensor is used."""
 
 import json
 import re
@@ -32,14 +32,14 @@ K, D, HIDDEN, SHAPE = 6, 16, 24, ResNetShape((1, 2, 1, 1), stem=4)
 
 
 class Whole(nnx.Module):
-    """A backbone, where there is one, and a head, as the rules name them."""
+    """A head and optionally a backbone, under the names of the rules."""
 
     def __init__(self, head, backbone=None):
         self.head, self.backbone = head, backbone
 
 
 def tensors_of(case):
-    """Return the tensors of a twin with a projection from our tiny ResNet's channels, under the authors' names."""
+    """Return the reference tensors, with a projection from our tiny ResNet's channels, under the authors' names."""
     prefix = f"{case}/weights/"
     tensors = {n.removeprefix(prefix): TWINS[n].astype(np.float32) for n in TWINS.files if n.startswith(prefix)}
     name = "decoder.embed_standart.weight" if "ml_decoder" in case else "input_proj.weight"
@@ -81,7 +81,7 @@ def values_of(module):
 
 @pytest.mark.parametrize("wrapper", ["", "module."])
 @pytest.mark.parametrize("source", [Q2L, ML_DECODER_RESNET], ids=lambda source: source.name)
-def test_a_whole_checkpoint_is_used_to_the_last_tensor(source, wrapper, tmp_path):
+def test_every_tensor_of_a_whole_checkpoint_is_used(source, wrapper, tmp_path):
     tensors, model = checkpoint(source.name)
     report = load_weights(model, write(tmp_path / "w.safetensors", prefixed(wrapper, tensors)), source=source)
     assert report.source == source.name
@@ -107,7 +107,7 @@ def test_a_whole_checkpoint_is_used_to_the_last_tensor(source, wrapper, tmp_path
         np.testing.assert_array_equal(values["head/decoder/layers/0/norm1/scale"], tensors[name])
 
 
-def test_what_does_not_fit_is_named(tmp_path):
+def test_tensors_that_do_not_fit_are_named(tmp_path):
     tensors, model = checkpoint("q2l")
     extra = {"transformer.decoder.layers.0.self_attn.in_proj_bias": np.ones(3 * D, np.float32)}
     path = write(tmp_path / "w.safetensors", tensors | extra)
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_named(tmp_path):
 
 
 def mapped(source, keys):
-    """Return {our path: shape} that a source makes of [name, shape] pairs, and the names that no rule takes."""
+    """Return {our path: shape} that a source makes of [name, shape] pairs, and the names that match no rule."""
     shapes, left = {}, []
     for name, shape in keys:
         rules = [rule for rule in source.rules if re.fullmatch(rule.pattern, name)]
@@ -154,11 +154,11 @@ def test_one_marker_recognises_each_layout(tmp_path):
         assert [source.name for source in SOURCES if source.marker in tensors] == [layout]
     for source in OTHERS:
         if source not in SOURCES:
-            # torchvision's layout is the backbone of the other: it is only looked for after it
+            # ML-Decoder's ResNet has torchvision's layout, which is tried after ML-Decoder's
             assert source.marker not in files["q2l"] | files["ml_decoder"]
 
 
-def test_transforms_and_their_way_back():
+def test_transforms_and_their_inverses():
     random = np.random.RandomState(0)
     for transform, shape, place, same in (
         (pointwise, (2, 3, 1, 1), (1, 0), (0, 1, 0, 0)),

@@ -1,4 +1,4 @@
-"""Every published layout of a ViT fills the model that it was made for."""
+"""Every published ViT layout fills the model that it belongs to."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def renamed(tensors: dict[str, np.ndarray], *changes: tuple[str, str]) -> dict[s
 
 
 def split_qkv(tensors: dict[str, np.ndarray], into: str) -> dict[str, np.ndarray]:
-    """Split fused projections along the first axis; `into` is the name with QKV in it."""
+    """Split fused projections along the first axis; QKV in the name `into` stands for query, key and value."""
     result = {}
     for name, tensor in tensors.items():
         if ".qkv." in name:
@@ -77,7 +77,7 @@ def original_giant(p):
 
 
 def moco_linear(p):
-    """As torch_file gives it, without the `module.` that all names share."""
+    """As `read_torch_file` returns it, without the `module.` that all names share."""
     return timm(p) | {"head.weight": np.ones((3, D), np.float32), "head.bias": np.ones(3, np.float32)}
 
 
@@ -196,8 +196,8 @@ def test_a_pretraining_file_of_moco_gives_its_encoder(tmp_path):
     }
 
 
-def test_registers_as_timm_keeps_them(tmp_path):
-    """No mask token, and the class token's position is part of the token."""
+def test_registers_in_timms_layout(tmp_path):
+    """There is no mask token, and the class token's position is added to the token."""
     source, vit = make_vit(REGISTERS, 1), make_vit(REGISTERS, 2)
     before, p = params_of(vit)["mask_token"], params_of(source)
     tensors = renamed(timm(p), ("register_tokens", "reg_token"))
@@ -242,7 +242,7 @@ def test_a_file_of_torch_in_full(tmp_path, wrapping):
 
 
 @pytest.mark.parametrize("suffix", load.TORCH_SUFFIXES)
-def test_files_of_torch_go_to_their_reader(tmp_path, monkeypatch, suffix):
+def test_torch_suffixes_use_the_torch_reader(tmp_path, monkeypatch, suffix):
     wanted, vit = params_of(make_vit(PLAIN, 1)), make_vit(PLAIN, 2)
     asked = []
     monkeypatch.setattr(load, "read_torch_file", lambda path: asked.append(path) or moco_linear(wanted))
@@ -252,7 +252,7 @@ def test_files_of_torch_go_to_their_reader(tmp_path, monkeypatch, suffix):
 
 # ------------------------------------------------------------------------------------------- prompt-tuned models
 @pytest.mark.parametrize("name", ["VPT deep", "VPT shallow", "E2VPT", "GateVPT", "ML-VPT on MAE", "ML-VPT on DINOv2"])
-def test_the_backbone_of_a_prompt_tuned_model_is_taken_and_the_rest_listed(tmp_path, name):
+def test_the_backbone_of_a_prompt_tuned_model_is_loaded_and_the_rest_listed(tmp_path, name):
     listed, draw = LISTED[name], np.random.default_rng(0)
     listed = LISTED[listed] if isinstance(listed, str) else listed
     tensors = {key: draw.normal(size=shape).astype(np.float32) for key, shape in listed["keys"].items()}
@@ -273,7 +273,7 @@ def test_the_backbone_of_a_prompt_tuned_model_is_taken_and_the_rest_listed(tmp_p
     np.testing.assert_array_equal(params_of(vit)["cls_token"], tensors[embedding])
 
 
-def test_a_hidden_layer_of_the_classifier_is_not_the_backbones(refusal, tmp_path):
+def test_a_hidden_layer_of_the_classifier_is_not_part_of_the_backbone(refusal, tmp_path):
     tensors = vpt(params_of(make_vit(PLAIN, 1)))
     tensors = renamed(tensors, ("^transformer", "enc.transformer")) | {"head.projection.0.weight": np.ones((D, D))}
     report = load_weights(make_vit(PLAIN, 2), write(tmp_path / "a.npz", tensors))
@@ -285,7 +285,7 @@ def test_a_hidden_layer_of_the_classifier_is_not_the_backbones(refusal, tmp_path
 
 # ------------------------------------------------------------------------------------------------------ mistakes
 def refused(refusal, vit, path) -> str:
-    """Return what loading says, after a check that the module is as it was."""
+    """Return the error of loading, after checking that the module is unchanged."""
     before = params_of(vit)
     sentence = refusal(load_weights, vit, path)
     after = params_of(vit)
@@ -294,7 +294,7 @@ def refused(refusal, vit, path) -> str:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_lost_tensor_is_named_in_every_layout(refusal, tmp_path, name):
+def test_a_missing_tensor_is_named_in_every_layout(refusal, tmp_path, name):
     shape, layout, source, _ = LAYOUTS[name]
     tensors = layout(params_of(make_vit(shape, 1)))
     lost = next(key for key in tensors if re.search(r"(fc2|w3|Dense_1)[./]bias", key) and "momentum" not in key)
@@ -303,7 +303,7 @@ def test_a_lost_tensor_is_named_in_every_layout(refusal, tmp_path, name):
     assert sentence.endswith(f"({source} layout) does not fit the model: no tensor for blocks/0/mlp/fc2/bias")
 
 
-def test_an_unknown_tensor_is_named_as_it_stands_in_the_file(refusal, tmp_path):
+def test_an_unknown_tensor_is_named_as_in_the_file(refusal, tmp_path):
     tensors = renamed(timm(params_of(make_vit(PLAIN, 1))), ("^", "module."))
     tensors |= {"module.blocks.0.adapter": np.ones(3), "scheduler": np.ones(3)}
     sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "weights.npz", tensors))
@@ -328,7 +328,7 @@ def test_another_architecture_is_one_sentence(refusal, tmp_path, file, model, sa
     assert says in refused(refusal, make_vit(model, 2), path)
 
 
-def test_a_cnn_is_no_vit(refusal, tmp_path):
+def test_a_cnn_does_not_fit_a_vit(refusal, tmp_path):
     tensors = {"conv1.weight": np.ones((4, 3, 7, 7)), "layer1.0.conv1.weight": np.ones((4, 4, 1, 1))}
     sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "weights.npz", tensors))
     assert "(torchvision_resnet layout) does not fit the model: no tensor for" in sentence
@@ -350,7 +350,7 @@ def test_two_tensors_for_one_parameter_are_refused(refusal, tmp_path):
     )
 
 
-def test_numbers_of_another_kind_are_refused(refusal, tmp_path):
+def test_integer_tensors_are_refused(refusal, tmp_path):
     tensors = timm(params_of(make_vit(PLAIN, 1)))
     tensors["norm.weight"] = np.ones(D, np.int8)
     sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "weights.npz", tensors))

@@ -1,10 +1,10 @@
-"""CNN layouts: ResNet as torchvision (and timm) and Hugging Face name it, ConvNeXt as these and the authors do."""
+"""CNN layouts: ResNet as in torchvision (and timm) and Hugging Face, ConvNeXt as in these and the authors' code."""
 
 import numpy as np
 
 from mlmoe_jax.pretrained.rules.base import Rule, Source, inverse_of, nested, transpose
 
-COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, which nothing here reads
+COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, never used here
 
 
 def conv_kernel(tensor: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ def _hugging_face_resnet() -> tuple[Rule, ...]:
 
 
 def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str]) -> tuple[Rule, ...]:
-    """Return the rules of a block but for its layer scale; names: of the depthwise, LayerNorm and linear layers."""
+    """Return the rules of a block except its layer scale; names: of the depthwise, LayerNorm and linear layers."""
     depthwise, norm, first, second = (rf"{pattern}\.{name}" for name in names)
     return (
         *_conv(depthwise, f"{target}/depthwise"),
@@ -87,7 +87,7 @@ def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str])
 
 
 def torchvision_convnext_rules() -> tuple[Rule, ...]:
-    """Return the rules of torchvision's layout: one list in which downsampling and stages alternate."""
+    """Return the rules of torchvision's layout: one list of alternating downsampling layers and stages."""
     rules = [*_conv(r"features\.0\.0", "stem/conv"), *_affine(r"features\.0\.1", "stem/norm")]
     for stage in range(4):
         theirs, ours = rf"features\.{2 * stage + 1}\.(\d+)", rf"stages/{stage}/blocks/\1"

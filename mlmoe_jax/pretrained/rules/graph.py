@@ -1,4 +1,4 @@
-"""State dicts of ML-GCN and ADD-GCN as wholes: a ResNet in a list, and the heads."""
+"""Layouts of whole ML-GCN and ADD-GCN models: a ResNet as a list of modules, and the heads."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ import numpy as np
 from mlmoe_jax.pretrained.rules.base import Rule, Source, nested
 from mlmoe_jax.pretrained.rules.cnn import COUNTERS, torchvision_resnet_rules
 
-# The places of torchvision's modules in Sequential(conv1, bn1, relu, maxpool, layer1, layer2, layer3, layer4).
-_PLACES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
+# The indices of torchvision's modules in Sequential(conv1, bn1, relu, maxpool, layer1, layer2, layer3, layer4).
+_INDICES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
 
 
 def pointwise(tensor: np.ndarray) -> np.ndarray:
-    """[out, in, 1] or [out, in, 1, 1] of a convolution of size 1 -> [in, out]."""
+    """[out, in, 1] or [out, in, 1, 1], a convolution of size 1 -> [in, out]."""
     return tensor.reshape(tensor.shape[:2]).T
 
 
@@ -22,11 +22,11 @@ def own_classifier(tensor: np.ndarray) -> np.ndarray:
 
 
 def sequential_resnet_rules() -> tuple[Rule, ...]:
-    """Return torchvision's rules for a ResNet whose modules go by their place in a list, or by their own names."""
+    """Return torchvision's rules for a ResNet with modules named by their index in a list, or as in torchvision."""
     rules = []
     for rule in torchvision_resnet_rules():
         name, rest = rule.pattern.split(r"\.", 1)
-        rules.append(replace(rule, pattern=rf"(?:{_PLACES[name]}|{name})\.{rest}"))
+        rules.append(replace(rule, pattern=rf"(?:{_INDICES[name]}|{name})\.{rest}"))
     return tuple(rules)
 
 
@@ -37,7 +37,7 @@ def _pointwise(pattern: str, target: str, *, bias: bool = True) -> tuple[Rule, .
 
 _BACKBONE = nested(sequential_resnet_rules(), r"features\.", "backbone/")
 
-# `A` is the adjacency before it is normalised; the model has its own from the label counts.
+# `A` is the adjacency matrix before normalisation; the model computes its own from the label counts.
 ML_GCN = Source(
     "ml_gcn",
     "gc1.weight",

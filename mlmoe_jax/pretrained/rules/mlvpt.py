@@ -1,4 +1,4 @@
-"""State dicts of prompt-tuned ViTs as wholes: ML-VPT, VPT, GateVPT and E2VPT as their authors' code names them."""
+"""Layouts of whole prompt-tuned ViTs: ML-VPT, VPT, GateVPT and E2VPT with the names of their authors' code."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ _SIDES = (("co", "co"), ("cl", "dc"))  # `cl` is what the paper calls DC
 
 # ------------------------------------------------------------------------------------------------------- transforms
 def label_rows(tensor: np.ndarray) -> np.ndarray:
-    """[1, rows, D], a weight vector a row -> [rows, D]."""
+    """[1, rows, D], one weight vector per row -> [rows, D]."""
     return tensor.squeeze(0)
 
 
@@ -22,7 +22,7 @@ def _label_rows_back(value: np.ndarray, heads: int) -> np.ndarray:
 
 
 def label_values(tensor: np.ndarray) -> np.ndarray:
-    """[1, rows], a bias a row -> [rows]."""
+    """[1, rows], one bias per row -> [rows]."""
     return tensor.squeeze(0)
 
 
@@ -43,7 +43,7 @@ def _heads_apart(value: np.ndarray, heads: int) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------------------ ML-VPT
 def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Return the rules of ML-VPT on a backbone with these."""
+    """Return the rules of ML-VPT on a backbone with the given rules."""
     return (
         *nested(backbone, r"img_encoder\.", "backbone/"),
         *nested(_deep_prompts(), r"img_encoder\.", ""),
@@ -51,7 +51,7 @@ def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
         Rule(r"adapt_experts\.b1", "head/bank/up/bias"),
         Rule(r"adapt_experts\.W2", "head/bank/down/kernel"),
         Rule(r"adapt_experts\.b2", "head/bank/down/bias"),
-        # gate rows are e·K + k, which is [M,K] flattened
+        # gate rows are indexed e·K + k, which is [M,K] flattened
         *(Rule(rf"{theirs}_gate\.W", f"head/{ours}/gate/kernel", label_rows, reshape=True) for theirs, ours in _SIDES),
         *(Rule(rf"{theirs}_gate\.b", f"head/{ours}/gate/bias", label_values, reshape=True) for theirs, ours in _SIDES),
         *(Rule(rf"{theirs}_fc\.W", f"head/{ours}/classifier/kernel", label_rows) for theirs, ours in _SIDES),
@@ -60,7 +60,7 @@ def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 def _deep_prompts() -> tuple[Rule, ...]:
-    """Return the rules of one prompt set a block: that of the first, and those of the others together."""
+    """Return the rules of prompts per block: one tensor for the first block, one for all the others."""
     first = Rule("prompt_embeddings", "prompts/deep", token_set, at=(0,), axes=(0,), size=1)
     return first, replace(first, pattern="deep_prompt_embeddings", at=(1,), size=None)
 
@@ -72,7 +72,7 @@ ML_VPT = Source("ml_vpt", "adapt_experts.W1", _ml_vpt(timm_rules()))
 
 # ------------------------------------------------------------------------------------------- VPT, E2VPT and GateVPT
 def vpt_rules() -> tuple[Rule, ...]:
-    """Return the rules of the supervised ViT in the VPT code, from which E2VPT comes."""
+    """Return the rules of the supervised ViT in the VPT code, on which the E2VPT code is based."""
     layer = r"encoder\.layer\.(\d+)"
     return (
         Rule(r"embeddings\.cls_token", "cls_token"),
@@ -88,7 +88,7 @@ def vpt_rules() -> tuple[Rule, ...]:
 
 
 def _key_values(attention: str, *, shared: bool) -> tuple[Rule, ...]:
-    """Return the rules of E2VPT's further keys and values, a tensor a block; not shared, they are two."""
+    """Return the rules of E2VPT's prompt keys and values: per block one tensor if `shared`, otherwise two."""
     name = rf"{attention}\.deep_QKV_embeddings"
     together = Rule(name, "prompts/key_value", heads_side_by_side, at=(r"\1", 0), axes=(0, 1))
     keys, values = replace(together, pattern=f"{name}_K"), replace(together, pattern=f"{name}_V", at=(r"\1", 1))
@@ -104,20 +104,20 @@ _GATES = (Rule("gate_logit", "prompts/gate"), Rule("temp", "prompts/temperature"
 
 
 def _source(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, ...]) -> Source:
-    """Return the layout of a classifier with `rules` for its encoder, which lies in `outer` and `inner`.
+    """Return the layout of a classifier with `rules` for its encoder, whose names have the prefix `outer` + `inner`.
 
-    outer: what holds the encoder beside the classifier's `head`. inner: what in it holds all but the encoder's own
-    head, which takes the place of the other where the encoder is alone.
+    outer: prefix of the encoder in a classifier, which has its own `head` beside it. inner: prefix inside the encoder
+    of everything but the encoder's own head, which is the head of an encoder stored alone.
     """
     encoder = nested(rules, f"{outer}{inner}".replace(".", r"\."), "")
     head = linear(r"head(?:\.last_layer)?", "head/classifier")
-    # Masks that a file lacks are all 1, as they begin. A hidden layer of the classifier says nothing of the backbone.
+    # Masks missing in a file keep their initial value 1. A hidden layer of the classifier is not part of the backbone.
     optional, beside = (r"prompts/(?:token|segment)_mask",), (r"head\..*",)
     return Source(name, f"{outer}{inner}{marker}", (*encoder, *head), optional=optional, beside=beside)
 
 
 def _supervised(outer: str) -> tuple[Source, ...]:
-    """Return the layouts of the VPT and the E2VPT code on the supervised ViT: with prompts, and without (`vpt`)."""
+    """Return the layouts of the VPT and E2VPT code on the supervised ViT, with prompts and without (`vpt`)."""
     backbone, attention = nested(vpt_rules(), "", "backbone/"), r"encoder\.layer\.(\d+)\.attn"
     deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
     keys = "encoder.layer.0.attn.deep_QKV_embeddings"
@@ -132,7 +132,7 @@ def _supervised(outer: str) -> tuple[Source, ...]:
 
 
 def _self_supervised(outer: str) -> tuple[Source, ...]:
-    """Return the layouts of the VPT, E2VPT and GateVPT code on MAE and MoCo v3, which keep timm's names."""
+    """Return the layouts of the VPT, E2VPT and GateVPT code on MAE and MoCo v3, which use timm's names."""
     backbone, attention = nested(timm_rules(), "", "backbone/"), r"blocks\.(\d+)\.attn"
     deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
     shallow = (*backbone, *_SHALLOW, *_GATES)
@@ -145,7 +145,7 @@ def _self_supervised(outer: str) -> tuple[Source, ...]:
     )
 
 
-# The encoder alone, and as it lies in the classifier that the code trains.
+# Prefixes of the encoder stored alone, and of the encoder inside the classifier that the code trains.
 _ENCODERS = ("", "enc.")
 SOURCES = (
     *(ML_VPT_DINOV2, ML_VPT),

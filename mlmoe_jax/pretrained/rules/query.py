@@ -1,4 +1,4 @@
-"""State dicts of query decoders: Q2L on a ResNet, and ML-Decoder's head, alone or on a ResNet."""
+"""Layouts of query decoders: Q2L on a ResNet, and ML-Decoder's head, alone or on a ResNet."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from mlmoe_jax.pretrained.rules.base import Rule, Source, inverse_of, nested, tr
 from mlmoe_jax.pretrained.rules.cnn import COUNTERS, torchvision_resnet_rules
 from mlmoe_jax.pretrained.rules.vit import linear, norm
 
-# Tensor names that only one architecture has, among the backbones on which query decoders were published.
+# Tensor names that identify an unsupported architecture, among the backbones of published query decoders.
 _ELSEWHERE = {
     "TResNet": r"(?:.*\.)?body\.conv1\.(?:0|conv)\.weight",
     "Swin Transformer": r".*\.relative_position_bias_table",
@@ -29,7 +29,7 @@ def _pointwise_back(value: np.ndarray, heads: int) -> np.ndarray:
 
 
 def label_kernel(tensor: np.ndarray) -> np.ndarray:
-    """[1,K,D] as Q2L stores one weight vector a label -> [K,D,1], K queries with one label each."""
+    """[1,K,D] as Q2L stores one weight vector per label -> [K,D,1], K queries with one label each."""
     return tensor.squeeze(0)[..., None]
 
 
@@ -49,7 +49,7 @@ def _label_bias_back(value: np.ndarray, heads: int) -> np.ndarray:
 
 
 def attention(theirs: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of a torch.nn.MultiheadAttention, whose queries, keys and values are one matrix as ours are."""
+    """Return the rules of torch.nn.MultiheadAttention, where one matrix holds queries, keys and values, as in ours."""
     return (
         Rule(rf"{theirs}\.in_proj_weight", f"{ours}/qkv/kernel", transpose),
         Rule(rf"{theirs}\.in_proj_bias", f"{ours}/qkv/bias"),
@@ -58,7 +58,7 @@ def attention(theirs: str, ours: str) -> tuple[Rule, ...]:
 
 
 def encoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerEncoder; `theirs` and `ours` are where it is."""
+    """Return the rules of the layers of a torch.nn.TransformerEncoder; theirs, ours: the prefixes of its names."""
     theirs, ours = rf"{theirs}\.layers\.(\d+)", rf"{ours}/\1"
     return (
         *attention(rf"{theirs}\.self_attn", f"{ours}/attn"),
@@ -68,7 +68,7 @@ def encoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
 
 
 def decoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerDecoder; `theirs` and `ours` are where it is."""
+    """Return the rules of the layers of a torch.nn.TransformerDecoder; theirs, ours: the prefixes of its names."""
     theirs, ours = rf"{theirs}\.layers\.(\d+)", rf"{ours}/\1"
     return (
         *attention(rf"{theirs}\.self_attn", f"{ours}/self_attn"),
@@ -101,7 +101,7 @@ Q2L = Source(
     "q2l",
     "fc.W",
     (*nested(torchvision_resnet_rules(), r"backbone\.0\.body\.", "backbone/"), *_Q2L_HEAD),
-    # The table of sines of the map that the authors trained on; ours is computed for the map at hand.
+    # The table of sines for the map size that the authors trained on; ours is computed for the size of each map.
     ignored=(COUNTERS, r"backbone\.(?:1|pe)\.pe"),
 )
 ML_DECODER_RESNET = Source(
@@ -115,14 +115,14 @@ SOURCES = (Q2L, ML_DECODER_RESNET, ML_DECODER)
 
 
 def refuse_unknown_backbone(names: Iterable[str]) -> None:
-    """Raise UserError if tensor names are those of a backbone that there is none of here: TResNet, Swin or CvT.
+    """Raise UserError if the tensor names are those of an unsupported backbone: TResNet, Swin or CvT.
 
-    Q2L and ML-Decoder publish most of their checkpoints on these.
+    Most published checkpoints of Q2L and ML-Decoder use these.
     """
     names = tuple(names)
     for architecture, pattern in _ELSEWHERE.items():
         if any(re.fullmatch(pattern, name) for name in names):
             raise UserError(
-                f"these are weights of a {architecture}, and there is no such backbone here: choose a checkpoint that "
+                f"these are weights of a {architecture}, a backbone that is not supported: choose a checkpoint that "
                 "was trained on a ResNet, a ConvNeXt or a ViT"
             )

@@ -13,7 +13,7 @@ from mlmoe_jax.pretrained.rules.base import (
     without_class_position,
 )
 
-# `blocks.3`, or `blocks.0.3` in files of a model whose blocks were cut into chunks.
+# `blocks.3`, or `blocks.0.3` in files of a model whose blocks were grouped into chunks.
 BLOCK, CHUNKED_BLOCK = r"blocks\.(?:\d+\.)?(\d+)", r"blocks\.0\.(\d+)"
 
 
@@ -41,7 +41,7 @@ def patches(theirs: str) -> tuple[Rule, Rule]:
 def fused(
     theirs: str, kernel: str = "weight", to_matrix: Transform = transpose, to_vector: Transform = same
 ) -> tuple[Rule, ...]:
-    """Return the rules that join separate query, key and value layers; `theirs` holds QKV where the names stand."""
+    """Return the rules that fuse separate query, key and value layers; QKV in `theirs` stands for these names."""
     rules = []
     for part, name in enumerate(("query", "key", "value")):
         layer, place = theirs.replace("QKV", name), {"at": (part,), "axes": (-1,)}
@@ -53,7 +53,7 @@ def fused(
 def timm_rules(mask_token: bool = True, positions: Transform = same, block: str = BLOCK) -> tuple[Rule, ...]:
     """Return the rules of the layout that timm and the repositories of DINOv2, MAE and MoCo v3 use.
 
-    block: the pattern of a block, whose number is its only group.
+    block: the pattern of a block, with the block's index as its only group.
     """
     return (
         Rule(r"cls_token", "cls_token"),
@@ -109,10 +109,10 @@ def _augreg() -> tuple[Rule, ...]:
 
 
 OWN = Source("own", "patch_embed/kernel", (Rule(r"([^.]+)", r"\1"),))
-# The classifier; and what MoCo v3 trained beside its encoder.
+# The classifier, and the networks that MoCo v3 trained in addition to its encoder.
 _BESIDE = (r"head\..*", r"fc_norm\..*", r"pre_logits\..*", r"(?:.*\.)?(?:momentum_encoder|predictor)\..*")
 TIMM = Source("timm", "patch_embed.proj.weight", timm_rules(), _BESIDE, optional=("mask_token",))
-# timm adds the class token's position to the token where there are registers, and drops the mask token.
+# With registers, timm adds the class token's position to the token and drops the mask token.
 TIMM_REGISTERS = Source(
     "timm_registers", "reg_token", timm_rules(positions=without_class_position), _BESIDE, optional=("mask_token",)
 )
