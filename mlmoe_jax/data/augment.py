@@ -1,7 +1,7 @@
-"""Augmentation on the device: batched, jitted, on pictures of one size.
+"""Augmentation on the device: batched, jitted, on images of one size.
 
-Each transform draws its own numbers an image; `key` decides everything, so a step's augmentation is a function of the
-seed and the step.
+Each transform draws its own random numbers per image, all from `key`, so the augmentation of a step is a function of
+the seed and the step.
 """
 
 import jax
@@ -15,11 +15,11 @@ from mlmoe_jax.data.transforms import LUMA, cutout_reach
 def augment(image: jax.Array, key: jax.Array, settings) -> jax.Array:
     """Augment f32[B,H,W,3] in 0…255 as `config.augment` says; the result stays within 0…255.
 
-    With `where = host` everything has happened already (`transforms.HostTransform`).
+    With `where = host` the images are returned unchanged: the host has augmented them (`transforms.HostTransform`).
     """
     if settings.where == "host":
         return image
-    # A transform keeps its key whatever else is switched on.
+    # A transform's key does not depend on which others are enabled.
     keys = jax.random.split(key, 7)
     if settings.flip:
         image = flip(image, keys[4])
@@ -39,7 +39,7 @@ def augment(image: jax.Array, key: jax.Array, settings) -> jax.Array:
 
 
 def flip(image: jax.Array, key: jax.Array) -> jax.Array:
-    """Mirror every second f32[B,H,W,3] left to right."""
+    """Mirror each f32[B,H,W,3] left to right with probability 1/2."""
     chosen = jax.random.bernoulli(key, 0.5, (image.shape[0], 1, 1, 1))
     return jnp.where(chosen, image[:, :, ::-1], image)
 
@@ -50,10 +50,10 @@ def shift(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
     limit = jnp.array([fraction * height, fraction * width])
     offset = jnp.round(jax.random.uniform(key, (batch, 2), minval=-1, maxval=1) * limit).astype(int)
 
-    def move(picture, by):
+    def move(pixels, by):
         rows = jnp.clip(jnp.arange(height) - by[0], 0, height - 1)
         columns = jnp.clip(jnp.arange(width) - by[1], 0, width - 1)
-        return picture[rows][:, columns]
+        return pixels[rows][:, columns]
 
     return jax.vmap(move)(image, offset)
 

@@ -1,4 +1,4 @@
-"""From a split's label codes to the numbers of a batch.
+"""The arrays of a batch, and its labels from a split's label codes.
 
 A batch is `image u8[B,H,W,3]`, `mask f32[B]` (0 = padding) and `id i32[B]`, the row in the split's table; for training
 also `label f32[B,K]` in {0,1} and `label_mask f32[B,K]` (0 = unknown or ignored).
@@ -10,9 +10,9 @@ from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN
 
 
 def targets(labels: np.ndarray, difficult: str) -> tuple[np.ndarray, np.ndarray]:
-    """Turn label codes i8[...] into (label, label_mask), both f32[...].
+    """Convert label codes i8[...] to (label, label_mask), both f32[...].
 
-    difficult: what DIFFICULT counts as: `negative`, `ignore` or `positive`.
+    difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
     """
     positive = labels == POSITIVE
     known = labels != UNKNOWN
@@ -21,5 +21,5 @@ def targets(labels: np.ndarray, difficult: str) -> tuple[np.ndarray, np.ndarray]
     elif difficult == "ignore":
         known &= labels != DIFFICULT
     elif difficult != "negative":
-        raise ValueError(f"difficult labels count as negative, ignore or positive, not {difficult!r}")
+        raise ValueError(f"difficult labels are treated as negative, ignore or positive, not {difficult!r}")
     return positive.astype(np.float32), known.astype(np.float32)

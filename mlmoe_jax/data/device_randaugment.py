@@ -1,18 +1,19 @@
-"""RandAugment on the device: the operations of `randaugment.py` on a whole batch, each image with its own.
+"""RandAugment on the device: the operations of `randaugment.py` on a whole batch, drawn separately per image.
 
-An accelerator computes every branch of a choice made image by image, so there are four families rather than sixteen
-operations, and an image takes its result from one of them:
+An accelerator computes every branch of a choice made per image, so the sixteen operations are grouped into four
+families, and the result of each image is selected from one of them:
 
-    tables     what maps a value to a value: one table of 256 an image and channel, made from its histogram
-    moves      a cubic between four neighbours in a line, which is all that a shear needs, then a gather by whole pixels
-    blends     between the picture and a degenerate one, grey or smoothed
+    tables     maps from value to value: one table of 256 entries per image and channel, made from its histogram
+    moves      cubic interpolation between four neighbours in a line (enough for a shear), then a gather by whole pixels
+    blends     between the image and a degenerate one, grey or smoothed
     cutout     a square of one colour
 
-Values are whole numbers, rounded where and as Pillow rounds them: tables, blends and cutout give Pillow's own result
-but for the last bit of a product (one level, on few pixels); moves read the pixels that Pillow reads, and the cubic is
-computed in f32 instead of f64. Every image is worked on alone, so a batch sharded over devices needs no communication.
-A table look-up and a move are gathers, which GPUs are good at and TPUs are not. Without an accelerator Pillow is an
-order of magnitude faster: there `augment.where = host` is the better choice, on a TPU it may be.
+Values are integers, rounded at the same points and in the same way as in Pillow: tables, blends and cutout give
+Pillow's own result except for the last bit of a product (one level, on few pixels); moves read the pixels that Pillow
+reads, and the cubic is computed in f32 instead of f64. Images are processed independently, so a batch sharded over
+devices needs no communication. A table look-up and a move are gathers, which are fast on GPUs and slow on TPUs. Without
+an accelerator Pillow is an order of magnitude faster: on a CPU `augment.where = host` is the better choice, and on a
+TPU it may be.
 """
 
 from typing import NamedTuple
@@ -28,14 +29,14 @@ TABLES = ("invert", "posterize", "solarize", "autocontrast", "equalize", "bright
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLENDS = ("color", "sharpness")
 
-# Pillow finds the nearest pixel in fixed point with this many fractional bits.
+# Pillow computes the nearest pixel in fixed point with this number of fractional bits.
 FRACTION_BITS = 16
 
 
 class Draw(NamedTuple):
-    """One operation for each image: its index in NAMES, signed magnitude in its own units, and where a cutout goes.
+    """One operation per image: its index in NAMES, its signed magnitude in its own units, and the centre of a cutout.
 
-    `at` holds fractions of height and width.
+    `at` holds the centre as fractions of height and width.
     """
 
     operation: jax.Array  # i32[B]
@@ -43,20 +44,20 @@ class Draw(NamedTuple):
     at: jax.Array  # f32[B,2]
 
     def has(self, *names: str) -> jax.Array:
-        """Return bool[B]: the operation is one of `names`."""
+        """Return bool[B], whether the operation is one of `names`."""
         return jnp.isin(self.operation, jnp.array([NAMES.index(name) for name in names]))
 
 
 def randaugment(image: jax.Array, key: jax.Array, policy: Policy) -> jax.Array:
-    """Draw operations for each of f32[B,H,W,3] in 0…255 and apply them; the result is of whole numbers in 0…255."""
+    """Draw operations for each of f32[B,H,W,3] in 0…255 and apply them; the result has integers in 0…255."""
     draws = sample(key, policy, len(image))
-    # A scan compiles one round, however many there are.
+    # A scan compiles one operation, whatever their number.
     values, _ = jax.lax.scan(lambda values, draw: (_operate(values, draw), None), _whole(image), draws)
     return values.astype(image.dtype)
 
 
 def sample(key: jax.Array, policy: Policy, batch: int) -> Draw:
-    """Draw `policy.count` operations for each of `batch` images: a Draw whose arrays have the count as first axis."""
+    """Draw `policy.count` operations for each of `batch` images: a Draw whose arrays have the count as leading axis."""
     shape = (policy.count, batch)
     which, level, sign, applied, at = jax.random.split(key, 5)
     operation = jnp.array([NAMES.index(name) for name in policy.operations])
@@ -79,7 +80,7 @@ def sample(key: jax.Array, policy: Policy, batch: int) -> Draw:
 
 
 def operate(image: jax.Array, draw: Draw) -> jax.Array:
-    """Apply one operation to each of f32[B,H,W,3]; values are rounded to whole numbers first."""
+    """Apply one operation to each of f32[B,H,W,3]; values are rounded to integers first."""
     return _operate(_whole(image), draw).astype(image.dtype)
 
 
@@ -101,13 +102,13 @@ def _operate(values: jax.Array, draw: Draw) -> jax.Array:
 
 
 def _luma(values: jax.Array) -> jax.Array:
-    """Return grey i32[B,H,W] of i32[B,H,W,3]: ITU-R 601-2 in 16-bit fixed point, as Pillow has it."""
+    """Return grey i32[B,H,W] of i32[B,H,W,3]: ITU-R 601-2 in 16-bit fixed point, as in Pillow."""
     red, green, blue = jnp.moveaxis(values, -1, 0)
     return (19595 * red + 38470 * green + 7471 * blue + (1 << 15)) >> 16
 
 
 def _extrapolate(origin: jax.Array, values: jax.Array, factor: jax.Array) -> jax.Array:
-    """Return origin + factor·(values − origin), clipped to 0…255 and with its fraction cut off, as Pillow blends."""
+    """Return origin + factor·(values − origin), clipped to 0…255 and truncated to integers, as Pillow blends."""
     origin = origin.astype(jnp.float32)
     return jnp.clip(origin + factor * (values - origin), 0, 255).astype(jnp.int32)
 
@@ -121,7 +122,7 @@ def _look_up(values: jax.Array, luma: jax.Array, draw: Draw) -> jax.Array:
 
 
 def _tables(flat: jax.Array, luma: jax.Array, draw: Draw) -> jax.Array:
-    """Return i32[B,256,3]: what each value of i32[B,H·W,3] becomes."""
+    """Return i32[B,256,3], the new value for each value of i32[B,H·W,3]."""
     level = jnp.arange(256)[:, None]
     magnitude = draw.magnitude[:, None, None]
     histogram = jax.vmap(_histogram)(flat)
@@ -135,8 +136,8 @@ def _tables(flat: jax.Array, luma: jax.Array, draw: Draw) -> jax.Array:
         "brightness": _extrapolate(jnp.zeros((), jnp.int32), level, 1 + magnitude),
         "contrast": _extrapolate(_mean(luma)[:, None, None], level, 1 + magnitude),
     }
-    # Chosen by a product with 0 and 1, which is exact even in bfloat16: XLA would fuse a chain of selects into the
-    # look-up and then make all the tables again for every pixel.
+    # Selected by a product with 0 and 1, which is exact even in bfloat16: XLA would fuse a chain of selects into the
+    # look-up and then recompute all the tables for every pixel.
     chosen = jnp.stack([draw.has(name) for name in tables], axis=1).astype(jnp.float32)
     stacked = jnp.stack([jnp.broadcast_to(table, histogram.shape) for table in tables.values()], axis=1)
     return jnp.einsum("bt,btvc->bvc", chosen, stacked.astype(jnp.float32)).astype(jnp.int32)
@@ -156,7 +157,7 @@ def _mean(luma: jax.Array) -> jax.Array:
 
 
 def _autocontrast(histogram: jax.Array) -> jax.Array:
-    """Return the i32[B,256,3] that stretch what occurs to 0…255; a channel of one value stays."""
+    """Return tables i32[B,256,3] that stretch the occurring values to 0…255; a channel of one value is unchanged."""
     level = jnp.arange(256)[:, None]
     occurs = histogram > 0
     low = jnp.argmax(occurs, axis=1, keepdims=True)
@@ -165,9 +166,10 @@ def _autocontrast(histogram: jax.Array) -> jax.Array:
 
 
 def _equalize(histogram: jax.Array) -> jax.Array:
-    """Return the i32[B,256,3] that make the values uniform; a channel with too few pixels beside its last value stays.
+    """Return tables i32[B,256,3] that make the distribution of values uniform.
 
-    Pillow divides the pixels below a value, without those of the last one, by a whole number of pixels a level.
+    Pillow divides the number of pixels below a value by an integer number of pixels per level, computed without those
+    of the largest value. A channel with too few pixels besides those is unchanged.
     """
     level = jnp.arange(256)[:, None]
     last = 255 - jnp.argmax(histogram[:, ::-1] > 0, axis=1, keepdims=True)
@@ -178,10 +180,10 @@ def _equalize(histogram: jax.Array) -> jax.Array:
 
 # -------------------------------------------------------------------------------------------------------------- moves
 def _move(values: jax.Array, draw: Draw) -> jax.Array:
-    """Shear, translate or rotate i32[B,H,W,3]; the other operations move nothing.
+    """Shear, translate or rotate i32[B,H,W,3]; the other operations move no pixels.
 
-    A shear moves a line of pixels along itself by one whole number and one fraction for the whole line. So the bicubic
-    of both directions is four pixels instead of sixteen, and it comes first, without a gather.
+    A shear moves a line of pixels along itself by one integer and one fraction for the whole line. So the bicubic
+    interpolation reads four pixels instead of sixteen, and is done first, without a gather.
     """
     batch, height, width, channels = values.shape
     rows, columns = _nearest(height, width, draw)
@@ -201,15 +203,15 @@ def _move(values: jax.Array, draw: Draw) -> jax.Array:
 
 
 def _where_drawn(draw: Draw, name: str) -> jax.Array:
-    """Return f32[B], the magnitude where operation `name` is drawn and 0 elsewhere."""
+    """Return f32[B], the magnitude for images with operation `name` and 0 for the others."""
     return jnp.where(draw.has(name), draw.magnitude, 0)
 
 
 def _between_pixels(values: jax.Array, across: jax.Array, down: jax.Array, vertical: jax.Array) -> jax.Array:
-    """Return i32[B,H+1,W+1,3], the pictures at fractions to the right of, or (`vertical`) below, each pixel.
+    """Return i32[B,H+1,W+1,3], the images at fractions to the right of, or (`vertical`) below, each pixel.
 
-    The first row and column belong to the pixel −1, outside the picture, where borders are repeated; across f32[B,H]
-    and down f32[B,W] are fractions of each row and column of pixels, one of the two 0 in an image.
+    The first row and column belong to the pixel −1, outside the image, where borders are repeated; across f32[B,H] and
+    down f32[B,W] are the fractions of each row and column of pixels; in every image one of the two is 0.
     """
     _, height, width, _ = values.shape
     padded = jnp.pad(values, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="edge")
@@ -243,7 +245,7 @@ def _nearest(height: int, width: int, draw: Draw) -> tuple[jax.Array, jax.Array]
 
 
 def _cubic(before: jax.Array, here: jax.Array, after: jax.Array, beyond: jax.Array, fraction: jax.Array) -> jax.Array:
-    """Interpolate between `here` and `after`: Pillow's bicubic in one dimension (Keys, a = −1), fraction cut off."""
+    """Interpolate between `here` and `after`: Pillow's bicubic in one dimension (Keys, a = −1), truncated."""
     slope = after - before
     second = 2 * (before - here) + after - beyond
     third = here - before + beyond - after
@@ -258,7 +260,7 @@ def _blend(values: jax.Array, luma: jax.Array, draw: Draw) -> jax.Array:
 
 
 def _smooth(values: jax.Array) -> jax.Array:
-    """Return the 3×3 mean of i32[B,H,W,3] with the centre counted five times, rounded; the border stays."""
+    """Return the 3×3 mean of i32[B,H,W,3] with the centre counted five times, rounded; the border is unchanged."""
     columns = values[:, :-2] + values[:, 1:-1] + values[:, 2:]
     total = columns[:, :, :-2] + columns[:, :, 1:-1] + columns[:, :, 2:] + 4 * values[:, 1:-1, 1:-1]
     return values.at[:, 1:-1, 1:-1].set((2 * total + 13) // 26)

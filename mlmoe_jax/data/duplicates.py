@@ -1,4 +1,4 @@
-"""What the pixels of a data set show: images that are missing or unreadable, their sizes, and what is in it twice."""
+"""Inspect the pixels of a data set: images that are missing or unreadable, their sizes, and duplicates."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from PIL import Image
 from mlmoe_jax.data.images import BadImage, read_image
 from mlmoe_jax.data.split import Split
 
-CHUNK = 16  # images a task of the pool
+CHUNK = 16  # images per task of the pool
 
-# An image is known again by its brightness on an 8×8 grid: a bit says whether a cell is darker than its right neighbour
-# by more than STEP levels. Of 800 VOC photographs, 98 % differ in at most 3 of the 64 bits from their own copies at
-# 0.7 times the size and JPEG quality 75, and no two of the photographs in fewer than 6.
+# Similar images are recognised by their brightness on an 8×8 grid: a bit says whether a cell is darker than its right
+# neighbour by more than STEP levels. Of 800 VOC photographs, 98 % differ in at most 3 of the 64 bits from their own
+# copies at 0.7 times the size and JPEG quality 75, and no two of the photographs differ in fewer than 6.
 GRID, STEP, CLOSE_BITS = 8, 2, 3
-PLAIN_BITS = 6  # an image with fewer bits set, such as a blank one, says too little
-CROWDED = 4096  # more images with the same quarter of the bits: a common border or background, which is no likeness
+PLAIN_BITS = 6  # an image with fewer bits set, such as a blank one, cannot be compared
+CROWDED = 4096  # more images with the same quarter of the bits share a border or background, and are not compared
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class InspectedImages:
     """What decoding some images of a split has shown; the arrays are about the n that could be read.
 
     rows: i64[n] in the split. width, height: i64[n] in pixels. content: u64[n], equal for equal files. look: u64[n],
-    close (see CLOSE_BITS) for images that look alike. bad: row -> why it cannot be read.
+    close (see CLOSE_BITS) for images that look alike. bad: row -> the error of reading it.
     """
 
     rows: np.ndarray
@@ -60,12 +60,12 @@ class Duplicates:
 
     @property
     def other_labels(self) -> int:
-        """The number of pairs that are labelled differently."""
+        """The number of pairs with different labels."""
         return sum(not np.array_equal(self.first.labels[i], self.second.labels[j]) for i, j in self.pairs)
 
 
 def cores() -> int:
-    """Return how many processor cores this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
@@ -111,7 +111,7 @@ def _look(pixels: np.ndarray) -> int:
 def alike(look: np.ndarray) -> np.ndarray:
     """Return the pairs i64[n,2], i < j, of u64[N] `look` that differ in at most CLOSE_BITS bits.
 
-    Such a pair agrees in at least one of the four quarters of its bits, so that only images that do are compared.
+    Such a pair agrees in at least one of the four quarters of its bits, so only images that do are compared.
     """
     pairs = [np.zeros((0, 2), np.int64)]
     clear = np.flatnonzero(np.bitwise_count(look) >= PLAIN_BITS)
@@ -134,7 +134,7 @@ def alike(look: np.ndarray) -> np.ndarray:
 def duplicates(splits: Sequence[Split], inspected: Sequence[InspectedImages]) -> list[Duplicates]:
     """Return what comes twice, inside each split and between each two.
 
-    An image that is found by its id is not reported for its content again, nor one found by that for its look.
+    An image found by its id is not reported again for its content, nor one found by its content for its look.
     """
     by_look = _alike_between(inspected)
     found = []
@@ -155,7 +155,7 @@ def duplicates(splits: Sequence[Split], inspected: Sequence[InspectedImages]) ->
 
 
 def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return (i, j) for each second[j] that is in `first`, where it comes first at i."""
+    """Return (i, j) for each second[j] that is in `first`; i is its first position there."""
     seen: dict[Hashable, int] = {}
     for i, value in enumerate(first):
         seen.setdefault(value, i)
@@ -167,7 +167,7 @@ def _alike_between(inspected: Sequence[InspectedImages]) -> dict[tuple[int, int]
     owner = np.concatenate([np.full(len(found.rows), number) for number, found in enumerate(inspected)])
     columns = ([found.rows, found.content, found.look] for found in inspected)
     rows, content, look = map(np.concatenate, zip(*columns, strict=True))
-    _, once = np.unique(content, return_index=True)  # a thousand equal files would be half a million pairs
+    _, once = np.unique(content, return_index=True)  # a thousand equal files would make half a million pairs
     once.sort()
     between: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for i, j in once[alike(look[once])].tolist():

@@ -1,4 +1,4 @@
-"""Pictures from files: one decoder for every source, with one named error for whatever is wrong with a file."""
+"""Images from files: one decoder for every source, and one error for every defect of a file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from PIL.Image import Transpose
 
 from mlmoe_jax.errors import UserError
 
-# Decoded, the largest picture takes 450 MB. Pillow's own warning would come at 89 million pixels, where many a camera
-# is by now, and catching it around each call is not safe in the threads of a loader: our limit speaks instead of it.
+# Decoded, the largest image takes 450 MB. Pillow warns above 89 million pixels, which many cameras exceed today, and
+# catching the warning around each call is not safe in the threads of a loader: this limit replaces it.
 MAX_PIXELS = 150_000_000
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
-# Named, because Pillow's full list reaches for programs outside Python (EPS runs Ghostscript) on untrusted files.
+# Listed, because some of Pillow's formats run programs outside Python on untrusted files (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 EXIF_ORIENTATION = 0x0112
@@ -37,26 +37,26 @@ UPRIGHT = {
 
 
 class BadImage(UserError):
-    """A file, or a byte string, that cannot be read as a picture."""
+    """A file, or a byte string, that cannot be read as an image."""
 
 
 def read_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: int = 0) -> np.ndarray:
-    """Decode a file, or the bytes of one, to u8[h,w,3], read-only: RGB, upright as its EXIF says.
+    """Decode a file, or the bytes of one, to u8[h,w,3], read-only: RGB, rotated upright by its EXIF orientation.
 
-    name: what errors call it; by default its path or its length. at_least: where above 0, a JPEG may be decoded at
-    1/2, 1/4 or 1/8 of its size, as long as no side falls below this many pixels.
+    name: for errors; by default its path or its length. at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8
+    of its size, as long as both sides keep at least this number of pixels.
 
-    Grey, palette and CMYK become RGB; 16 bits a channel keep their upper 8; the first frame stands for an animation;
-    colour profiles are not applied (nor did the authors of the methods here). Transparent pixels are laid over white,
-    as a page shows them: the colour stored below them is arbitrary.
+    Grey, palette and CMYK become RGB; of 16 bits per channel the upper 8 are kept; an animation becomes its first
+    frame; colour profiles are not applied (nor are they by the authors of the methods here). Transparent pixels are
+    blended onto white, as web pages show them: their stored colour is arbitrary.
 
-    Raises BadImage for what is missing, empty, cut short, damaged, above MAX_PIXELS or in none of FORMATS.
+    Raises BadImage for files that are missing, empty, cut short, damaged, above MAX_PIXELS or in none of FORMATS.
     """
     return np.asarray(open_image(source, name=name, at_least=at_least))  # one copy less than np.array, and read-only
 
 
 def open_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: int = 0) -> Image.Image:
-    """Decode like `read_image`, to Pillow's picture: what is only resized next is spared two copies."""
+    """Decode like `read_image`, to a Pillow image, which saves two copies if it is only resized next."""
     if not isinstance(source, bytes):
         name, source = name or os.fspath(source), read_file(source)
     name = name or f"{len(source):,} bytes"
@@ -67,7 +67,7 @@ def open_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: i
 
 
 def read_file(path: str | os.PathLike) -> bytes:
-    """Return the bytes of a picture's file, local or at an address such as gs://; BadImage where it cannot be read."""
+    """Return the bytes of an image file, local or at an address such as gs://; BadImage if it cannot be read."""
     try:
         return (epath.Path(path) if "://" in os.fspath(path) else Path(path)).read_bytes()
     except OSError as error:
@@ -75,7 +75,7 @@ def read_file(path: str | os.PathLike) -> bytes:
 
 
 class _Unreadable(Exception):
-    """Why some bytes are no picture, to follow 'cannot read … as an image:'."""
+    """The reason why bytes cannot be decoded, to follow 'cannot read … as an image:'."""
 
 
 def _decode(data: bytes, at_least: int) -> Image.Image:
@@ -105,13 +105,13 @@ def _decode(data: bytes, at_least: int) -> Image.Image:
 @functools.cache
 def _formats() -> tuple[str, ...]:
     Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)  # Pillow learnt AVIF in 11.3
+    return tuple(name for name in FORMATS if name in Image.OPEN)  # Pillow reads AVIF since 11.3
 
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
         orientation = image.getexif().get(EXIF_ORIENTATION)
-    except Exception:  # damaged notes beside a picture do not make it a bad one
+    except Exception:  # damaged metadata do not make an image unreadable
         return image
     return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
 
@@ -126,37 +126,37 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_deep(grey: np.ndarray) -> Image.Image:
-    """Make RGB of a grey picture in 16 bits, which Pillow's own conversion would clip at 255."""
+    """Convert a grey image in 16 bits to RGB, which Pillow's own conversion would clip at 255."""
     if grey.dtype.kind == "f" or grey.min() < 0 or grey.max() > 0xFFFF:
-        raise _Unreadable(f"its pixels are {grey.dtype} without a known white; store it with 8 or 16 bits a channel")
+        raise _Unreadable(f"its pixels are {grey.dtype} without a known white; store it with 8 or 16 bits per channel")
     return Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGB")
 
 
 class Images:
-    """The pictures of a split, by row; a subclass gives `__len__` and `read`. Picklable, for worker processes."""
+    """The images of a split, by row; a subclass defines `__len__` and `read`. Picklable, for worker processes."""
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
-        """Return picture `row` as u8[h,w,3], RGB, at its own size or perhaps reduced (see `read_image`).
+        """Return image `row` as u8[h,w,3], RGB, at its own size or possibly reduced (see `read_image`).
 
-        Raises BadImage where it cannot be read.
+        Raises BadImage if it cannot be read.
         """
         raise NotImplementedError
 
     def open(self, row: int, at_least: int = 0) -> np.ndarray | Image.Image:
-        """Return what `read` does, or Pillow's picture of it where that is at hand."""
+        """Return image `row` like `read`, or as a Pillow image if that saves a copy."""
         return self.read(row, at_least)
 
     def encoded(self, row: int) -> bytes:
-        """Return picture `row` as the bytes of an image file: the stored ones if there are, else a PNG's."""
+        """Return image `row` as the bytes of an image file: the stored ones if there are any, else those of a PNG."""
         buffer = io.BytesIO()
         Image.fromarray(self.read(row)).save(buffer, "PNG")
         return buffer.getvalue()
 
     def take(self, rows: np.ndarray) -> Images:
-        """Return the pictures `rows`, i64[n], in that order."""
+        """Return the images `rows`, i64[n], in that order."""
         return _Taken(self, rows)
 
     def __getitem__(self, row: int) -> np.ndarray:
@@ -174,20 +174,20 @@ class _Taken(Images):
         return len(self.rows)
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
-        """Return the picture that row stands for."""
+        """Return the image that `row` refers to."""
         return self.whole.read(int(self.rows[row]), at_least)
 
     def open(self, row: int, at_least: int = 0) -> np.ndarray | Image.Image:
-        """Open the picture that row stands for."""
+        """Open the image that `row` refers to."""
         return self.whole.open(int(self.rows[row]), at_least)
 
     def encoded(self, row: int) -> bytes:
-        """Return its bytes."""
+        """Return the bytes of the image that `row` refers to."""
         return self.whole.encoded(int(self.rows[row]))
 
 
 class ArrayImages(Images):
-    """Pictures of one size in memory, u8[N,h,w,3]."""
+    """Images of one size in memory, u8[N,h,w,3]."""
 
     def __init__(self, array: np.ndarray):
         self.array = array
@@ -196,28 +196,28 @@ class ArrayImages(Images):
         return len(self.array)
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
-        """Return picture `row` of the array."""
+        """Return image `row` of the array."""
         return self.array[row]
 
 
 class EncodedImages(Images):
-    """Pictures that are stored as the bytes of image files; a subclass gives `__len__`, `name` and `encoded`."""
+    """Images stored as the bytes of image files; a subclass defines `__len__`, `name` and `encoded`."""
 
     def name(self, row: int) -> str:
-        """Return what errors call picture `row`."""
+        """Return the name of image `row` in errors."""
         raise NotImplementedError
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
-        """Decode picture `row`."""
+        """Decode image `row`."""
         return np.asarray(self.open(row, at_least))
 
     def open(self, row: int, at_least: int = 0) -> Image.Image:
-        """Decode picture `row` to Pillow's."""
+        """Decode image `row` to a Pillow image."""
         return open_image(self.encoded(row), name=self.name(row), at_least=at_least)
 
 
 class ImageFiles(EncodedImages):
-    """Pictures in files `names` below `folder`, read when asked for."""
+    """Images in files `names` below `folder`, read on access."""
 
     def __init__(self, folder: str | os.PathLike, names: Sequence[str]):
         self.folder, self.names = os.fspath(folder), names
@@ -226,19 +226,19 @@ class ImageFiles(EncodedImages):
         return len(self.names)
 
     def name(self, row: int) -> str:
-        """Return the path of picture `row`."""
+        """Return the path of image `row`."""
         return f"{self.folder}/{self.names[row]}"
 
     def encoded(self, row: int) -> bytes:
-        """Read its file."""
+        """Read the file of image `row`."""
         return read_file(self.name(row))
 
 
 def image_files(folder: Path, names: Sequence[str], *, check: bool = True) -> ImageFiles:
-    """Return the files `names`, which may lie in subfolders of `folder`.
+    """Return the files `names`, which may be in subfolders of `folder`.
 
-    check: look whether all are there, by listing each subfolder once; without it a missing file shows when it is read.
-    Raises UserError when the folder or, with `check`, any of the files is missing.
+    check: verify that all exist, by listing each subfolder once; otherwise a missing file raises when it is read.
+    Raises UserError if the folder or, with `check`, any of the files is missing.
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder} with the {len(names):,} listed images; unpack the images there")
@@ -258,15 +258,15 @@ def _listing(folder: Path) -> set[str]:
 
 
 def data_folder(root: str | os.PathLike, data_set: str, holds: str) -> Path:
-    """Return the folder `root` that the user named for `data_set`; `holds` says, for the errors, which one is meant.
+    """Return the user's folder `root` for `data_set`; `holds` describes its content in errors.
 
-    Raises UserError when it is empty or no folder.
+    Raises UserError if `root` is empty or not a folder.
     """
     if not os.fspath(root):
         raise UserError(f"data.root is empty; set it to the folder that holds {holds} of {data_set}")
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise UserError(
-            f"data.root is '{folder}', which is no folder; set it to the one that holds {holds} of {data_set}"
+            f"data.root is '{folder}', which is not a folder; set it to the one that holds {holds} of {data_set}"
         )
     return folder

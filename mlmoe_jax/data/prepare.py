@@ -1,4 +1,4 @@
-"""From a batch of images to the input of the network."""
+"""Convert a batch of images to the input of the network."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ Batch = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How a backbone wants its pictures: the side in pixels, and mean and deviation of each channel, for 0…1."""
+    """The input format of a backbone: image side in pixels, and mean and standard deviation per channel, for 0…1."""
 
     image_size: int
     mean: tuple[float, float, float]
@@ -22,7 +22,7 @@ class Preprocess:
 def prepare(batch: Batch, preprocess: Preprocess, augmentation=None, key: jax.Array | None = None) -> jax.Array:
     """Return the network's input f32[B,H,W,3] from `batch["image"]` u8[B,H,W,3]; with a key, augmented first.
 
-    Training, evaluation and prediction all go through here, so that what a model is shown cannot drift apart.
+    Training, evaluation and prediction all use this function, so that their inputs cannot differ.
     """
     image = batch["image"].astype(jnp.float32)
     if key is not None:

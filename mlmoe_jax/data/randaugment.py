@@ -1,24 +1,24 @@
-"""RandAugment: its operations, its two policies, and the host's version, which is Pillow itself.
+"""RandAugment: its operations, its two policies, and the host's version, which uses Pillow.
 
-An image gets `count` operations one after another, each drawn on its own, uniformly from the policy's list. The range
-of each is below, from the lowest level to the highest.
+An image gets `count` operations in sequence, each drawn independently and uniformly from the policy's list. The ranges
+are given below, from the lowest level to the highest.
 
     shear_x shear_y               0 … 0.3 of the other coordinate; bicubic
     translate_x translate_y       0 … 150/331 of the side; nearest pixel
-    rotate                        0 … 30 degrees counter-clockwise about the centre; nearest pixel
+    rotate                        0 … 30 degrees counter-clockwise around the centre; nearest pixel
     color contrast brightness sharpness    factor 1 ± (0 … 0.9)
     posterize                     8 … 4 bits kept, rounded
-    solarize                      values from 256 … 0 upwards are inverted
-    cutout                        a square of 0 … 20 pixels, rounded, then to even, in one fixed colour
+    solarize                      values of at least 256 … 0 are inverted
+    cutout                        a square of 0 … 20 pixels, rounded, then made even, in one fixed colour
     invert autocontrast equalize identity  no magnitude
 
-What a geometric operation uncovers is grey 128.
+Areas uncovered by a geometric operation are filled with grey 128.
 
 `uda` is the variant of ASL, Q2L and ML-VPT: two of 15 operations, levels 1, 2 … 9 of 9 equally often, each applied
-with probability 1/2 (so that the pair is one of 135 × 135). Rotation goes one way only, as in their code.
+with probability 1/2 (so that there are 135 × 135 pairs). Rotation has one direction only, as in their code.
 `standard` is Cubuk et al. 2020, as in torchvision and timm: N of 14 operations (no invert and no cutout, but identity),
-always applied, at level M of 10 without deviation, rotation either way. Their libraries differ from one another in
-interpolation and fill; ours are those of `uda`.
+always applied, at level M of 10 without deviation, with rotation in both directions. These libraries differ in
+interpolation and fill; here both are those of `uda`.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,10 @@ CUTOUT_FILL = (125, 122, 113)
 # --------------------------------------------------------------------------------------------------------- operations
 @dataclass(frozen=True)
 class Operation:
-    """What is done to a picture, given a magnitude, and the magnitude's range from the lowest level to the highest."""
+    """A function of an image and a magnitude, and the magnitude's range from the lowest level to the highest.
+
+    whole: the magnitude is rounded to an integer.
+    """
 
     function: Callable[..., Image.Image]
     low: float = 0.0
@@ -46,7 +49,7 @@ class Operation:
 
     def magnitude(self, level: float, highest: int) -> float:
         """Return the magnitude, without sign, at `level` of 0…`highest`."""
-        # Like numpy.linspace, of which the published magnitudes are made, to the last bit.
+        # Equal to the last bit to numpy.linspace, with which the published magnitudes are computed.
         value = self.high if level == highest else self.low + level * ((self.high - self.low) / highest)
         return float(round(value)) if self.whole else float(value)
 
@@ -116,7 +119,7 @@ def _identity(image: Image.Image, _: float) -> Image.Image:
 
 
 def _cutout(image: Image.Image, side: float, at: tuple[float, float]) -> Image.Image:
-    """Cover the half-open square of `side` pixels about the pixel at fractions `at` of height and width."""
+    """Cover the half-open square of `side` pixels around the pixel at fractions `at` of height and width."""
     half = int(side) // 2
     row, column = int(at[0] * image.height), int(at[1] * image.width)
     box = (max(0, column - half), max(0, row - half), min(image.width, column + half), min(image.height, row + half))
@@ -151,10 +154,10 @@ EITHER_WAY = frozenset(
 # ----------------------------------------------------------------------------------------------------------- policies
 @dataclass(frozen=True)
 class Policy:
-    """How operations are drawn; see the top of this file.
+    """The distribution of operations; see the module's docstring.
 
     levels: of 0…`highest`, equally likely. probability: that a drawn operation is applied. signed: the operations
-    whose magnitude is negative every second time.
+    whose magnitude is negative with probability 1/2.
     """
 
     operations: tuple[str, ...]
@@ -178,7 +181,7 @@ UDA = Policy(
 def standard(count: int, magnitude: float) -> Policy:
     """Return the policy of Cubuk et al.: `count` operations at `magnitude` of 10.
 
-    Raises UserError when either is out of range.
+    Raises UserError if either is out of range.
     """
     if count < 1:
         raise UserError(f"augment.randaugment_ops is {count} and must be above 0")
@@ -195,7 +198,7 @@ def standard(count: int, magnitude: float) -> Policy:
 
 
 def make_policy(augment) -> Policy | None:
-    """Return the policy that `config.augment` asks for; None for `none`. Raises UserError for an unknown name."""
+    """Return the policy of `config.augment`, None for `none`. Raises UserError for an unknown name."""
     if augment.randaugment == "none":
         return None
     if augment.randaugment == "uda":
@@ -207,7 +210,7 @@ def make_policy(augment) -> Policy | None:
 
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Drawn(NamedTuple):
-    """One operation to be applied: signed magnitude in its own units, and where, as fractions of height and width."""
+    """One operation to apply: signed magnitude in its own units, and position `at` as fractions of height and width."""
 
     name: str
     magnitude: float
@@ -215,7 +218,7 @@ class Drawn(NamedTuple):
 
 
 def sample(policy: Policy, random: np.random.Generator) -> list[Drawn]:
-    """Draw the operations for one image, in order; those that the draw leaves out are not listed."""
+    """Draw the operations for one image, in order; drawn operations that are not applied are left out."""
     drawn = []
     for _ in range(policy.count):
         name = policy.operations[random.integers(len(policy.operations))]
@@ -228,17 +231,17 @@ def sample(policy: Policy, random: np.random.Generator) -> list[Drawn]:
 
 
 def operate(image: Image.Image, drawn: Drawn) -> Image.Image:
-    """Apply one drawn operation to an RGB picture."""
+    """Apply one drawn operation to an RGB image."""
     function = OPERATIONS[drawn.name].function
     return function(image, drawn.magnitude, drawn.at) if drawn.name == "cutout" else function(image, drawn.magnitude)
 
 
 def apply(image: np.ndarray, random: np.random.Generator, policy: Policy) -> np.ndarray:
-    """Draw operations and apply them to u8[h,w,3]; a picture that gets none is returned as it is."""
+    """Draw operations and apply them to u8[h,w,3]; an image without any is returned unchanged."""
     operations = sample(policy, random)
     if not operations:
         return image
-    picture = Image.fromarray(image)
+    result = Image.fromarray(image)
     for drawn in operations:
-        picture = operate(picture, drawn)
-    return np.array(picture)
+        result = operate(result, drawn)
+    return np.array(result)

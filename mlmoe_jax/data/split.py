@@ -1,4 +1,4 @@
-"""What every source gives: one split of a data set."""
+"""One split of a data set, as every source returns it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
 class Split:
     """One split of a data set with N images and K labels.
 
-    `labels` is i8[N,K] with the values NEGATIVE, POSITIVE, UNKNOWN and DIFFICULT above; what UNKNOWN and DIFFICULT
-    mean in training is decided by the pipeline, not by the source. `ids` names each image (a path or a generated
-    name); `id` in a batch is the row in this table.
+    `labels` is i8[N,K] with the values NEGATIVE, POSITIVE, UNKNOWN and DIFFICULT above; the pipeline, not the source,
+    decides how UNKNOWN and DIFFICULT are treated in training. `ids` names each image (a path or a generated name); `id`
+    in a batch is the row in this table.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Split:
         return len(self.ids)
 
     def take(self, rows: np.ndarray, name: str) -> Split:
-        """Return the images i64[n] `rows` of this split, in that order, as a split of its own."""
+        """Return the images i64[n] `rows` of this split, in that order, as a separate split."""
         ids = [self.ids[row] for row in rows]
         return Split(name, self.classes, self.labels[rows], ids, self.images.take(rows))
 

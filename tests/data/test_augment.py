@@ -30,12 +30,12 @@ TRANSFORMS = {
     "saturation": saturation,
     "cutout": cutout,
 }
-# Which of the seven keys each has.
+# The index of each one's key among the seven.
 KEYS = {"shift": 0, "contrast": 1, "brightness": 2, "cutout": 3, "flip": 4, "saturation": 5, "randaugment": 6}
 
 
-def pictures(count: int, height: int = H, width: int = W) -> jax.Array:
-    """Return pictures that all show the same noise, with no two neighbours alike."""
+def images(count: int, height: int = H, width: int = W) -> jax.Array:
+    """Return images that all show the same noise, with no two equal neighbouring pixels."""
     one = np.random.default_rng(0).integers(0, 256, (height, width, 3)).astype(np.float32)
     return jnp.broadcast_to(one, (count, height, width, 3))
 
@@ -54,7 +54,7 @@ def settings(**strengths):
 
 # ------------------------------------------------------------------------------------------------------ all of them
 def test_without_strength_nothing_changes():
-    image = pictures(4)
+    image = images(4)
     np.testing.assert_array_equal(augment(image, KEY, settings()), image)
     np.testing.assert_array_equal(shift(image, KEY, 0.0), image)
     np.testing.assert_array_equal(brightness(image, KEY, 0.0), image)
@@ -62,14 +62,14 @@ def test_without_strength_nothing_changes():
     np.testing.assert_allclose(saturation(image, KEY, 0.0), image, atol=1e-3)
 
 
-def test_with_the_host_at_work_nothing_changes():
-    image = pictures(4)
+def test_with_augmentation_on_the_host_nothing_changes():
+    image = images(4)
     assert augment(image, KEY, settings(where="host", **STRENGTHS)) is image
 
 
 @pytest.mark.parametrize("name", STRENGTHS)
-def test_each_is_decided_by_its_key_and_differs_from_image_to_image(name):
-    image = pictures(6)
+def test_each_depends_on_its_key_only_and_differs_between_images(name):
+    image = images(6)
     changed = compiled(image, KEY, (name,))
     assert changed.shape == image.shape
     assert changed.dtype == image.dtype
@@ -77,12 +77,12 @@ def test_each_is_decided_by_its_key_and_differs_from_image_to_image(name):
     other = compiled(image, jax.random.key(1), (name,))
     assert np.any(np.asarray(other) != changed)
     kinds = len(np.unique(np.asarray(changed).reshape(6, -1), axis=0))
-    assert kinds > (1 if name == "flip" else 3), "the same picture six times"
+    assert kinds > (1 if name == "flip" else 3), "the same image six times"
     assert 0 <= changed.min() <= changed.max() <= 255
 
 
-def test_the_settings_name_what_is_applied():
-    image = pictures(3)
+def test_only_the_enabled_transforms_are_applied():
+    image = images(3)
     keys = {name: jax.random.split(KEY, 7)[index] for name, index in KEYS.items()}
     pixelwise = [name for name in STRENGTHS if name != "randaugment"]
     every = image
@@ -101,7 +101,7 @@ def test_randaugment_comes_last_with_the_policy_of_the_settings(monkeypatch):
         return image, policy
 
     monkeypatch.setattr("mlmoe_jax.data.augment.randaugment", stand_in)
-    image = pictures(3)
+    image = images(3)
     last, policy = augment(image, KEY, settings(cutout=0.5, randaugment="uda"))
     np.testing.assert_array_equal(last, augment(image, KEY, settings(cutout=0.5)))
     assert policy == UDA
@@ -110,8 +110,8 @@ def test_randaugment_comes_last_with_the_policy_of_the_settings(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------------ flip
-def test_a_flip_mirrors_every_second_image():
-    image = pictures(400)
+def test_a_flip_mirrors_half_of_the_images():
+    image = images(400)
     flipped = np.asarray(flip(image, KEY))
     mirrored = np.all(flipped == np.asarray(image)[:, :, ::-1], axis=(1, 2, 3))
     assert np.array_equal(flipped[~mirrored], image[: np.sum(~mirrored)])
@@ -120,7 +120,7 @@ def test_a_flip_mirrors_every_second_image():
 
 # ----------------------------------------------------------------------------------------------------------- shift
 def test_a_shift_moves_whole_pixels_and_repeats_borders():
-    image = pictures(200)
+    image = images(200)
     moved, one = np.asarray(shift(image, KEY, 0.25)), np.asarray(image[0])
     padded = np.pad(one, ((4, 4), (3, 3), (0, 0)), mode="edge")
     candidates = {
@@ -129,63 +129,63 @@ def test_a_shift_moves_whole_pixels_and_repeats_borders():
         for right in range(-3, 4)
     }
     found = []
-    for picture in moved:
-        matching = [offset for offset, candidate in candidates.items() if np.array_equal(picture, candidate)]
+    for one in moved:
+        matching = [offset for offset, candidate in candidates.items() if np.array_equal(one, candidate)]
         assert len(matching) == 1
         found += matching
     down, right = np.transpose(found)
     assert set(down) == set(range(-4, 5))
     assert set(right) == set(range(-3, 4))
-    assert len(set(found)) > 40, "both directions are drawn on their own"
+    assert len(set(found)) > 40, "both directions are drawn independently"
 
 
 # ------------------------------------------------------------------------------------------- brightness, contrast
 def test_brightness_multiplies_by_a_factor_within_its_range():
-    image = pictures(400) / 4
+    image = images(400) / 4
     factor = np.asarray(brightness(image, KEY, 0.3) / jnp.maximum(image, 1e-9))[:, np.asarray(image[0]) > 1]
-    assert np.ptp(factor, axis=1).max() < 1e-5, "one factor an image"
+    assert np.ptp(factor, axis=1).max() < 1e-5, "one factor per image"
     factor = factor[:, 0]
     assert 0.7 <= factor.min() < 0.71
     assert 1.29 < factor.max() <= 1.3
     assert abs(factor.mean() - 1) < 0.03
-    assert np.asarray(brightness(pictures(50), KEY, 1.0)).max() == 255
+    assert np.asarray(brightness(images(50), KEY, 1.0)).max() == 255
 
 
 def test_contrast_scales_about_the_mean_of_the_image():
     level = np.linspace(50, 150, 400)[:, None, None, None]
-    centred = np.asarray(pictures(1)[0] - pictures(1).mean()) / 10
+    centred = np.asarray(images(1)[0] - images(1).mean()) / 10
     changed = np.asarray(contrast(jnp.asarray(level + centred, jnp.float32), KEY, 0.4))
     np.testing.assert_allclose(changed.mean((1, 2, 3)), level[:, 0, 0, 0], rtol=1e-5)
     factor = (changed - level)[:, np.abs(centred) > 5] / centred[np.abs(centred) > 5]
-    assert np.ptp(factor, axis=1).max() < 1e-3, "one factor an image"
+    assert np.ptp(factor, axis=1).max() < 1e-3, "one factor per image"
     assert 0.6 - 1e-3 <= factor.min() < 0.61
     assert 1.39 < factor.max() <= 1.4 + 1e-3
-    extreme = np.asarray(contrast(pictures(50), KEY, 1.0))
+    extreme = np.asarray(contrast(images(50), KEY, 1.0))
     assert (extreme.min(), extreme.max()) == (0, 255)
 
 
 def test_saturation_scales_about_the_grey_of_each_pixel():
-    image = pictures(400) / 8 + 100
+    image = images(400) / 8 + 100
     changed, start = np.asarray(saturation(image, KEY, 0.4)), np.asarray(image)
     weights = np.array([0.299, 0.587, 0.114])
     grey = start @ weights
     np.testing.assert_allclose(changed @ weights, grey, rtol=1e-4)
     colour = np.abs(start - grey[..., None]) > 3
     factor = ((changed - grey[..., None]) / (start - grey[..., None]))[:, colour[0]]
-    assert np.ptp(factor, axis=1).max() < 1e-3, "one factor an image"
+    assert np.ptp(factor, axis=1).max() < 1e-3, "one factor per image"
     assert 0.6 - 1e-3 <= factor.min() < 0.61
     assert 1.39 < factor.max() <= 1.4 + 1e-3
-    extreme = np.asarray(saturation(pictures(50), KEY, 1.0))
+    extreme = np.asarray(saturation(images(50), KEY, 1.0))
     assert (extreme.min(), extreme.max()) == (0, 255)
 
 
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
-def test_host_and_device_mean_the_same_by_a_factor(name):
+def test_a_factor_means_the_same_on_host_and_device(name):
     class Fixed:
         def uniform(self, low, high):
             return float(jax.random.uniform(KEY, (1, 1, 1, 1), minval=low, maxval=high)[0, 0, 0, 0])
 
-    image = pictures(1)
+    image = images(1)
     device = np.asarray(TRANSFORMS[name](image, KEY, 0.7))[0]
     host = getattr(transforms, name)(np.asarray(image[0], np.uint8), Fixed(), 0.7)
     assert np.abs(device - host).max() <= 0.501
@@ -193,7 +193,7 @@ def test_host_and_device_mean_the_same_by_a_factor(name):
 
 # ---------------------------------------------------------------------------------------------------------- cutout
 def holes(side: int, fraction: float, count: int = 2000):
-    """Cut holes into pictures of colour −1; return where they are, bool[B,H,W], and the pictures."""
+    """Cut holes into images of colour −1; return a mask of the holes, bool[B,H,W], and the images."""
     cut = np.asarray(cutout(jnp.full((count, side, side, 3), -1.0), KEY, fraction))
     return np.all(cut >= 0, axis=-1), cut
 
@@ -215,7 +215,7 @@ def test_a_hole_is_one_square_of_one_colour():
 
 @pytest.mark.parametrize(("side", "fraction", "edge"), [(16, 0.5, 9), (20, 0.3, 7), (16, 0.25, 5)])
 def test_a_hole_is_clipped_at_the_borders(side, fraction, edge):
-    """Centres are uniform over the pixels: `edge` pixels inside, fewer at the borders, each as often as it should."""
+    """Centres are uniform over the pixels: holes are `edge` pixels long inside and shorter at the borders."""
     hole, _ = holes(side, fraction)
     half = edge // 2
     expected = [min(side - 1, centre + half) - max(0, centre - half) + 1 for centre in range(side)]
@@ -232,12 +232,12 @@ def test_a_hole_is_clipped_at_the_borders(side, fraction, edge):
     np.testing.assert_allclose(covered, covered[::-1, ::-1], atol=0.06)
 
 
-def test_what_is_not_in_the_hole_stays():
-    image = pictures(8)
+def test_pixels_outside_the_hole_are_unchanged():
+    image = images(8)
     cut = np.asarray(cutout(image, KEY, 0.5))
     changed = np.any(cut != image, axis=-1)
-    for picture in changed:
-        rows, columns = np.flatnonzero(picture.any(1)), np.flatnonzero(picture.any(0))
+    for one in changed:
+        rows, columns = np.flatnonzero(one.any(1)), np.flatnonzero(one.any(0))
         assert len(rows) <= H / 2 + 1
         assert len(columns) <= H / 2 + 1
     assert 0 < changed.mean() < 0.5

@@ -49,7 +49,7 @@ def coco(tmp_path):
     return folder
 
 
-def test_labels_order_and_pictures(coco):
+def test_labels_order_and_images(coco):
     split = open_coco(coco, "train")
     assert split.name == "train"
     assert split.classes == ("person", "bottle", "stop sign")
@@ -67,10 +67,10 @@ def test_images_without_annotations_are_dropped_unless_kept(coco):
     np.testing.assert_array_equal(kept.labels[1], [0, 0, 0])
 
 
-def test_root_that_is_no_coco(coco, tmp_path, refusal):
+def test_root_without_coco(coco, tmp_path, refusal):
     sentence = refusal(open_coco, "", "train")
     assert sentence.startswith("data.root is empty; set it to the folder that holds annotations, train2014 and val2014")
-    assert "which is no folder" in refusal(open_coco, tmp_path / "no", "train")
+    assert "which is not a folder" in refusal(open_coco, tmp_path / "no", "train")
     sentence = refusal(open_coco, tmp_path, "train")
     assert sentence.startswith(
         f"cannot read {tmp_path}/annotations/instances_train2014.json (No such file or directory); "
@@ -82,9 +82,9 @@ def test_broken_json(coco, refusal):
     path = coco / "annotations" / "instances_train2014.json"
     for text in ("", '{"images": [', "\x00"):
         path.write_text(text)
-        assert refusal(open_coco, coco, "train").startswith(f"{path} is no whole JSON file (")
+        assert refusal(open_coco, coco, "train").startswith(f"{path} is not a complete JSON file (")
     path.write_bytes(b'{"images": "\xff"}')
-    assert refusal(open_coco, coco, "train").startswith(f"{path} is no whole JSON file (")
+    assert refusal(open_coco, coco, "train").startswith(f"{path} is not a complete JSON file (")
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_broken_json(coco, refusal):
 def test_json_of_another_kind(coco, refusal, content):
     write_instances(coco, "train", content)
     path = coco / "annotations" / "instances_train2014.json"
-    assert refusal(open_coco, coco, "train").startswith(f"{path} is no COCO instances file")
+    assert refusal(open_coco, coco, "train").startswith(f"{path} is not a COCO instances file")
 
 
 @pytest.mark.parametrize(("key", "what"), [("image_id", "images"), ("category_id", "categories")])
-def test_annotations_of_something_unknown(coco, refusal, key, what):
+def test_annotations_of_unknown_ids(coco, refusal, key, what):
     content = instances("train")
     content["annotations"][2][key] = 7
     write_instances(coco, "train", content)
@@ -133,10 +133,10 @@ def test_ambiguous_names(coco, refusal, part, item, what):
     write_instances(coco, "train", content)
     path = coco / "annotations" / "instances_train2014.json"
     sentence = refusal(open_coco, coco, "train")
-    assert sentence == f"{path} lists the {what} 2 times, which is ambiguous; leave one of them"
+    assert sentence == f"{path} lists the {what} 2 times, which is ambiguous; keep only one of them"
 
 
-def test_missing_images_may_be_left_to_the_reader(coco, refusal):
+def test_missing_images_may_be_refused_when_read(coco, refusal):
     (coco / "train2014" / file_name("train", 9)).unlink()
     split = open_coco(coco, "train", check=False)
     assert len(split) == 3
@@ -144,7 +144,7 @@ def test_missing_images_may_be_left_to_the_reader(coco, refusal):
 
 
 def test_missing_images(coco, refusal):
-    (coco / "train2014" / file_name("train", 2000)).unlink()  # dropped for its labels, so nobody needs the file
+    (coco / "train2014" / file_name("train", 2000)).unlink()  # dropped for its labels, so the file is not needed
     assert len(open_coco(coco, "train")) == 3
     (coco / "train2014" / file_name("train", 9)).unlink()
     sentence = refusal(open_coco, coco, "train")
@@ -155,7 +155,7 @@ def test_missing_images(coco, refusal):
     assert refusal(open_coco, coco, "train").startswith(f"there is no folder {coco}/train2014 with the 3 listed images")
 
 
-def test_nothing_left(coco, refusal):
+def test_a_split_without_annotations(coco, refusal):
     write_instances(coco, "train", instances("train") | {"annotations": []})
     path = coco / "annotations" / "instances_train2014.json"
     assert refusal(open_coco, coco, "train").startswith(f"no image of {path} has an annotation; ")
@@ -175,7 +175,7 @@ def test_real_coco_labels_agree_with_the_official_ones(shared_data):
         assert split.images[0].shape[2] == 3
 
 
-def test_real_training_labels_give_the_conditionals_that_ml_vpt_quotes(shared_data):
+def test_real_training_labels_give_the_conditionals_quoted_by_ml_vpt(shared_data):
     with np.load(shared_data / "coco14_labels.npz") as stored:
         labels, classes = stored["labels"][stored["is_val"] == 0], list(stored["classes"])
     assert labels.shape == (82_081, 80)
@@ -193,6 +193,6 @@ def test_real_training_labels_give_the_conditionals_that_ml_vpt_quotes(shared_da
     assert positives[classes.index("person")] == 45_174
 
 
-def test_real_instances_without_images_are_no_files(shared_data):
+def test_real_instances_are_read_without_images(shared_data):
     classes, files, labels = read_instances(shared_data / "coco" / "annotations" / "instances_val2014.json")
     assert labels.shape == (len(files), len(classes)) == (50, 80)

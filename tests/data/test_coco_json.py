@@ -17,7 +17,7 @@ def settings(root, **keys):
 
 
 def write(folder, split, categories, images):
-    """Write a file of images {name: categories}, with the images."""
+    """Write an annotation file for images {name: categories}, and the images."""
     ids = {name: 7 * k + 3 for k, name in enumerate(categories)}
     content = {
         "images": [{"id": row + 8, "file_name": file} for row, file in enumerate(images)],
@@ -43,7 +43,7 @@ def photos(tmp_path):
     return tmp_path
 
 
-def test_labels_order_and_pictures(photos):
+def test_labels_order_and_images(photos):
     split = open_coco_json(settings(photos), "train")
     assert split.name == "train"
     assert split.classes == ("dog", "cat")
@@ -58,10 +58,10 @@ def test_labels_order_and_pictures(photos):
 def test_categories_in_another_order_are_read_by_name(photos, refusal):
     split = open_coco_json(settings(photos), "val", classes=("dog", "cat", "cow"))
     assert split.classes == ("dog", "cat", "cow")
-    assert split.labels.tolist() == [[0, 1, 0]]  # elk is listed and nowhere annotated
+    assert split.labels.tolist() == [[0, 1, 0]]  # elk is listed but never annotated
     sentence = refusal(open_coco_json, settings(photos), "val", classes=("dog", "elk"))
     assert sentence == (
-        f"{photos}/annotations/val.json annotates the category 'cat', which is no class of the training split; "
+        f"{photos}/annotations/val.json annotates the category 'cat', which is not a class of the training split; "
         "remove it or train with it"
     )
 
@@ -76,7 +76,7 @@ def test_one_file_is_the_training_split(photos, refusal):
     )
 
 
-def test_images_in_a_folder_for_each_split(photos):
+def test_images_in_one_folder_per_split(photos):
     (photos / "images").rename(photos / "train")
     split = open_coco_json(settings(photos, images="{split}"), "train")
     assert split.images[1].shape[1] == 1
@@ -95,7 +95,7 @@ def test_mistakes(photos, refusal):
     write(photos, "train", ["dog"], {"a.png": []})
     assert refusal(open_coco_json, settings(photos), "train").startswith(f"no image of {path} has an annotation; ")
     path.write_text("{}")
-    assert refusal(open_coco_json, settings(photos), "train").startswith(f"{path} is no COCO instances file")
+    assert refusal(open_coco_json, settings(photos), "train").startswith(f"{path} is not a COCO instances file")
     assert refusal(open_coco_json, settings(""), "train") == (
         "data.root is empty; set it to the folder that holds the table annotations/{split}.json of your images"
     )

@@ -37,10 +37,10 @@ PILLOW = {
     "autocontrast": lambda im, m: ImageOps.autocontrast(im),
     "equalize": lambda im, m: ImageOps.equalize(im),
 }
-# Smallest share of values that equal Pillow's, and of those that are at most one level away. The others differ in the
-# last bit of a product before its fraction is cut off. A brightness of 1/10 is the worst case, whose products are near
-# whole numbers at every tenth value. Autocontrast is exact here, where Pillow's quotients are rounded below whole
-# numbers. Where the source of a shear or rotation lies on the very border, f32 may put it on the other side.
+# Smallest share of values that equal Pillow's, and of those that differ by at most one level. The others differ in the
+# last bit of a product before it is truncated. A brightness of 1/10 is the worst case, with products near integers at
+# every tenth value. Autocontrast is exact here, while Pillow's quotients are rounded below integers. If the source of
+# a shear or rotation is exactly on the border, f32 may put it on the other side.
 AGREEMENT = {
     **dict.fromkeys(("identity", "invert", "posterize", "solarize", "equalize", "translate_x", "translate_y"), (1, 1)),
     **dict.fromkeys(("color", "sharpness"), (0.995, 1)),
@@ -73,23 +73,23 @@ def drawing(height: int = H, width: int = W) -> np.ndarray:
     return np.clip(image + np.random.default_rng(0).normal(0, 6, image.shape), 0, 255).astype(np.uint8)
 
 
-def difference(name: str, pictures: list[np.ndarray]) -> np.ndarray:
-    """Return |ours − Pillow's| over all levels, both signs and all pictures."""
-    cases = [(picture, magnitude(name, level)) for picture in pictures for level in LEVELS]
-    image = np.stack([picture for picture, _ in cases])
+def difference(name: str, images: list[np.ndarray]) -> np.ndarray:
+    """Return |ours − Pillow's| over all levels, both signs and all images."""
+    cases = [(one, magnitude(name, level)) for one in images for level in LEVELS]
+    image = np.stack([one for one, _ in cases])
     ours = compiled(jnp.asarray(image, jnp.float32), draw([name] * len(cases), [m for _, m in cases]))
     assert ours.shape == image.shape
     assert ours.dtype == jnp.float32
-    expected = np.stack([np.asarray(PILLOW[name](Image.fromarray(picture), m)) for picture, m in cases])
+    expected = np.stack([np.asarray(PILLOW[name](Image.fromarray(one), m)) for one, m in cases])
     return np.abs(np.asarray(ours) - expected)
 
 
-def check_agreement(name: str, pictures: list[np.ndarray]):
-    distance = difference(name, pictures)
+def check_agreement(name: str, images: list[np.ndarray]):
+    distance = difference(name, images)
     equal, near = AGREEMENT[name]
     assert np.mean(distance == 0) >= equal
     assert np.mean(distance <= 1) >= near
-    assert np.array_equal(distance, np.round(distance)), "whole numbers"
+    assert np.array_equal(distance, np.round(distance)), "integers"
 
 
 # --------------------------------------------------------------------------------------------------------- operations
@@ -107,10 +107,10 @@ def test_an_operation_agrees_with_pillow_on_photographs(name, shared_data):
 
 
 @pytest.mark.parametrize("name", [name for name in PILLOW if name not in ("brightness", "shear_x", "shear_y")])
-def test_an_operation_agrees_with_pillow_on_hard_pictures(name):
-    """Few pixels, one value, two values, and only the ends: where histograms have gaps."""
+def test_an_operation_agrees_with_pillow_on_hard_images(name):
+    """Few pixels, one value, two values, and only the extremes: histograms with gaps."""
     random = np.random.default_rng(2)
-    pictures = [
+    images = [
         np.zeros((20, 14, 3), np.uint8),
         np.full((20, 14, 3), (255, 128, 1), np.uint8),
         random.choice([100, 101], (20, 14, 3)).astype(np.uint8),
@@ -118,7 +118,7 @@ def test_an_operation_agrees_with_pillow_on_hard_pictures(name):
         np.where(np.arange(280).reshape(20, 14, 1) < 3, 200, 17).repeat(3, -1).astype(np.uint8),
         random.integers(0, 256, (20, 14, 3), dtype=np.uint8),
     ]
-    assert difference(name, pictures).max() <= 1
+    assert difference(name, images).max() <= 1
 
 
 def test_cutout_covers_a_half_open_square_clipped_at_the_borders():
@@ -126,13 +126,13 @@ def test_cutout_covers_a_half_open_square_clipped_at_the_borders():
     at, sides = random.random((64, 2)).astype(np.float32), random.integers(0, 21, 64)
     image = np.stack([drawing(24, 31)] * 64)
     covered = np.asarray(compiled(jnp.asarray(image, jnp.float32), draw(["cutout"] * 64, sides, at)))
-    for picture, (y, x), side in zip(image, at, sides, strict=True):
+    for one, (y, x), side in zip(image, at, sides, strict=True):
         row, column, half = int(y * 24), int(x * 31), side // 2
-        picture[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = (125, 122, 113)
+        one[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = (125, 122, 113)
     np.testing.assert_array_equal(covered, image)
 
 
-def test_images_of_a_batch_get_an_operation_each():
+def test_each_image_of_a_batch_gets_its_own_operation():
     names = [*PILLOW, "cutout"]
     image = jnp.broadcast_to(jnp.asarray(drawing(), jnp.float32), (len(names), H, W, 3))
     magnitudes = [magnitude(name, -5) for name in names]
@@ -144,7 +144,7 @@ def test_images_of_a_batch_get_an_operation_each():
         assert name == "identity" or np.any(alone != image[0]), name
 
 
-def test_fractions_are_rounded_and_what_is_outside_is_clipped():
+def test_values_are_rounded_and_clipped_first():
     image = jnp.array([-3.0, 0.4, 100.6, 254.7, 270.0]).reshape(1, 5, 1, 1).repeat(3, -1)
     whole = np.asarray(compiled(image, draw(["identity"], [0.0])))[0, :, 0, 0]
     np.testing.assert_array_equal(whole, [0, 0, 101, 255, 255])
@@ -152,7 +152,7 @@ def test_fractions_are_rounded_and_what_is_outside_is_clipped():
 
 # ------------------------------------------------------------------------------------------------------------ drawing
 def even(counts: np.ndarray) -> bool:
-    """Whether all are equally frequent: chi-square within six deviations of its mean."""
+    """Return whether all are equally frequent: chi-square within six deviations of its mean."""
     expected, freedom = counts.mean(), counts.size - 1
     return ((counts - expected) ** 2 / expected).sum() < freedom + 6 * np.sqrt(2 * freedom)
 
@@ -170,7 +170,7 @@ def test_uda_draws_pairs_of_135_each_applied_half_the_time():
     table = np.zeros((len(NAMES), len(NAMES)))
     np.add.at(table, tuple(pairs), 1)
     used = [NAMES.index(name) for name in UDA.operations]
-    assert even(table[np.ix_(used, used)]), "the second is drawn whatever the first was"
+    assert even(table[np.ix_(used, used)]), "the second is independent of the first"
     for name in UDA.operations:
         found = drawn.magnitude[names == name]
         expected = np.unique(np.float32([OPERATIONS[name].magnitude(index, 9) for index in range(1, 10)]))
@@ -185,7 +185,7 @@ def test_uda_draws_pairs_of_135_each_applied_half_the_time():
     assert abs(np.corrcoef(places.T)[0, 1]) < 0.01
 
 
-def test_standard_applies_so_many_operations_of_one_level():
+def test_standard_applies_the_given_number_of_operations_at_one_level():
     drawn = jax.tree.map(np.asarray, drawn_by(KEY, standard(3, 9), 20_000))
     names = np.array(NAMES)[drawn.operation]
     assert names.shape == (3, 20_000)
@@ -194,12 +194,12 @@ def test_standard_applies_so_many_operations_of_one_level():
     assert even(counts)
     turns = drawn.magnitude[names == "rotate"]
     np.testing.assert_allclose(np.abs(turns), 27, rtol=1e-6)
-    assert abs(np.sign(turns).mean()) < 0.05, "either way"
+    assert abs(np.sign(turns).mean()) < 0.05, "both directions"
 
 
 @pytest.mark.parametrize("policy", [UDA, standard(2, 9)], ids=["uda", "standard"])
-def test_a_batch_gets_what_was_drawn_in_order(policy):
-    """Pillow applied to the device's own draws gives the same pictures, the first operation's differences included."""
+def test_a_batch_gets_the_drawn_operations_in_order(policy):
+    """Pillow, applied to the operations that the device drew, gives the same images up to small differences."""
     image = np.stack([drawing(), drawing()[::-1, ::-1]] * 32)
     jitted = jax.jit(lambda image, key: randaugment(image, key, policy))
     augmented = np.asarray(jitted(jnp.asarray(image, jnp.float32), KEY))
@@ -207,11 +207,11 @@ def test_a_batch_gets_what_was_drawn_in_order(policy):
     assert np.any(np.asarray(jitted(jnp.asarray(image, jnp.float32), jax.random.key(1))) != augmented)
     assert 0 <= augmented.min() <= augmented.max() <= 255
     drawn, agree = jax.tree.map(np.asarray, drawn_by(KEY, policy, len(image))), []
-    for index, picture in enumerate(image):
+    for index, one in enumerate(image):
         names = [NAMES[operation] for operation in drawn.operation[:, index]]
         if "cutout" in names:
             continue
-        expected = Image.fromarray(picture)
+        expected = Image.fromarray(one)
         for name, amount in zip(names, drawn.magnitude[:, index], strict=True):
             expected = PILLOW[name](expected, float(amount))
         agree.append(np.mean(np.abs(augmented[index] - np.asarray(expected)) <= 2))

@@ -1,4 +1,4 @@
-"""`digits-v1` is a name for exactly these scenes: a change that reaches the labels or the pixels fails here."""
+"""`digits-v1` stands for exactly these scenes: a change of any label or pixel fails here."""
 
 import csv
 import subprocess
@@ -39,7 +39,7 @@ def val():
 
 
 def together(labels: np.ndarray, a: int, b: int) -> float:
-    """p(b|a)"""
+    """Return p(b|a)."""
     return labels[labels[:, a], b].mean()
 
 
@@ -64,10 +64,10 @@ def test_scenes_are_rendered_once_for_all_programs(few, monkeypatch):
         few()
 
 
-def test_where_scenes_cannot_be_kept_it_is_said(few, tmp_path, capsys):
-    (tmp_path / "cache").write_text("no folder")
+def test_a_cache_that_cannot_be_written_is_reported(few, tmp_path, capsys):
+    (tmp_path / "cache").write_text("not a folder")
     assert few()[1].shape == (5, 64, 64, 3)
-    assert "are not kept in" in capsys.readouterr().err
+    assert "cannot be stored in" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------------- labels
@@ -93,7 +93,7 @@ def test_every_scene_has_one_to_four_digits(labels, name):
 
 
 @pytest.mark.parametrize("name", CORRELATED)
-def test_companions_come_and_exclusive_digits_do_not_meet(labels, name):
+def test_companions_occur_together_and_exclusive_digits_never(labels, name):
     assert all(together(labels[name], a, b) >= 0.8 for a, b in COMPANION.items())
     assert len(EXCLUSIVE_PAIRS) == 6
     assert not any((labels[name][:, a] & labels[name][:, b]).any() for a, b in EXCLUSIVE_PAIRS)
@@ -119,7 +119,7 @@ def test_the_shifted_test_is_drawn_from_test_scans():
 
 
 # ----------------------------------------------------------------------------------------------------------- pixels
-def test_opening_twice_gives_the_same(val):
+def test_opening_twice_gives_equal_scenes(val):
     again = open_scenes("val")
     np.testing.assert_array_equal(again.images, val.images)
     np.testing.assert_array_equal(again.labels, val.labels)
@@ -129,7 +129,7 @@ def test_opening_twice_gives_the_same(val):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "val" else pytest.mark.slow) for name in SCENES]
 )
-def test_pixels_have_not_changed_and_every_scene_is_another(name):
+def test_pixels_have_not_changed_and_all_scenes_differ(name):
     images = open_scenes(name).images.array
     np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), MEAN_COLOUR[name], atol=1e-3)
     assert len({image.tobytes() for image in images}) == SCENES[name]
@@ -186,7 +186,7 @@ def command(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
-def test_command_line_without_a_folder_says_so():
+def test_command_line_requires_a_folder():
     finished = command()
     assert finished.returncode == 2
     assert "--out" in finished.stderr

@@ -24,11 +24,11 @@ def write(folder, *files):
 def photos(tmp_path):
     write(tmp_path, "train/dog/b.jpg", "train/dog/2021/a.PNG", "train/cat/c.webp", "train/cat/.hidden.jpg")
     write(tmp_path, "train/.trash/x.jpg", "train/loose.jpg", "test/dog/d.jpg")
-    (tmp_path / "train" / "cat" / "notes.txt").write_text("no picture")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
     return tmp_path
 
 
-def test_a_folder_a_split_and_class(photos):
+def test_one_folder_per_split_and_class(photos):
     split = open_folders(settings(photos), "train")
     assert split.name == "train"
     assert split.classes == ("cat", "dog")
@@ -45,7 +45,7 @@ def test_classes_of_the_training_split(photos, refusal):
     assert split.labels.tolist() == [[0, 1]]
     sentence = refusal(open_folders, settings(photos), "train", classes=("dog",))
     assert sentence == (
-        f"{photos}/train holds the folder cat, which is no class of the training split; rename or remove it"
+        f"{photos}/train holds the folder cat, which is not a class of the training split; rename or remove it"
     )
 
 
@@ -56,7 +56,7 @@ def test_linked_folders(photos, tmp_path_factory):
     assert open_folders(settings(photos), "test").ids == ["test/dog/d.jpg", "test/elk/e.jpg"]
 
 
-def test_classes_right_below_the_root(tmp_path):
+def test_classes_directly_below_the_root(tmp_path):
     write(tmp_path, *(f"{name}/{k}.png" for name in ("a", "b") for k in range(10)))
     data = settings(tmp_path, val_fraction=0.2, test_splits=())
     train, val = open_split(data, "train"), open_split(data, "val")
@@ -65,28 +65,28 @@ def test_classes_right_below_the_root(tmp_path):
     assert sorted([*train.ids, *val.ids]) == sorted(f"{name}/{k}.png" for name in ("a", "b") for k in range(10))
 
 
-def test_no_folder_of_a_split(tmp_path, refusal):
+def test_missing_folder_of_a_split(tmp_path, refusal):
     write(tmp_path, "a/0.png", "b/0.png")
     expected = (
-        f"there is no folder {tmp_path}/train (folders there: a, b); sort the pictures into {tmp_path}/SPLIT/CLASS, or "
+        f"there is no folder {tmp_path}/train (folders there: a, b); sort the images into {tmp_path}/SPLIT/CLASS, or "
         f"into {tmp_path}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
     )
     assert refusal(open_folders, settings(tmp_path), "train") == expected
     sentence = refusal(open_folders, settings(tmp_path, val_fraction=0.5), "test")
     assert sentence == expected.replace("/train", "/test")
-    write(tmp_path, "test/a/0.png")  # a folder of a split would be taken for a class
+    write(tmp_path, "test/a/0.png")  # a folder of a split would be read as a class
     sentence = refusal(open_folders, settings(tmp_path, val_fraction=0.5), "train")
     assert sentence.startswith(f"there is no folder {tmp_path}/train (folders there: a, b, test); ")
 
 
-def test_nothing_there(tmp_path, refusal):
+def test_folders_without_images(tmp_path, refusal):
     assert refusal(open_folders, settings(""), "train") == (
         "data.root is empty; set it to the folder that holds the folders of your images"
     )
     (tmp_path / "train").mkdir()
     write(tmp_path / "train", "a.jpg")
     sentence = refusal(open_folders, settings(tmp_path), "train")
-    assert sentence == f"{tmp_path}/train holds no folders; sort the pictures into one folder a class"
+    assert sentence == f"{tmp_path}/train holds no folders; sort the images into one folder per class"
     (tmp_path / "train" / "a").mkdir()
     sentence = refusal(open_folders, settings(tmp_path), "train")
-    assert sentence.startswith(f"the folders in {tmp_path}/train hold no pictures (.jpg, .jpeg, ")
+    assert sentence.startswith(f"the folders in {tmp_path}/train hold no images (.jpg, .jpeg, ")

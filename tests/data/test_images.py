@@ -15,7 +15,7 @@ from mlmoe_jax.errors import UserError
 LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
 
 
-def picture(height=6, width=9, seed=0) -> np.ndarray:
+def random_image(height=6, width=9, seed=0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
@@ -28,25 +28,25 @@ def encoded(image, file_format="PNG", **options) -> bytes:
 
 # --------------------------------------------------------------------------------------------------------- decoding
 @pytest.mark.parametrize("file_format", LOSSLESS)
-def test_lossless_formats_give_the_pixels_that_were_stored(file_format):
+def test_lossless_formats_give_the_stored_pixels(file_format):
     options = {"lossless": True} if file_format == "WEBP" else {}
-    np.testing.assert_array_equal(read_image(encoded(picture(), file_format, **options)), picture())
+    np.testing.assert_array_equal(read_image(encoded(random_image(), file_format, **options)), random_image())
 
 
-def test_path_text_and_bytes_are_the_same_source(tmp_path):
+def test_paths_strings_and_bytes_are_read_alike(tmp_path):
     path = tmp_path / "a.png"
-    path.write_bytes(encoded(picture()))
+    path.write_bytes(encoded(random_image()))
     for source in (path, str(path), path.read_bytes()):
         image = read_image(source)
         assert image.dtype == np.uint8
         assert image.flags.c_contiguous
-        np.testing.assert_array_equal(image, picture())
+        np.testing.assert_array_equal(image, random_image())
 
 
 def test_the_name_of_a_file_does_not_decide_its_format(tmp_path):
     path = tmp_path / "really_a_png.jpg"
-    path.write_bytes(encoded(picture()))
-    np.testing.assert_array_equal(read_image(path), picture())
+    path.write_bytes(encoded(random_image()))
+    np.testing.assert_array_equal(read_image(path), random_image())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_name_of_a_file_does_not_decide_its_format(tmp_path):
     [("1", "PNG"), ("L", "PNG"), ("L", "JPEG"), ("P", "PNG"), ("P", "GIF"), ("YCbCr", "JPEG"), ("CMYK", "TIFF")],
 )
 def test_every_opaque_mode_becomes_rgb_as_pillow_converts_it(mode, file_format):
-    data = encoded(Image.fromarray(picture()).convert(mode), file_format)
+    data = encoded(Image.fromarray(random_image()).convert(mode), file_format)
     np.testing.assert_array_equal(read_image(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
@@ -67,7 +67,7 @@ def test_cmyk_jpeg_keeps_its_colours():
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
-def test_transparency_is_laid_over_white(mode, file_format):
+def test_transparency_is_blended_onto_white(mode, file_format):
     image = Image.new("RGBA", (3, 1), (40, 40, 40, 255))
     image.putpixel((1, 0), (40, 40, 40, 0))
     image.putpixel((2, 0), (40, 40, 40, 128))
@@ -75,7 +75,7 @@ def test_transparency_is_laid_over_white(mode, file_format):
     np.testing.assert_array_equal(pixels, [40, 255, 147])
 
 
-def test_transparent_entries_of_a_palette_and_a_transparent_colour_are_laid_over_white():
+def test_transparent_palette_entries_and_a_transparent_colour_are_blended_onto_white():
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 90, 80, 70])
     palette.putpixel((1, 0), 1)
@@ -87,14 +87,14 @@ def test_transparent_entries_of_a_palette_and_a_transparent_colour_are_laid_over
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF", "PPM"])
-def test_sixteen_bits_keep_their_upper_eight(file_format):
+def test_of_sixteen_bits_the_upper_eight_are_kept(file_format):
     grey = np.array([[0, 255, 256], [0x1234, 0x8000, 0xFFFF]], np.uint16)
     image = read_image(encoded(grey, file_format))
     np.testing.assert_array_equal(image, np.repeat((grey >> 8)[..., None], 3, axis=2))
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "PNG", "TIFF", "WEBP"])
-def test_the_first_frame_stands_for_an_animation(file_format):
+def test_an_animation_becomes_its_first_frame(file_format):
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
     options = {"lossless": True} if file_format == "WEBP" else {}
     image = read_image(encoded(frames[0], file_format, save_all=True, append_images=frames[1:], **options))
@@ -130,13 +130,13 @@ def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0nonsense", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\0\x09"]
 )
-def test_damaged_exif_does_not_spoil_a_picture(exif):
-    plain = encoded(picture(16, 16), "JPEG")
-    np.testing.assert_array_equal(read_image(encoded(picture(16, 16), "JPEG", exif=exif)), read_image(plain))
+def test_damaged_exif_does_not_make_an_image_unreadable(exif):
+    plain = encoded(random_image(16, 16), "JPEG")
+    np.testing.assert_array_equal(read_image(encoded(random_image(16, 16), "JPEG", exif=exif)), read_image(plain))
 
 
 # ----------------------------------------------------------------------------------------------------------- errors
-def test_what_is_no_picture_is_named(tmp_path, refusal):
+def test_files_that_are_not_images_are_refused_with_the_reason(tmp_path, refusal):
     def text(name: str, data: bytes) -> str:
         path = tmp_path / name
         path.write_bytes(data)
@@ -145,7 +145,7 @@ def test_what_is_no_picture_is_named(tmp_path, refusal):
         return sentence.removeprefix(f"cannot read {path} as an image: ")
 
     assert text("empty.jpg", b"") == "it is empty"
-    assert text("text.jpg", b"not a picture at all").startswith("its content is none of JPEG, PNG, WEBP")
+    assert text("text.jpg", b"not an image at all").startswith("its content is none of JPEG, PNG, WEBP")
     assert text("vector.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").startswith("its content is none of")
     float_grey = encoded(np.ones((2, 2), np.float32), "TIFF")
     assert text("float.tif", float_grey).startswith("its pixels are float32 without a known white; store it")
@@ -160,18 +160,18 @@ def test_what_is_no_picture_is_named(tmp_path, refusal):
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "GIF", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000"])
-def test_a_file_that_was_cut_short_is_named(file_format, refusal):
-    data = encoded(picture(64, 64), file_format)
+def test_a_file_cut_short_is_refused(file_format, refusal):
+    data = encoded(random_image(64, 64), file_format)
     sentence = refusal(read_image, data[: len(data) // 2], error=BadImage)
     assert "as an image: it is damaged or cut short (" in sentence
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_damaged_bytes_are_read_or_refused_and_nothing_else():
+def test_damaged_bytes_are_read_or_refused_with_bad_image():
     random = np.random.default_rng(0)
     refused = 0
     for file_format in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "PPM"):
-        data = np.frombuffer(encoded(picture(), file_format), np.uint8)
+        data = np.frombuffer(encoded(random_image(), file_format), np.uint8)
         for _ in range(60):
             damaged = data.copy()
             damaged[random.integers(len(data), size=4)] = random.integers(256, size=4)
@@ -184,18 +184,18 @@ def test_damaged_bytes_are_read_or_refused_and_nothing_else():
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch, refusal):
-    for side in (12_500, 20_000):  # above our limit; above the one where Pillow itself refuses
+    for side in (12_500, 20_000):  # above our limit; above the limit of Pillow itself
         sentence = refusal(read_image, f"P6 {side} {side} 255\n".encode(), error=BadImage)
         assert sentence.endswith("as an image: it has more than 150,000,000 pixels; store it smaller")
     monkeypatch.setattr(images, "MAX_PIXELS", 54)
-    assert read_image(encoded(picture(6, 9))).shape == (6, 9, 3)
-    assert "more than 54 pixels" in refusal(read_image, encoded(picture(6, 10)), error=BadImage)
+    assert read_image(encoded(random_image(6, 9))).shape == (6, 9, 3)
+    assert "more than 54 pixels" in refusal(read_image, encoded(random_image(6, 10)), error=BadImage)
 
 
-def test_a_large_picture_below_the_limit_is_read_without_a_warning(tmp_path):
+def test_a_large_image_below_the_limit_is_read_without_a_warning(tmp_path):
     path = tmp_path / "a.png"
-    path.write_bytes(encoded(picture(6, 9)))
-    code = (  # in a process of its own, since pytest undoes the filter that the import sets
+    path.write_bytes(encoded(random_image(6, 9)))
+    code = (  # in a separate process, since pytest resets the filter that the import sets
         "import sys, PIL.Image; PIL.Image.MAX_IMAGE_PIXELS = 40\n"
         "from mlmoe_jax.data.images import read_image; print(read_image(sys.argv[1]).shape)"
     )
@@ -203,17 +203,17 @@ def test_a_large_picture_below_the_limit_is_read_without_a_warning(tmp_path):
     assert (finished.stdout, finished.stderr) == ("(6, 9, 3)\n", "")
 
 
-# ------------------------------------------------------------------------------------------------------ many of them
+# --------------------------------------------------------------------------------------------------------- image files
 def test_image_files_are_random_access_and_picklable(tmp_path):
     for row in range(3):
-        (tmp_path / f"{row}.png").write_bytes(encoded(picture(4 + row, 5, seed=row)))
+        (tmp_path / f"{row}.png").write_bytes(encoded(random_image(4 + row, 5, seed=row)))
     files = pickle.loads(pickle.dumps(ImageFiles(tmp_path, [f"{row}.png" for row in range(3)])))
     assert len(files) == 3
     for row in (2, 0, 1):
-        np.testing.assert_array_equal(files[row], picture(4 + row, 5, seed=row))
+        np.testing.assert_array_equal(files[row], random_image(4 + row, 5, seed=row))
 
 
-def test_image_files_says_how_many_are_missing_and_the_first(tmp_path, refusal):
+def test_image_files_report_the_number_of_missing_files_and_the_first(tmp_path, refusal):
     (tmp_path / "b.jpg").write_bytes(b"")
     assert len(image_files(tmp_path, ["b.jpg"])) == 1
     sentence = refusal(image_files, tmp_path, ["a.jpg", "b.jpg", "c.jpg"])
@@ -229,22 +229,22 @@ def test_data_folder(tmp_path, refusal, monkeypatch):
     sentence = refusal(data_folder, "", "coco2014", "annotations")
     assert sentence == "data.root is empty; set it to the folder that holds annotations of coco2014"
     sentence = refusal(data_folder, tmp_path / "no", "coco2014", "annotations")
-    assert sentence.startswith(f"data.root is '{tmp_path}/no', which is no folder; set it to")
+    assert sentence.startswith(f"data.root is '{tmp_path}/no', which is not a folder; set it to")
 
 
 # --------------------------------------------------------------------------------------------------------- transforms
 def test_resize_square_is_pillows_antialiased_bilinear():
-    image = picture(40, 90)
+    image = random_image(40, 90)
     resized = resize_square(image, 24)
     expected = Image.fromarray(image).resize((24, 24), Image.Resampling.BILINEAR)
     assert resized.dtype == np.uint8
     np.testing.assert_array_equal(resized, np.asarray(expected))
-    # antialias: every pixel of the source has its part in the mean
+    # antialias: every pixel of the source contributes to the mean
     assert abs(resized.mean() - image.mean()) < 2
 
 
-def test_resize_square_keeps_a_picture_of_that_size_and_a_plain_colour():
-    image = picture(24, 24)
+def test_resize_square_keeps_an_image_of_that_size_and_a_plain_colour():
+    image = random_image(24, 24)
     assert resize_square(image, 24) is image
     plain = np.full((7, 3, 3), (9, 99, 199), np.uint8)
     np.testing.assert_array_equal(resize_square(plain, 16), np.full((16, 16, 3), (9, 99, 199)))

@@ -16,7 +16,7 @@ def row_of(names) -> list[int]:
 
 
 def write_merged(folder, split) -> None:
-    # as published: fields with a blank after the last
+    # as published: every field is followed by a blank
     lines = ["".join(f"{mark} " for mark in row_of(names)) for names in LABELS[split]]
     (folder / "Groundtruth" / f"Labels_{split}.txt").write_text("\n".join(lines) + "\n")
 
@@ -44,7 +44,7 @@ def nuswide(tmp_path, request):
     return folder
 
 
-def test_labels_order_and_pictures(nuswide):
+def test_labels_order_and_images(nuswide):
     assert len(CLASSES) == 81
     assert list(CLASSES) == sorted(CLASSES)
     split = open_nuswide(nuswide, "train")
@@ -63,7 +63,7 @@ def test_images_without_labels_are_dropped_unless_kept(nuswide):
     assert not kept.labels[1].any()
 
 
-def test_the_merged_file_comes_first(nuswide):
+def test_the_merged_file_takes_precedence(nuswide):
     write_one_each(nuswide, "Train")
     write_merged(nuswide, "Train")
     (nuswide / "Groundtruth" / "TrainTestLabels" / "Labels_sky_Train.txt").write_text("0\n0\n0\n")
@@ -77,7 +77,7 @@ def test_missing_images(nuswide, refusal):
     assert len(open_nuswide(nuswide, "train", check=False)) == 2
 
 
-def test_root_that_is_no_nuswide(nuswide, tmp_path, refusal):
+def test_root_without_nuswide(nuswide, tmp_path, refusal):
     assert refusal(open_nuswide, nuswide, "val") == "data set nuswide has no split 'val'; it has train, test"
     assert refusal(open_nuswide, "", "train").startswith(
         "data.root is empty; set it to the folder that holds ImageList, Groundtruth and Flickr of nuswide"
@@ -90,7 +90,7 @@ def test_root_that_is_no_nuswide(nuswide, tmp_path, refusal):
 
 
 @pytest.mark.parametrize(("text", "what"), [("sea\nsky", "sea"), ("\n".join(CLASSES[::-1]), "another number or order")])
-def test_concepts_that_do_not_agree(nuswide, refusal, text, what):
+def test_other_concepts(nuswide, refusal, text, what):
     path = nuswide / "ConceptsList" / "Concepts81.txt"
     path.write_text(text)
     sentence = refusal(open_nuswide, nuswide, "train")
@@ -121,7 +121,7 @@ def test_malformed_labels_are_named(nuswide, refusal, wrong):
     assert sentence.endswith(f"0 or 1, not '{wrong}'; unpack it again")
 
 
-def test_no_labels_at_all(nuswide, refusal):
+def test_missing_label_files(nuswide, refusal):
     path = path_of_labels(nuswide)
     if path.name == "Labels_Train.txt":
         path.unlink()
@@ -132,7 +132,7 @@ def test_no_labels_at_all(nuswide, refusal):
         assert refusal(open_nuswide, nuswide, "train").startswith(f"cannot read {path} (No such file or directory); ")
 
 
-def test_nothing_left(nuswide, refusal):
+def test_a_split_without_labels(nuswide, refusal):
     (nuswide / "ImageList" / "TrainImagelist.txt").write_text("\n")
     path = path_of_labels(nuswide)
     for file in path.parent.glob("*_Train.txt"):

@@ -13,7 +13,7 @@ from mlmoe_jax.data.randaugment import standard as standard_policy
 AFFINE, BICUBIC = Image.Transform.AFFINE, Image.Resampling.BICUBIC
 GREY = (128, 128, 128)
 
-# The published magnitudes, index 0 … 9, and definitions, in Pillow's words; `m` has its sign.
+# The published magnitudes, index 0 … 9, and definitions in terms of Pillow; `m` includes the sign.
 MAGNITUDES = {
     "shear_x": np.linspace(0, 0.3, 10),
     "shear_y": np.linspace(0, 0.3, 10),
@@ -82,13 +82,13 @@ def test_the_magnitudes_are_the_published_ones():
 
 
 def check_definition(name: str, image: np.ndarray):
-    picture = Image.fromarray(image)
+    before = Image.fromarray(image)
     for level in range(10):
         for sign in (1, -1) if name in EITHER_WAY | {"rotate"} else (1,):
-            expected = DEFINITIONS[name](picture, sign * MAGNITUDES[name][level])
-            ours = operate(picture, Drawn(name, sign * OPERATIONS[name].magnitude(level, 9), (0.5, 0.5)))
+            expected = DEFINITIONS[name](before, sign * MAGNITUDES[name][level])
+            ours = operate(before, Drawn(name, sign * OPERATIONS[name].magnitude(level, 9), (0.5, 0.5)))
             np.testing.assert_array_equal(np.asarray(ours), np.asarray(expected), err_msg=f"{name} {sign * level}")
-    np.testing.assert_array_equal(np.asarray(picture), image, err_msg="the picture itself has changed")
+    np.testing.assert_array_equal(np.asarray(before), image, err_msg="the input has changed")
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
@@ -137,7 +137,7 @@ def test_the_policies():
         assert hash(known) == hash(pickle.loads(pickle.dumps(known)))
 
 
-def test_standard_goes_from_nothing_to_the_usual_ends():
+def test_standard_ranges_from_the_identity_to_the_usual_maximum():
     ends = {"rotate": 30, "solarize": 0, "posterize": 4, "color": 0.9, "shear_x": 0.3, "translate_y": 150 / 331}
     for name, end in ends.items():
         policy = standard_policy(2, 10)
@@ -148,7 +148,7 @@ def test_standard_goes_from_nothing_to_the_usual_ends():
         np.testing.assert_array_equal(np.asarray(still), np.asarray(image), err_msg=name)
 
 
-def test_what_is_out_of_range_is_refused(refusal):
+def test_values_out_of_range_are_refused(refusal):
     assert refusal(standard_policy, 2, 11) == "augment.randaugment_magnitude is 11 and must be within 0 and 10"
     assert refusal(standard_policy, 0, 9) == "augment.randaugment_ops is 0 and must be above 0"
     assert "none of none, uda, standard" in refusal(make_policy, SimpleNamespace(randaugment="auto"))
@@ -161,7 +161,7 @@ def draws(policy: Policy, count: int, seed: int = 0) -> list[list[Drawn]]:
 
 
 def even(counts, of: int) -> bool:
-    """Whether `of` kinds are equally frequent: chi-square within six deviations of its mean."""
+    """Return whether `of` kinds are equally frequent: chi-square within six deviations of its mean."""
     counts = np.array(list(counts))
     if len(counts) != of:
         return False
@@ -177,11 +177,11 @@ def test_uda_draws_pairs_of_135_each_applied_half_the_time():
     every = [drawn for image in images for drawn in image]
     assert even(Counter(drawn.name for drawn in every).values(), 15)
     pairs = Counter((first.name, second.name) for first, second in (image for image in images if len(image) == 2))
-    assert even(pairs.values(), 225), "the second is drawn whatever the first was"
+    assert even(pairs.values(), 225), "the second is independent of the first"
     for name in UDA.operations:
         found = [drawn.magnitude for drawn in every if drawn.name == name]
         allowed = np.unique(np.round(np.abs(MAGNITUDES[name][1:]), 9))
-        assert set(np.unique(np.round(np.abs(found), 9))) == set(allowed), "all levels but 0, and no other"
+        assert set(np.unique(np.round(np.abs(found), 9))) == set(allowed), "all levels except 0"
         negative = np.mean(np.sign(found) < 0)
         assert abs(negative - 0.5) < 0.05 if name in EITHER_WAY else negative == 0, name
     levels = Counter(round(abs(drawn.magnitude), 9) for drawn in every if drawn.name == "rotate")
@@ -192,18 +192,18 @@ def test_uda_draws_pairs_of_135_each_applied_half_the_time():
     assert abs(np.corrcoef(at.T)[0, 1]) < 0.02
 
 
-def test_standard_applies_so_many_operations_of_one_level():
+def test_standard_applies_the_given_number_of_operations_at_one_level():
     images = draws(standard_policy(3, 9), 6000)
     assert set(map(len, images)) == {3}
     every = [drawn for image in images for drawn in image]
     assert even(Counter(drawn.name for drawn in every).values(), 14)
     turns = [drawn.magnitude for drawn in every if drawn.name == "rotate"]
     np.testing.assert_allclose(np.abs(turns), 27)
-    assert abs(np.mean(np.sign(turns))) < 0.1, "either way"
+    assert abs(np.mean(np.sign(turns))) < 0.1, "both directions"
 
 
 @pytest.mark.parametrize("policy", [UDA, standard_policy(2, 9)], ids=["uda", "standard"])
-def test_an_image_gets_what_was_drawn_in_order(policy):
+def test_an_image_gets_the_drawn_operations_in_order(policy):
     image = drawing()
     image.flags.writeable = False
     changed = 0

@@ -9,9 +9,9 @@ from mlmoe_jax.data.sources.open import count_labels, open_split
 from mlmoe_jax.data.sources.synthetic import open_synthetic
 
 
-def decoded(picture: np.ndarray, labels: int) -> set[int]:
-    """Return the labels that a picture shows, by the mean colour of each tile."""
-    tiles = picture.astype(float).reshape(4, 16, 4, 16, 3).mean(axis=(1, 3)).reshape(16, 3)
+def decoded(image: np.ndarray, labels: int) -> set[int]:
+    """Return the labels that an image shows, by the mean colour of each tile."""
+    tiles = image.astype(float).reshape(4, 16, 4, 16, 3).mean(axis=(1, 3)).reshape(16, 3)
     colours = synthetic._colour(np.arange(-(-labels // 16)), -(-labels // 16))
     found = set()
     for place, tile in enumerate(tiles):
@@ -22,7 +22,7 @@ def decoded(picture: np.ndarray, labels: int) -> set[int]:
 
 
 @pytest.mark.parametrize("labels", [16, 100, 20_000])
-def test_every_picture_shows_its_labels(labels):
+def test_every_image_shows_its_labels(labels):
     split = open_synthetic(labels, "val")
     assert split.labels.shape == (500, labels)
     assert split.labels.sum(axis=1).tolist() == [3] * 500
@@ -30,7 +30,7 @@ def test_every_picture_shows_its_labels(labels):
     for row in range(0, 500, 25):
         shown = set(np.flatnonzero(split.labels[row]).tolist())
         found = decoded(split.images.read(row), labels)
-        assert found <= shown, "a colour near grey may be missed, never another seen"
+        assert found <= shown, "a colour near grey may be missed, but no other is found"
         grey += len(shown - found)
     assert grey <= 3
 
@@ -58,5 +58,5 @@ def test_opened_by_name(refusal):
     config = load_config("drmoe_20k", [("data.labels", "64")])
     assert count_labels(config.data) == 64
     assert len(open_split(config.data, "test").classes) == 64
-    assert refusal(open_split, config.data, "extra") == "synthetic has no split extra; take one of train, val, test"
+    assert refusal(open_split, config.data, "extra") == "synthetic has no split extra; choose one of train, val, test"
     assert "data.labels is 15 and should be at least 16" in refusal(open_synthetic, 15, "train")

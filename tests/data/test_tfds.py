@@ -13,14 +13,14 @@ from PIL import Image
 from mlmoe_jax.data.sources.tfds import open_tfds
 
 NAMES = ["cat", "cow", "dog"]
-# of image k: the classes, and those that are difficult only
+# per image: the present classes, and the difficult ones
 IMAGES = {
     "train": [([0, 2], []), ([], []), ([1], [2]), ([], [0]), ([2], []), ([0], [])],
     "test": [([1], []), ([2], [])],
 }
 
 
-def picture(width: int, image_format="JPEG") -> io.BytesIO:
+def image_file(width: int, image_format="JPEG") -> io.BytesIO:
     file = io.BytesIO()
     Image.new("RGB", (width, 8), (9 * width, 0, 0)).save(file, image_format)
     file.seek(0)
@@ -28,7 +28,7 @@ def picture(width: int, image_format="JPEG") -> io.BytesIO:
 
 
 def voc_like(row, present, difficult) -> tuple[dict, dict]:
-    """Return the features and an example of a data set in VOC's manner."""
+    """Return the features and an example of a data set like VOC."""
     one = tfds.features.ClassLabel(names=NAMES)
     features = {
         "image": tfds.features.Image(),
@@ -38,7 +38,7 @@ def voc_like(row, present, difficult) -> tuple[dict, dict]:
         "objects": tfds.features.Sequence({"label": one, "is_difficult": np.bool_}),
     }
     example = {
-        "image": picture(10 + row),
+        "image": image_file(10 + row),
         "image/filename": f"{row:03d}.jpg",
         "labels": [*present, *difficult],
         "labels_no_difficult": present,
@@ -56,7 +56,7 @@ def coco_like(row, present, difficult) -> tuple[dict, dict]:
         "objects": tfds.features.Sequence({"area": np.int64, "label": one}),
     }
     objects = [{"area": 5, "label": k} for k in (*present, *present)]
-    return features, {"panoptic": "", "image": picture(10 + row), "image/id": 7 * row, "objects": objects}
+    return features, {"panoptic": "", "image": image_file(10 + row), "image/id": 7 * row, "objects": objects}
 
 
 def single(row, present, difficult) -> tuple[dict, dict]:
@@ -66,11 +66,11 @@ def single(row, present, difficult) -> tuple[dict, dict]:
         "label": tfds.features.ClassLabel(num_classes=3),
     }
     label = present[0] if present else -1
-    return features, {"id": "all the same", "image": picture(10 + row, "PNG"), "label": label}
+    return features, {"id": "all the same", "image": image_file(10 + row, "PNG"), "label": label}
 
 
 def words(row, present, difficult) -> tuple[dict, dict]:
-    return {"image": tfds.features.Image(), "label": tfds.features.Text()}, {"image": picture(10), "label": "cat"}
+    return {"image": tfds.features.Image(), "label": tfds.features.Text()}, {"image": image_file(10), "label": "cat"}
 
 
 def sounds(row, present, difficult) -> tuple[dict, dict]:
@@ -91,7 +91,7 @@ def builder_class(name: str, make, number: str, config: str):
             yield row, make(row, present, difficult)[1]
 
     fields = {
-        "__module__": "__main__",  # where TFDS does not look for a folder of metadata
+        "__module__": "__main__",  # for which TFDS does not look for a metadata folder
         "VERSION": tfds.core.Version(number),
         "BUILDER_CONFIGS": [tfds.core.BuilderConfig(name=config)] if config else [],
         "_info": info,
@@ -119,7 +119,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def copied(prepared, tmp_path):
-    """A root of its own for a test that changes it."""
+    """A copy of the root for a test that changes it."""
     return shutil.copytree(prepared, tmp_path / "copied")
 
 
@@ -151,12 +151,12 @@ def test_labels_of_objects(prepared):
     assert sorted(split.ids) == ["0", "14", "28", "35"]
 
 
-def test_one_label_an_image(prepared):
+def test_one_label_per_image(prepared):
     split = open_tfds(prepared, "pets_single", "train", keep_empty=True)
     assert split.classes == ("0", "1", "2")
     assert by_width(split)[11] == [-1, -1, -1]
     assert by_width(split)[12] == [0, 1, 0]
-    assert split.ids == [f"train/{row:08d}" for row in range(6)]  # ids that are no ids are not used
+    assert split.ids == [f"train/{row:08d}" for row in range(6)]  # ids that are not unique are not used
 
 
 def test_parts_of_a_split(prepared):
@@ -167,8 +167,8 @@ def test_parts_of_a_split(prepared):
     assert len(open_tfds(prepared, "pets_coco", "train+test", keep_empty=True)) == 8
 
 
-# ----------------------------------------------------------------------------------------------------------- pictures
-def test_pictures_are_kept_encoded_and_travel_to_other_processes(prepared):
+# ------------------------------------------------------------------------------------------------------------- images
+def test_images_stay_encoded_and_are_picklable(prepared):
     split = open_tfds(prepared, "pets_voc", "train")
     assert split.images.encoded(0).startswith(b"\xff\xd8")
     copy = pickle.loads(pickle.dumps(split.images))
@@ -176,7 +176,7 @@ def test_pictures_are_kept_encoded_and_travel_to_other_processes(prepared):
     assert open_tfds(prepared, "pets_single", "test").images.encoded(0).startswith(b"\x89PNG")
 
 
-def test_a_picture_that_cannot_be_read_is_named(prepared, refusal, monkeypatch):
+def test_an_image_that_cannot_be_read_is_named(prepared, refusal, monkeypatch):
     images = open_tfds(prepared, "pets_voc", "test").images
     monkeypatch.setattr(type(images), "encoded", lambda self, row: b"")
     assert refusal(images.read, 1) == "cannot read image 1 of tfds:pets_voc split test as an image: it is empty"
@@ -191,7 +191,7 @@ def test_without_tensorflow(prepared):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# -------------------------------------------------------------------------------------------------- where it is found
+# ----------------------------------------------------------------------------------------------------------- location
 def test_names_versions_and_folders(copied, monkeypatch):
     prepare(copied, "PetsCoco", coco_like, "1.10.0")
     prepare(copied, "PetsCoco", coco_like, "1.9.0")
@@ -219,7 +219,7 @@ def test_a_data_set_that_is_not_prepared(prepared, refusal, name):
     (prepared / "coco" / "2014" / "incomplete.ABC_1.0.0").mkdir(parents=True, exist_ok=True)
     assert refusal(open_tfds, prepared, name, "train") == (
         f"tfds:{name} is not prepared in {prepared}; on a machine with TensorFlow run 'tfds build {name} "
-        f"--file_format=array_record --data_dir={prepared}' and bring the folder here"
+        f"--file_format=array_record --data_dir={prepared}' and copy the folder to this machine"
     )
 
 
@@ -242,7 +242,7 @@ def test_the_folder_of_another_data_set(prepared, refusal):
 
 # ----------------------------------------------------------------------------------------------------------- mistakes
 @pytest.mark.parametrize("split", ["val", "train[:", "train[:50]", "", "test[0:0]", "train[5:2]"])
-def test_a_split_that_is_not_there(prepared, refusal, split):
+def test_an_unknown_split(prepared, refusal, split):
     sentence = refusal(open_tfds, prepared, "pets_coco", split)
     assert sentence.startswith(f"tfds:pets_coco has no split '{split}' (")
     assert sentence.endswith("); it has train, test, and parts of these such as train[:50%]")
@@ -258,7 +258,7 @@ def test_features_without_images_or_labels(prepared, refusal):
     )
 
 
-def test_nothing_left(prepared, refusal):
+def test_a_split_without_positive_labels(prepared, refusal):
     empty = open_tfds(prepared, "pets_coco", "train", keep_empty=True).ids.index("7")
     part = f"train[{empty}:{empty + 1}]"
     sentence = refusal(open_tfds, prepared, "pets_coco", part)

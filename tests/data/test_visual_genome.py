@@ -21,7 +21,7 @@ def write_image(folder, number) -> None:
 
 @pytest.fixture
 def genome(tmp_path):
-    """20 images with a label and one without, in both folders, out of order."""
+    """20 images with a label and one without, unordered, in both folders."""
     content = [
         {"image_id": number, "image_url": "u", "objects": [an_object("Man"), an_object("tie" if number % 2 else "zzz")]}
         for number in (*range(30, 20, -1), *range(2, 12))
@@ -44,7 +44,7 @@ def genome(tmp_path):
         ("woman .", "person"),
         ("large brown shirt", "shirt"),
         ("Tall MAN", "person"),
-        ("purple shirt", "shirt"),  # a name of its own, for purple is no attribute
+        ("purple shirt", "shirt"),  # a different name, as purple is not an attribute
         ("striped tall man", None),
         ("man large", None),
         ("brown", None),
@@ -57,7 +57,7 @@ def test_names_of_objects(name, category):
     assert (None if k is None else CLASSES[k]) == category
 
 
-def test_the_later_of_two_categories_has_the_name():
+def test_a_name_in_two_categories_belongs_to_the_later_one():
     lists = json.loads(CATEGORIES.read_text())
     assert len(lists) == 256
     assert sum(map(len, lists.values())) == 766
@@ -74,7 +74,7 @@ def test_categories_agree_with_the_shared_ones(shared_data):
 
 
 # -------------------------------------------------------------------------------------------------------------- vg256
-def test_vg256_labels_order_and_pictures(genome):
+def test_vg256_labels_order_and_images(genome):
     train, test = open_vg256(genome, "train"), open_vg256(str(genome), "test")
     assert (train.name, test.name) == ("train", "test")
     assert train.classes == tuple(CLASSES)
@@ -105,18 +105,18 @@ def test_vg256_reads_the_objects_once_and_again_when_they_change(genome, monkeyp
 
 def test_vg256_with_the_second_folder_merged_into_the_first(genome):
     before = open_vg256(genome, "train")
-    picture = before.images[13]
+    image = before.images[13]
     for file in (genome / "VG_100K_2").iterdir():
         file.rename(genome / "VG_100K" / file.name)
     (genome / "VG_100K_2").rmdir()
     after = open_vg256(genome, "train")
     assert after.ids == before.ids
-    np.testing.assert_array_equal(after.images[13], picture)
+    np.testing.assert_array_equal(after.images[13], image)
 
 
 def test_vg256_mistakes(genome, tmp_path, refusal):
     assert refusal(open_vg256, genome, "val") == "data set vg256 has no split 'val'; it has train, test"
-    assert refusal(open_vg256, genome, "train", keep_empty=True).startswith("data.keep_empty does not go with vg256")
+    assert refusal(open_vg256, genome, "train", keep_empty=True).startswith("data.keep_empty cannot be used with vg256")
     assert refusal(open_vg256, "", "train").startswith(
         "data.root is empty; set it to the folder that holds VG_100K and"
     )
@@ -137,7 +137,7 @@ def ids(folder, split):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[{"image_id": 1, "obj', "is no whole JSON file ("),
+        ('[{"image_id": 1, "obj', "is not a complete JSON file ("),
         ("{}", "does not list images with image_id and objects"),
         ("[1]", "does not list images with image_id and objects"),
         ('[{"objects": []}]', "does not list images with image_id and objects"),
@@ -146,7 +146,7 @@ def ids(folder, split):
         ('[{"image_id": 1, "objects": [{"names": ["man"]}]}]', "has 1 images with a label, too few to split"),
     ],
 )
-def test_vg256_objects_that_are_something_else(genome, refusal, text, said):
+def test_vg256_objects_of_another_kind(genome, refusal, text, said):
     (genome / "objects.json").write_text(text)
     assert refusal(open_vg256, genome, "test").startswith(f"{genome}/objects.json {said}")
 
@@ -161,7 +161,7 @@ def vg500(genome):
     return genome
 
 
-def test_vg500_labels_order_and_pictures(vg500):
+def test_vg500_labels_order_and_images(vg500):
     split = open_vg500(vg500, "train")
     assert split.classes[:2] == ("0", "1")
     assert len(split.classes) == 500
@@ -179,7 +179,7 @@ def test_vg500_mistakes(vg500, refusal):
     assert refusal(open_vg500, vg500, "val") == "data set vg500 has no split 'val'; it has train, test"
     (vg500 / "names.txt").write_text("a\nb\n")
     sentence = refusal(open_vg500, vg500, "train", names="names.txt")
-    assert sentence == f"{vg500}/names.txt names 2 labels, but vg500 has 500; correct data.classes"
+    assert sentence == f"{vg500}/names.txt lists 2 labels, but vg500 has 500; correct data.classes"
     for content in ('{"3.jpg": [500]}', '{"3.jpg": "a"}', "{}", "[]"):
         index.write_text(content)
         assert refusal(open_vg500, vg500, "train") == (
@@ -187,13 +187,13 @@ def test_vg500_mistakes(vg500, refusal):
             "download both again"
         )
     index.write_text("{")
-    assert refusal(open_vg500, vg500, "train").startswith(f"{index} is no whole JSON file (")
+    assert refusal(open_vg500, vg500, "train").startswith(f"{index} is not a complete JSON file (")
     index.unlink()
     assert refusal(open_vg500, vg500, "train").startswith(f"cannot read {index} (No such file or directory); ")
     (vg500 / "train_list_500.txt").unlink()
     assert refusal(open_vg500, vg500, "train").startswith(f"cannot read {vg500}/train_list_500.txt (No such file")
 
 
-def test_vg500_nothing_left(vg500, refusal):
+def test_vg500_without_labels(vg500, refusal):
     (vg500 / "train_list_500.txt").write_text("2.jpg\n")
     assert refusal(open_vg500, vg500, "train").startswith(f"no image of {vg500}/train_list_500.txt has a label; ")

@@ -44,7 +44,7 @@ def row_of(split, name):
     return split.labels[split.ids.index(f"JPEGImages/{name}.jpg")]
 
 
-def test_labels_order_and_pictures(voc):
+def test_labels_order_and_images(voc):
     split = open_voc(voc, 2012, "train")
     assert split.name == "train"
     assert split.classes == CLASSES == tuple(sorted(CLASSES))
@@ -69,7 +69,7 @@ def test_images_without_a_positive_label_are_dropped_unless_kept(voc):
     assert len(open_voc(voc, 2012, "trainval")) == 3
 
 
-def test_the_folder_its_parent_and_the_parent_of_that_are_one_data_set(voc, monkeypatch):
+def test_root_may_be_the_folder_its_parent_or_its_grandparent(voc, monkeypatch):
     expected = open_voc(voc, 2012, "val")
     for root in (voc.parent, voc.parent.parent, str(voc)):
         split = open_voc(root, 2012, "val")
@@ -81,7 +81,7 @@ def test_the_folder_its_parent_and_the_parent_of_that_are_one_data_set(voc, monk
     assert open_voc(renamed, 2012, "val").ids == expected.ids
 
 
-def test_both_years_beside_each_other(voc):
+def test_both_years_in_one_folder(voc):
     other = voc.with_name("VOC2007")
     write_lists(other, "test", {"000001": (["dog"], [])})
     (other / "JPEGImages").mkdir()
@@ -90,11 +90,11 @@ def test_both_years_beside_each_other(voc):
     assert len(open_voc(voc.parent, 2012, "train")) == 2
 
 
-def test_root_that_is_no_voc(voc, tmp_path, refusal):
+def test_root_without_voc(voc, tmp_path, refusal):
     assert refusal(open_voc, "", 2012, "train").startswith(
         "data.root is empty; set it to the folder that holds VOCdevkit"
     )
-    assert "which is no folder" in refusal(open_voc, tmp_path / "no", 2012, "train")
+    assert "which is not a folder" in refusal(open_voc, tmp_path / "no", 2012, "train")
     (tmp_path / "else").mkdir()
     sentence = refusal(open_voc, tmp_path / "else", 2012, "train")
     assert sentence == (
@@ -105,7 +105,7 @@ def test_root_that_is_no_voc(voc, tmp_path, refusal):
     assert refusal(open_voc, voc, 2007, "train").startswith("voc2007 was not found: ImageSets/Main is not in ")
 
 
-def test_splits_that_are_not_there(voc, refusal):
+def test_missing_splits(voc, refusal):
     sentence = refusal(open_voc, voc, 2012, "training")
     assert sentence == "data set voc2012 has no split 'training'; it has train, val, trainval, test"
     path = voc / "ImageSets" / "Main" / "aeroplane_test.txt"
@@ -123,14 +123,14 @@ def test_malformed_lines_are_named(voc, refusal, line):
     assert sentence.startswith(f"{path} line 3 should be a new image's name and 1, 0 or -1, not '")
 
 
-def test_lists_that_do_not_agree(voc, refusal):
+def test_lists_of_different_images(voc, refusal):
     path = voc / "ImageSets" / "Main" / "cow_train.txt"
     path.write_text("2008_000002 1\n")
     sentence = refusal(open_voc, voc, 2012, "train")
     assert sentence.startswith(f"aeroplane_train.txt and cow_train.txt in {path.parent} list different images")
 
 
-def test_missing_images_may_be_left_to_the_reader(voc, refusal):
+def test_missing_images_may_be_refused_when_read(voc, refusal):
     (voc / "JPEGImages" / "2008_000002.jpg").unlink()
     split = open_voc(voc, 2012, "train", check=False)
     assert split.images[0].shape == (10, 21, 3)
@@ -138,7 +138,7 @@ def test_missing_images_may_be_left_to_the_reader(voc, refusal):
 
 
 def test_missing_images(voc, refusal):
-    (voc / "JPEGImages" / "2008_000009.jpg").unlink()  # dropped for its labels, so nobody needs the file
+    (voc / "JPEGImages" / "2008_000009.jpg").unlink()  # dropped for its labels, so the file is not needed
     assert len(open_voc(voc, 2012, "train")) == 2
     (voc / "JPEGImages" / "2008_000002.jpg").unlink()
     sentence = refusal(open_voc, voc, 2012, "train")
@@ -153,7 +153,7 @@ def test_missing_images(voc, refusal):
 
 
 @pytest.mark.parametrize("table", [{}, {"2008_000009": ([], [])}, {"2008_000007": ([], ["boat"])}])
-def test_nothing_left(voc, refusal, table):
+def test_a_split_without_positive_labels(voc, refusal, table):
     write_lists(voc, "train", table)
     sentence = refusal(open_voc, voc, 2012, "train")
     assert sentence.startswith(f"no image of {voc}/ImageSets/Main/*_train.txt has a positive label; ")
@@ -172,7 +172,7 @@ def test_real_voc_labels_agree_with_the_official_ones(shared_data):
         assert len(split) == count
         for identifier, labels in zip(split.ids, split.labels, strict=True):
             image = identifier.removeprefix("JPEGImages/").removesuffix(".jpg")
-            if image in official:  # the images of 2007 that came for segmentation are in no official list
+            if image in official:  # the images of 2007 added for segmentation are in no official list
                 marks = np.select([labels == POSITIVE, labels == DIFFICULT], [1, 0], default=-1)
                 np.testing.assert_array_equal(marks, official[image])
                 compared += 1

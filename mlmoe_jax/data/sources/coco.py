@@ -5,7 +5,7 @@
 
 A label is positive when an image has any annotation of its category, crowds included. Labels are in the order of the
 file's `categories` (person, bicycle, car, …). 82,081 of the 82,783 training and 40,137 of the 40,504 validation images
-have an annotation; the others are dropped unless asked for.
+have an annotation; the others are dropped unless `keep_empty` is set.
 """
 
 import json
@@ -26,10 +26,10 @@ SPLITS = ("train", "val")
 
 
 def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
-    """Open train or val of COCO 2014; images sorted by their number as text (the authors' order), ids below `root`.
+    """Open train or val of COCO 2014; images sorted by number as text (the authors' order), ids relative to `root`.
 
     root: the folder that holds annotations, train2014 and val2014. keep_empty: keep images without any annotation.
-    check: look now whether all images are there.
+    check: verify now that all images exist.
     Raises UserError for an unknown split, or annotations or images that are missing, malformed or empty.
     """
     if split not in SPLITS:
@@ -46,7 +46,7 @@ def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False, 
 
 
 def with_positive(images: list[str], labels: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Return those of the N images, with their labels i8[N,K], that have a positive label."""
+    """Return those of the N images with labels i8[N,K] that have a positive label, and their labels."""
     kept = (labels == POSITIVE).any(axis=1)
     return list(compress(images, kept)), labels[kept]
 
@@ -54,7 +54,7 @@ def with_positive(images: list[str], labels: np.ndarray) -> tuple[list[str], np.
 def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
     """Read an instances file: names of the K classes, files of the N images, labels i8[N,K].
 
-    Raises UserError for a file that is missing, broken, ambiguous, or something else.
+    Raises UserError for a file that is missing, damaged, ambiguous, or of another kind.
     """
     content = _parse(path)
     try:
@@ -75,7 +75,7 @@ def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
             _refuse_twice(what, values, path)
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"{path} is no COCO instances file, whose images, annotations and categories have ids and names "
+            f"{path} is not a COCO instances file, whose images, annotations and categories have ids and names "
             f"({type(error).__name__}: {error}); download or export it again"
         ) from error
     labels = np.zeros((len(files), len(classes)), np.int8)
@@ -86,13 +86,13 @@ def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
 def _refuse_numbers(names: Sequence) -> None:
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"the name {name!r} is no text")
+            raise TypeError(f"the name {name!r} is not text")
 
 
 def _refuse_twice(what: str, values: Sequence[Hashable], path: Path) -> None:
     if len(set(values)) != len(values):
         value, count = Counter(values).most_common(1)[0]
-        raise UserError(f"{path} lists the {what} {value!r} {count} times, which is ambiguous; leave one of them")
+        raise UserError(f"{path} lists the {what} {value!r} {count} times, which is ambiguous; keep only one of them")
 
 
 def _parse(path: Path):
@@ -104,7 +104,7 @@ def _parse(path: Path):
             "val2014 of coco2014"
         ) from error
     except ValueError as error:
-        raise UserError(f"{path} is no whole JSON file ({error}); download or export it again") from error
+        raise UserError(f"{path} is not a complete JSON file ({error}); download or export it again") from error
 
 
 def _places(ids: list[Hashable], known: list[Hashable], what: str, path: Path) -> list[int]:

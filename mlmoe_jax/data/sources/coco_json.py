@@ -1,10 +1,10 @@
-"""Your own images with their annotations in one COCO-style JSON file a split.
+"""Your own images with their annotations in one COCO-style JSON file per split.
 
     annotations/{split}.json     # data.table, below data.root: images, annotations, categories, as COCO's instances
-    images/…                     # data.images: the folder from which each file_name starts; may hold {split}, too
+    images/…                     # data.images: the folder to which each file_name is relative; may hold {split}, too
 
-Without {split}, the one file is the training split as a whole, from which `data.val_fraction` can be held out. A label
-is positive when an image has any annotation of its category. A class that the file of another split does not list as a
+Without {split}, the only file is the whole training split, from which `data.val_fraction` can be held out. A label is
+positive if an image has any annotation of its category. A class that the file of another split does not list as a
 category is negative there.
 """
 
@@ -25,10 +25,10 @@ from mlmoe_jax.errors import UserError
 def open_coco_json(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open a split of `data_config`, which is `config.data`; images sorted by their id as text, as COCO's are.
 
-    classes: the names, in order, by which the labels are read; without them, the categories of the file.
-    Images without any annotation are left out unless data.keep_empty.
-    Raises UserError for a file that is missing or something else, annotations of another class, nothing left, and, with
-    data.bad_images=error, images that are not there.
+    classes: the names of the labels, in order; without them, the categories of the file.
+    Images without any annotation are left out unless data.keep_empty is set.
+    Raises UserError for a file that is missing or of another kind, annotations of an unknown class, a split without
+    images, and, with data.bad_images=error, missing images.
     """
     folder = data_folder(data_config.root, "your images", f"the table {data_config.table}")
     path = table_path(folder, data_config.table, split)
@@ -56,7 +56,7 @@ def _by_classes(labels: np.ndarray, names: Sequence[str], classes: Sequence[str]
             ordered[:, place[name]] = column
         elif (column == POSITIVE).any():
             raise UserError(
-                f"{path} annotates the category '{name}', which is no class of the training split; remove it "
+                f"{path} annotates the category '{name}', which is not a class of the training split; remove it "
                 "or train with it"
             )
     return ordered

@@ -1,27 +1,27 @@
 """`digits-v1`: real handwriting in multi-label scenes, with no download.
 
-The 1,797 scans of 8×8 pixels that scikit-learn ships (UCI "Optical Recognition of Handwritten Digits") are split at
-random, digit by digit, into disjoint train, val and test scans *before* anything is composed (the collection does not
-say who wrote what, so one writer may appear in several parts). A scene is a textured
-64×64 canvas with 1 to 4 different digits at random scale, slant, colour and place; its labels are the digits in it.
+The 1,797 scans of 8×8 pixels in scikit-learn (UCI "Optical Recognition of Handwritten Digits") are split at random, per
+digit, into disjoint train, val and test scans *before* any scene is composed (the collection does not identify its
+writers, so one writer may appear in several parts). A scene is a textured 64×64 canvas with 1 to 4 different digits at
+random scale, slant, colour and position; its labels are the digits in it.
 
 The labels are correlated on purpose (`draw_label_sets`):
 
-* a head digit brings its companion with probability 0.9: 2 → 7, 5 → 3, 8 → 6;
-* digits of one exclusive set never meet: {2, 5, 8} and {0, 1, 4};
-* 15, 30, 30 and 25 % of the scenes aim at 1, 2, 3 and 4 digits.
+** a head digit is accompanied by its companion with probability 0.9: 2 → 7, 5 → 3, 8 → 6;
+* digits of one exclusive set never occur together: {2, 5, 8} and {0, 1, 4};
+* the target number of digits is 1, 2, 3 and 4 for 15, 30, 30 and 25 % of the scenes.
 
 `train`, `val` and `test` follow these rules. `test_shift` starts from the labels of `test` and trades them between
 scenes (`break_correlations`), which keeps the number of digits of every scene and the number of scenes of every digit
-exactly and destroys everything else: the fall from `test` to `test_shift` measures co-occurrence overfitting.
+exactly and destroys all correlations: the drop from `test` to `test_shift` measures co-occurrence overfitting.
 
-`digits_single` has one digit a picture, rendered from the same scans; the backbone that ships is pretrained on its
-train split, which is more varied than the others (`render_varied_single`) because it comes from 1,078 scans only.
+`digits_single` has one digit per image, rendered from the same scans; the packaged backbone is pretrained on its train
+split, which is more varied than the others (`render_varied_single`) because it has only 1,078 scans.
 
 Every constant of this file is part of the name `digits-v1`: change one and the name changes. Random numbers come from
 `numpy.random.RandomState`, whose streams are frozen, unlike those of `numpy.random.Generator`.
 
-    python -m mlmoe_jax.data.sources.digits --out=DIR     # the scenes as image files with a CSV a split
+    python -m mlmoe_jax.data.sources.digits --out=DIR     # the scenes as image files with one CSV per split
 """
 
 import argparse
@@ -49,7 +49,7 @@ CLASSES = tuple(str(digit) for digit in range(10))
 SCENES = {"train": 6_000, "val": 1_000, "test": 2_000, "test_shift": 2_000}
 SINGLES = {"train": 240_000, "val": 2_000, "test": 4_000}
 SCANS_OF = {"train": "train", "val": "val", "test": "test", "test_shift": "test"}
-SCAN_SHARE = {"train": 0.60, "val": 0.15}  # the rest is test
+SCAN_SHARE = {"train": 0.60, "val": 0.15}  # the others are test
 
 COMPANION = {2: 7, 5: 3, 8: 6}
 COMPANION_PROBABILITY = 0.9
@@ -61,7 +61,7 @@ SIZE_PROBABILITY = (0.15, 0.30, 0.30, 0.25)
 @functools.cache
 def source_scans() -> dict[str, list[np.ndarray]]:
     """Return the scans of each part: part -> list over the 10 digits of f32[n,8,8] in [0,1], disjoint between parts."""
-    from sklearn.datasets import load_digits  # here, because it takes a second to import
+    from sklearn.datasets import load_digits  # imported here, because that takes a second
 
     bunch = load_digits()
     order = np.random.RandomState(1797)
@@ -76,7 +76,7 @@ def source_scans() -> dict[str, list[np.ndarray]]:
 
 # ---------------------------------------------------------------------------------------------------------- labels
 def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
-    """Draw bool[count,10] from the correlated distribution that the module's docstring states."""
+    """Draw bool[count,10] from the correlated distribution in the module's docstring."""
     labels = np.zeros((count, 10), bool)
     sizes = 1 + random.choice(4, size=count, p=SIZE_PROBABILITY)
     for present, size in zip(labels, sizes, strict=True):
@@ -97,8 +97,8 @@ def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
 def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades_per_row: int = 10) -> np.ndarray:
     """Return a random matrix with the row sums and column sums of bool[N,K] `labels` (Curveball trades).
 
-    Two random rows pool the labels that only one of them has and deal them out again at random, each row keeping its
-    number (Strona et al., Nature Communications 5:4114, 2014).
+    In a trade, the labels that only one of two random rows has are redistributed between the two at random, so that
+    each row keeps its number of labels (Strona et al., Nature Communications 5:4114, 2014).
     """
     sets = [set(np.flatnonzero(row)) for row in labels]
     for _ in range(trades_per_row * len(sets)):
@@ -118,7 +118,7 @@ def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades
 
 # ------------------------------------------------------------------------------------------------------- rendering
 def _bilinear_weights(positions: np.ndarray, cells: int) -> np.ndarray:
-    """Weights of `cells` samples at fractional `positions`; they vanish outside, so a scan ends in transparency."""
+    """Return weights of `cells` samples at fractional `positions`; they are 0 outside, so scans fade out there."""
     return np.maximum(0, 1 - np.abs(positions[..., None] - np.arange(cells)))
 
 
@@ -130,7 +130,7 @@ BLOTCHES = tuple(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a digit is painted: the window of the canvas, and the offsets of its pixels from the centre, in pixels."""
+    """The position of a digit: a window of the canvas, and the offsets of its pixels from the centre, in pixels."""
 
     window: tuple[slice, slice]
     y: np.ndarray  # f32[h]
@@ -138,7 +138,7 @@ class Place:
 
     @classmethod
     def around(cls, centre, half: float) -> "Place":
-        """Return all pixels within `half` of `centre` (y, x) in either direction that are on the canvas."""
+        """Return the pixels of the canvas within `half` of `centre` (y, x) along both axes."""
         starts = [max(0, int(np.floor(middle - half))) for middle in centre]
         stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in centre]
         y, x = (
@@ -149,7 +149,7 @@ class Place:
 
 
 def _blend(canvas: np.ndarray, place: Place, ink: np.ndarray, polarity: int, contrast: float, tint) -> None:
-    """Paint `ink` f32[h,w] with a colour that stands out by `contrast` from what is there."""
+    """Paint `ink` f32[h,w] in a colour that differs by `contrast` from the window's mean."""
     window = canvas[place.window]
     base = window.mean()
     if not 40 < base + polarity * contrast < 215:
@@ -172,7 +172,7 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
 
 
 def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, centre, size: float) -> None:
-    """Paint like `paint_digit`, with more variety: turned by up to 17°, bent, and in strokes thin to bold."""
+    """Paint like `paint_digit`, with more variety: rotated by up to 17°, bent, and with thin to bold strokes."""
     aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
     polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
     tint = random.uniform(-35, 35, size=3)
@@ -186,7 +186,7 @@ def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.nda
     v = (cosine * y + sine * x) * np.float32(8 / size)
     u = (cosine * x - sine * y + np.float32(slant) * y) * np.float32(8 / (size * aspect))
     waves = np.stack([np.sin(0.8 * u), np.cos(0.8 * u) - 1, np.sin(0.8 * v), np.cos(0.8 * v) - 1])
-    dv, du = np.tensordot(bend, waves, axes=1)  # nothing moves at the centre
+    dv, du = np.tensordot(bend, waves, axes=1)  # zero at the centre
     rows, columns = _bilinear_weights(v + dv + 3.5, 8), _bilinear_weights(u + du + 3.5, 8)
     ink = ((rows @ scan) * columns).sum(axis=-1)
     _blend(canvas, place, np.clip(gain * ink - threshold, 0, 1), polarity, contrast, tint)
@@ -212,13 +212,13 @@ def _finish(canvas: np.ndarray) -> np.ndarray:
 def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np.ndarray, float]:
     """Return a centre (y, x) and a size, in pixels, that keep a digit on the canvas and in its quadrant."""
     size = random.uniform(16, 28)
-    low, high = size / 2, 27.0  # the centre is 5 pixels off the middle lines
+    low, high = size / 2, 27.0  # the centre is at least 5 pixels from the middle lines
     near = random.uniform(low, high, size=2)
     return np.where([quadrant // 2, quadrant % 2], CANVAS - near, near), size
 
 
 def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[np.ndarray]) -> np.ndarray:
-    """Render bool[10] `labels` as one u8[64,64,3] scene, each digit in a quadrant of its own."""
+    """Render bool[10] `labels` as one u8[64,64,3] scene, each digit in a different quadrant."""
     canvas = paint_canvas(random)
     quadrants = random.permutation(4)
     for digit, quadrant in zip(random.permutation(np.flatnonzero(labels)), quadrants, strict=False):
@@ -236,13 +236,13 @@ def render_single(random: np.random.RandomState, digit: int, scans: list[np.ndar
     return _finish(canvas)
 
 
-LYING = (2, 3, 4, 5, 6, 7, 9)  # turned by 90 degrees these are no digit; 0, 1 and 8 could be
+LYING = (2, 3, 4, 5, 6, 7, 9)  # rotated by 90 degrees these are not digits; 0, 1 and 8 could be
 
 
 def render_varied_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
-    """Render one warped digit, u8[64,64,3]; in half of the pictures with 1 to 3 others that lie on their side.
+    """Render one warped digit, u8[64,64,3]; in half of the images with 1 to 3 others rotated by 90 degrees.
 
-    Lying digits are strokes that are no digit: a network must tell the upright one by its shape and not by its ink.
+    Rotated digits are strokes without a label: a network has to recognise the upright digit by its shape, not its ink.
     """
     canvas = paint_canvas(random)
 
@@ -290,11 +290,11 @@ def open_scenes(split: str) -> Split:
     return Split(split, CLASSES, labels.astype(np.int8), ids, ArrayImages(images))
 
 
-@functools.cache  # a sweep opens the same scenes again and again; all of them together are 135 MB
+@functools.cache  # a sweep opens the same scenes many times; all of them together take 135 MB
 def _scenes(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels bool[N,10] and pictures u8[N,64,64,3] of a split of N = `count`, which nobody may write to."""
+    """Return the labels bool[N,10] and images u8[N,64,64,3] of a split of N = `count` scenes, both read-only."""
     labels = scene_labels(split)
-    images = _kept(f"{split}-{count}.npy", lambda: _render_scenes(split, labels))
+    images = _cached(f"{split}-{count}.npy", lambda: _render_scenes(split, labels))
     for array in (labels, images):
         array.setflags(write=False)
     return labels, images
@@ -305,10 +305,10 @@ def _render_scenes(split: str, labels: np.ndarray) -> np.ndarray:
     return np.stack([render_scene(_stream(split, 1, row), present, scans) for row, present in enumerate(labels)])
 
 
-def _kept(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return what the cache folder has under a name and this state of this file, or else render it and keep it there.
+def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
+    """Return the array `name` from the cache folder of this version of the file, or else render and store it.
 
-    Rendering all scenes takes half a minute, which every program on them would take again.
+    Without the cache, every program would spend half a minute on rendering all scenes.
     """
     folder = cache_folder() / NAME / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     if (folder / name).is_file():
@@ -318,14 +318,14 @@ def _kept(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             np.save(Path(place) / name, images)
-            (Path(place) / name).replace(folder / name)  # whole or not at all, whoever else makes it too
+            (Path(place) / name).replace(folder / name)  # atomic, as other processes may store it at the same time
     except OSError as error:
-        say(f"the scenes of {name} are not kept in {folder} ({error.strerror or error}) and will be rendered again")
+        say(f"the scenes {name} cannot be stored in {folder} ({error.strerror or error}) and will be rendered again")
     return images
 
 
-class SinglePictures(Images):
-    """Single digits, rendered when asked for: row -> u8[64,64,3]."""
+class SingleImages(Images):
+    """Single digits, rendered on access: row -> u8[64,64,3]."""
 
     def __init__(self, split: str):
         self.split, self.scans = split, source_scans()[SCANS_OF[split]]
@@ -334,20 +334,20 @@ class SinglePictures(Images):
         return SINGLES[self.split]
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
-        """Render picture `row`."""
+        """Render image `row`."""
         render = render_varied_single if self.split == "train" else render_single
         return render(_stream(self.split, 2, row), row % 10, self.scans)
 
 
 def open_single(split: str) -> Split:
-    """Open a split of single-digit pictures: train 240,000, val 2,000 or test 4,000, rendered when asked for.
+    """Open a split of single-digit images: train 240,000, val 2,000 or test 4,000, rendered on access.
 
     Raises UserError for an unknown split.
     """
     _known(split, SINGLES, "digits_single")
     rows = np.arange(SINGLES[split])
     labels = (rows[:, None] % 10 == np.arange(10)).astype(np.int8)
-    return Split(split, CLASSES, labels, [f"{split}/{row:06d}.png" for row in rows], SinglePictures(split))
+    return Split(split, CLASSES, labels, [f"{split}/{row:06d}.png" for row in rows], SingleImages(split))
 
 
 # ----------------------------------------------------------------------------------------------------- as files
@@ -371,7 +371,7 @@ SINGLES_SOURCE = Source(lambda data_config, split, classes: open_single(split), 
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write digits-v1 as image files and one CSV a split.")
+    parser = argparse.ArgumentParser(description="Write digits-v1 as image files and one CSV per split.")
     parser.add_argument("--out", required=True, type=Path, help="folder to write into")
     parser.add_argument("--format", choices=("png", "jpg"), default="png")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Your own images sorted into a folder a class: one positive label an image, the others negative.
+"""Your own images sorted into one folder per class: one positive label per image, the others negative.
 
-    root/{split}/{class}/…/a.jpg     # a folder for each split
+    root/{split}/{class}/…/a.jpg     # one folder per split
     root/{class}/…/a.jpg             # or none, with data.val_fraction of the images held out
 
-Pictures may lie in further folders below a class. Hidden files and folders, files that are no pictures, and pictures
-outside every class folder are left out.
+Images may be in further folders below a class. Hidden files and folders, files that are not images, and images outside
+every class folder are left out.
 """
 
 import os
@@ -25,29 +25,29 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".ti
 def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open a split of `data_config`, which is `config.data`: classes, and pictures within each, sorted by name.
 
-    classes: the names, in order, that the model knows; without them, the names of the class folders. Ids are paths
-    below data.root.
-    Raises UserError for a split without a folder, a folder that is no class, or no pictures at all.
+    classes: the names of the labels, in order; without them, the names of the class folders. Ids are paths relative to
+    data.root.
+    Raises UserError for a split without a folder, a folder that is not a class, or a split without images.
     """
     root = data_folder(data_config.root, "your images", "the folders")
     top = _folder_of_split(root, split, data_config)
     found = _subfolders(top)
     if not found:
-        raise UserError(f"{top} holds no folders; sort the pictures into one folder a class")
+        raise UserError(f"{top} holds no folders; sort the images into one folder per class")
     names = tuple(found if classes is None else classes)
-    if stranger := next((name for name in found if name not in names), None):
+    if unknown := next((name for name in found if name not in names), None):
         raise UserError(
-            f"{top} holds the folder {stranger}, which is no class of the training split; rename or remove it"
+            f"{top} holds the folder {unknown}, which is not a class of the training split; rename or remove it"
         )
-    pictures = {name: _pictures(top / name) if name in found else [] for name in names}
-    count = sum(map(len, pictures.values()))
+    files_of = {name: _image_names(top / name) if name in found else [] for name in names}
+    count = sum(map(len, files_of.values()))
     if not count:
-        raise UserError(f"the folders in {top} hold no pictures ({', '.join(IMAGE_SUFFIXES)}); put some into each")
-    class_of = np.repeat(np.arange(len(names)), [len(of_class) for of_class in pictures.values()])
+        raise UserError(f"the folders in {top} hold no images ({', '.join(IMAGE_SUFFIXES)}); put some into each")
+    class_of = np.repeat(np.arange(len(names)), [len(of_class) for of_class in files_of.values()])
     labels = np.full((count, len(names)), NEGATIVE, np.int8)
     labels[np.arange(count), class_of] = POSITIVE
     below = "" if top == root else f"{split}/"
-    files = [f"{below}{name}/{file}" for name, of_class in pictures.items() for file in of_class]
+    files = [f"{below}{name}/{file}" for name, of_class in files_of.items() for file in of_class]
     return Split(split, names, labels, files, ImageFiles(root, files))
 
 
@@ -60,7 +60,7 @@ def _folder_of_split(root: Path, split: str, data_config: ConfigDict) -> Path:
         return root
     there = ", ".join(_subfolders(root)[:5]) or "none"
     raise UserError(
-        f"there is no folder {root / split} (folders there: {there}); sort the pictures into {root}/SPLIT/CLASS, "
+        f"there is no folder {root / split} (folders there: {there}); sort the images into {root}/SPLIT/CLASS, "
         f"or into {root}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
     )
 
@@ -70,8 +70,8 @@ def _subfolders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _pictures(folder: Path) -> list[str]:
-    """Return the pictures anywhere below a folder, as paths from it, sorted."""
+def _image_names(folder: Path) -> list[str]:
+    """Return the images at any depth below a folder, as sorted paths relative to it."""
     found = []
     for place, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -1,13 +1,13 @@
 """NUS-WIDE, 81 concepts, from the published layout.
 
-    ImageList/{Train,Test}Imagelist.txt                                 # a path a line: actor\\0001_2124494179.jpg
-    Groundtruth/Labels_{Train,Test}.txt                                 # 81 numbers a line, 0 or 1
-    Groundtruth/TrainTestLabels/Labels_{concept}_{Train,Test}.txt       # else these, one number a line
-    ConceptsList/Concepts81.txt                                         # read only to see that the concepts agree
+    ImageList/{Train,Test}Imagelist.txt                                 # a path per line: actor\\0001_2124494179.jpg
+    Groundtruth/Labels_{Train,Test}.txt                                 # 81 numbers per line, 0 or 1
+    Groundtruth/TrainTestLabels/Labels_{concept}_{Train,Test}.txt       # or else these, one number per line
+    ConceptsList/Concepts81.txt                                         # only read to verify the concepts
     Flickr/actor/0001_2124494179.jpg
 
-161,789 training and 107,859 test images; with those dropped that have no label, about 125,449 and 83,898. Many have
-since gone from Flickr: data.bad_images=skip reads on without those that are missing.
+161,789 training and 107,859 test images; without those that have no label, about 125,449 and 83,898. Many are no longer
+on Flickr: data.bad_images=skip skips the missing ones.
 """
 
 import os
@@ -33,10 +33,10 @@ CLASSES = tuple(CONCEPTS.split())
 
 
 def open_nuswide(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
-    """Open train or test; images in the order of the lists, ids below `root`.
+    """Open train or test; images in the order of the lists, ids relative to `root`.
 
     root: the folder that holds ImageList, Groundtruth and Flickr. keep_empty: keep images without a positive label.
-    check: look now whether all images are there.
+    check: verify now that all images exist.
     Raises UserError for an unknown split, or lists, labels or images that are missing, malformed or empty.
     """
     if split not in SPLITS:
@@ -68,20 +68,20 @@ def _check_concepts(folder: Path) -> None:
 
 
 def _read_labels(folder: Path, split: str, images: int, list_path: Path) -> np.ndarray:
-    """Read the labels of N `images` as i8[N,81], from the merged file or else from one a concept."""
+    """Read the labels of N `images` as i8[N,81], from the merged file or else from one file per concept."""
     merged = folder / f"Labels_{split}.txt"
     if merged.is_file():
         labels = [_marks(line, len(CLASSES), merged, number) for number, line in _lines(merged)]
-        _same_number(len(labels), merged, images, list_path)
+        _require_equal_counts(len(labels), merged, images, list_path)
         return np.array(labels, np.int8).reshape(-1, len(CLASSES))
-    one_each = folder / "TrainTestLabels"
-    if not one_each.is_dir():
-        raise UserError(f"there are neither labels {merged} nor a folder {one_each}; unpack Groundtruth there")
+    per_concept = folder / "TrainTestLabels"
+    if not per_concept.is_dir():
+        raise UserError(f"there are neither labels {merged} nor a folder {per_concept}; unpack Groundtruth there")
     labels = np.empty((images, len(CLASSES)), np.int8)
     for k, name in enumerate(CLASSES):
-        path = one_each / f"Labels_{name}_{split}.txt"
+        path = per_concept / f"Labels_{name}_{split}.txt"
         marks = _whole_file(path)
-        _same_number(len(marks), path, images, list_path)
+        _require_equal_counts(len(marks), path, images, list_path)
         labels[:, k] = marks
     return labels
 
@@ -91,7 +91,7 @@ def _lines(path: Path) -> list[tuple[int, bytes]]:
 
 
 def _whole_file(path: Path) -> np.ndarray:
-    """Read i8[N] from a file with one mark a line."""
+    """Read i8[N] from a file with one mark per line."""
     fields = _read(path).split()
     marks = b"".join(fields)
     if len(marks) == len(fields) and not marks.strip(b"01"):
@@ -105,12 +105,12 @@ def _marks(line: bytes, count: int, path: Path, number: int) -> np.ndarray:
     marks = b"".join(fields)
     if not len(fields) == len(marks) == count or marks.strip(b"01"):
         text = line[:60].decode("utf-8", errors="replace").strip()
-        what = "0 or 1" if count == 1 else f"{count} times 0 or 1"
+        what = "0 or 1" if count == 1 else f"{count} numbers 0 or 1"
         raise UserError(f"{path} line {number} should be {what}, not '{text}'; unpack it again")
     return np.frombuffer(marks, np.int8) - ord("0")
 
 
-def _same_number(marks: int, path: Path, images: int, list_path: Path) -> None:
+def _require_equal_counts(marks: int, path: Path, images: int, list_path: Path) -> None:
     if marks != images:
         raise UserError(f"{path} has {marks:,} lines, but {list_path} lists {images:,} images; unpack both again")
 

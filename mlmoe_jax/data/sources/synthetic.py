@@ -1,7 +1,7 @@
-"""`synthetic`: pictures made when they are read, for any number of labels; nothing to download.
+"""`synthetic`: images generated when they are read, for any number of labels; nothing to download.
 
-For timing, and for label spaces of a size that no small data set has. A picture is a mosaic of 4 × 4 tiles, three of
-them coloured and the others grey. A label is one colour in one place, so that all of it can be learned.
+For timing, and for label spaces of a size that no small data set has. An image is a mosaic of 4 × 4 tiles, three of
+them coloured and the others grey. A label is one colour at one position, so all labels can be learned.
 """
 
 import numpy as np
@@ -12,19 +12,19 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
 SIZES = {"train": 2_000, "val": 500, "test": 500}
-SIDE, TILES, SHOWN, NOISE = 64, 4, 3, 16  # pixels, tiles a side, labels a picture, grey levels to either side
-FEWEST = TILES**2  # labels, so that each place has a colour
+SIDE, TILES, SHOWN, NOISE = 64, 4, 3, 16  # pixels per side, tiles per side, labels per image, ± grey levels
+FEWEST = TILES**2  # labels, so that each position has a colour
 
 
 def open_synthetic(labels: int, split: str) -> Split:
-    """Open a split of K = `labels` labels: train with 2,000 pictures, val and test with 500 each.
+    """Open a split of K = `labels` labels: train with 2,000 images, val and test with 500 each.
 
     Raises UserError for another split, and for fewer than 16 labels.
     """
     if split not in SIZES:
-        raise UserError(f"synthetic has no split {split}; take one of {', '.join(SIZES)}")
+        raise UserError(f"synthetic has no split {split}; choose one of {', '.join(SIZES)}")
     if labels < FEWEST:
-        raise UserError(f"data.labels is {labels} and should be at least {FEWEST}, a label for each tile")
+        raise UserError(f"data.labels is {labels} and should be at least {FEWEST}, one label per tile")
     images = _Mosaics(labels, SIZES[split], list(SIZES).index(split))
     table = np.zeros((len(images), labels), np.int8)
     for row in range(len(images)):
@@ -41,27 +41,27 @@ class _Mosaics(Images):
         return self.count
 
     def shown(self, row: int) -> np.ndarray:
-        """Return the labels of picture `row`, one a place."""
+        """Return the labels of image `row`, at different positions."""
         draw = self._draw(row, 0)
         places = draw.choice(TILES**2, SHOWN, replace=False)
         colours = draw.random(SHOWN) * ((self.labels - 1 - places) // TILES**2 + 1)
         return places + TILES**2 * colours.astype(int)
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
-        """Paint picture `row`."""
+        """Paint image `row`."""
         tiles = np.full((TILES**2, 3), 128)
         shown = self.shown(row)
         tiles[shown % TILES**2] = _colour(shown // TILES**2, -(-self.labels // TILES**2))
-        picture = tiles.reshape(TILES, TILES, 3).repeat(SIDE // TILES, axis=0).repeat(SIDE // TILES, axis=1)
-        noise = self._draw(row, 1).integers(-NOISE, NOISE + 1, picture.shape)
-        return np.clip(picture + noise, 0, 255).astype(np.uint8)
+        image = tiles.reshape(TILES, TILES, 3).repeat(SIDE // TILES, axis=0).repeat(SIDE // TILES, axis=1)
+        noise = self._draw(row, 1).integers(-NOISE, NOISE + 1, image.shape)
+        return np.clip(image + noise, 0, 255).astype(np.uint8)
 
     def _draw(self, row: int, what: int) -> np.random.Generator:
         return np.random.default_rng((self.stream, row, what))
 
 
 def _colour(number: np.ndarray, count: int) -> np.ndarray:
-    """Return colours i64[n,3], `count` of them spread evenly over a cube of levels."""
+    """Return colours i64[n,3] of the given numbers, with `count` colours spread evenly over a cube of levels."""
     levels = 1
     while levels**3 < count:
         levels += 1

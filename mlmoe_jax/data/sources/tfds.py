@@ -1,17 +1,17 @@
-"""Data sets of TensorFlow Datasets by their name, as `tfds:coco/2014`, read without TensorFlow.
+"""Data sets of TensorFlow Datasets by name, such as `tfds:coco/2014`, read without TensorFlow.
 
-They must have been prepared as ArrayRecord, on a machine with TensorFlow, below `data.root` (or TFDS's own folder,
-~/tensorflow_datasets or $TFDS_DATA_DIR, when that is empty):
+They must have been prepared as ArrayRecord, on a machine with TensorFlow, below `data.root` (or, if that is empty,
+below TFDS's own folder, ~/tensorflow_datasets or $TFDS_DATA_DIR):
 
     tfds build coco/2014 --file_format=array_record --data_dir=ROOT
 
-A name may have a configuration and a version, as `voc/2007:5.0.0`; without them, the default configuration and the
-newest version that is there. Splits are the data set's own, or parts of them, as `train[:90%]`.
+A name may have a configuration and a version, such as `voc/2007:5.0.0`; without them, the default configuration and the
+newest prepared version are used. Splits are the data set's own, or parts of them, such as `train[:90%]`.
 
-Labels are found by the features: `labels` (a sequence of classes), `label` (one or a sequence), or `objects` with a
-`label` each. A single label of −1 means unknown. In VOC, what is in `labels` and not in `labels_no_difficult` is
-difficult. Labels lie within the records, so that opening a split reads all of its records once; --mode=pack makes a
-copy that keeps them apart.
+Labels are found by their features: `labels` (a sequence of classes), `label` (one or a sequence), or `objects` with a
+`label` each. A single label of −1 means unknown. In VOC, labels in `labels` but not in `labels_no_difficult` are
+difficult. Labels are stored within the records, so opening a split reads all of its records once; --mode=pack makes a
+copy with separate labels.
 """
 
 import json
@@ -29,12 +29,12 @@ from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 
 RECORDS_AT_ONCE = 256
-LABELS = ("labels", "label", "objects")  # in this order: VOC marks what is difficult beside `labels` only
+LABELS = ("labels", "label", "objects")  # in this order: VOC marks difficult labels only beside `labels`
 ID_KEYS = ("image/filename", "file_name", "filename", "image/id", "image_id", "id")
 
 
 class TfdsImages(EncodedImages):
-    """The pictures of a data source, stored encoded under the feature `key`."""
+    """The images of a data source, stored encoded under the feature `key`."""
 
     def __init__(self, source, key: str, title: str):
         self.source, self.key, self.title = source, key, title
@@ -43,26 +43,26 @@ class TfdsImages(EncodedImages):
         return len(self.source)
 
     def name(self, row: int) -> str:
-        """Return what errors call picture `row`."""
+        """Return the name of image `row` in errors."""
         return f"image {row} of {self.title}"
 
     def encoded(self, row: int) -> bytes:
-        """Return picture `row` as the bytes of an image file."""
+        """Return image `row` as the bytes of an image file."""
         return self.source[row][self.key]
 
 
 def open_tfds(root: str | os.PathLike, name: str, split: str, *, keep_empty: bool = False) -> Split:
-    """Open a split of the prepared data set `name`; images in their stored order, those without a label left out.
+    """Open a split of the prepared data set `name`; images in their stored order, without those that have no label.
 
-    root: TFDS's data_dir, or the folder of one version of one data set; empty means TFDS's own. keep_empty: keep
+    root: TFDS's data_dir, or the folder of one version of one data set; empty means TFDS's default. keep_empty: keep
     images without a positive label.
-    Raises UserError for a data set that is not there or not in ArrayRecord, an unknown split, features without an image
+    Raises UserError for a data set that is missing or not in ArrayRecord, an unknown split, features without an image
     or labels, or records that cannot be read.
     """
     folder = epath.Path(root or tfds.core.constants.DATA_DIR).expanduser()
     builder = _builder(folder, name)
     features = builder.info.features
-    image_key = next((key for key in ("image", *features) if key in features and _is_picture(features[key])), None)
+    image_key = next((key for key in ("image", *features) if key in features and _is_image(features[key])), None)
     label_key = next((key for key in LABELS if key in features and _class_label(features[key])), None)
     if image_key is None or label_key is None:
         raise UserError(
@@ -94,14 +94,14 @@ def _builder(root: epath.Path, name: str):
     how = f"'tfds build {name} --file_format=array_record --data_dir={{}}'"
     if not prepared:
         raise UserError(
-            f"tfds:{name} is not prepared in {root}; on a machine with TensorFlow run {how.format(root)} and bring the "
-            "folder here"
+            f"tfds:{name} is not prepared in {root}; on a machine with TensorFlow run {how.format(root)} and copy the "
+            "folder to this machine"
         )
     newest = max(_of_one_config(prepared, root, base), key=_number)
     try:
         info = (builder := tfds.builder_from_directory(newest)).info
         formats = {found.value for found in info.available_file_formats()}
-    except Exception as error:  # whatever TFDS makes of damaged files
+    except Exception as error:  # TFDS raises various errors for damaged files
         raise UserError(f"{newest} is damaged ({_clause(error)}); prepare or copy it again") from error
     if info.name != base.partition("/")[0]:
         raise UserError(f"{root} holds tfds:{info.full_name} and not tfds:{name}; correct data.root or data.name")
@@ -118,7 +118,7 @@ def _has_info(folder: epath.Path) -> bool:
 
 
 def _versions(asked: epath.Path) -> Iterator[epath.Path]:
-    """Yield the folders of the prepared versions, right below the data set's or below its configurations'."""
+    """Yield the folders of the prepared versions, directly below the data set's folder or its configurations'."""
     for folder in _folders(asked):
         yield from [folder] if _has_info(folder) else filter(_has_info, _folders(folder))
 
@@ -152,10 +152,10 @@ def _default_config(folder: epath.Path) -> str | None:
 
 def _source(builder, name: str, split: str):
     features = builder.info.features
-    skip = {key: tfds.decode.SkipDecoding() for key in features if _is_picture(features[key])}
+    skip = {key: tfds.decode.SkipDecoding() for key in features if _is_image(features[key])}
     try:
         source = builder.as_data_source(split, decoders=skip)
-        len(source)  # which raises for a part such as train[5:2]
+        len(source)  # raises for a part such as train[5:2]
     except ValueError as error:
         raise UserError(
             f"tfds:{name} has no split '{split}' ({_clause(error)}); it has {', '.join(builder.info.splits)}, and "
@@ -165,12 +165,12 @@ def _source(builder, name: str, split: str):
 
 
 # ----------------------------------------------------------------------------------------------------- the features
-def _is_picture(feature) -> bool:
+def _is_image(feature) -> bool:
     return isinstance(feature, tfds.features.Image)
 
 
 def _class_label(feature):
-    """Return the ClassLabel of a feature that is one, a sequence of them, or a sequence of objects with a `label`."""
+    """Return the ClassLabel of a feature that is one, a sequence of them, or objects with a `label`; None otherwise."""
     if isinstance(feature, tfds.features.Sequence):
         feature = feature.feature
     if isinstance(feature, tfds.features.FeaturesDict) and "label" in feature:
@@ -183,23 +183,23 @@ def _class_names(label) -> tuple[str, ...]:
 
 
 def _read(source, title: str, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
-    """Read labels i8[N,count] and, where a feature holds them, the ids of the N images."""
+    """Read labels i8[N,count] and, if a feature holds them, the ids of the N images."""
     id_key = next((key for key in ID_KEYS if key in features and features[key].shape == ()), None)
-    sure_key = "labels_no_difficult" if label_key == "labels" and "labels_no_difficult" in features else label_key
+    easy_key = "labels_no_difficult" if label_key == "labels" and "labels_no_difficult" in features else label_key
     labels = np.full((len(source), count), NEGATIVE, np.int8)
     ids = []
     for start in range(0, len(source), RECORDS_AT_ONCE):
         rows = range(start, min(start + RECORDS_AT_ONCE, len(source)))
         try:
             records = source.__getitems__(list(rows))
-        except Exception as error:  # whatever ArrayRecord makes of damaged files
+        except Exception as error:  # ArrayRecord raises various errors for damaged files
             raise UserError(f"cannot read {title} ({_clause(error)}); prepare or copy the data set again") from error
         for row, record in zip(rows, records, strict=True):
             if _is_unknown(record[label_key]):
                 labels[row] = UNKNOWN
             else:
                 labels[row, _present(record[label_key])] = DIFFICULT
-                labels[row, _present(record[sure_key])] = POSITIVE
+                labels[row, _present(record[easy_key])] = POSITIVE
         if id_key:
             ids += [_text(record[id_key]) for record in records]
     return labels, ids
@@ -210,7 +210,7 @@ def _is_unknown(value) -> bool:
 
 
 def _present(value) -> np.ndarray:
-    """Return the classes i64[n] of a label, a sequence of labels, or the objects of a record."""
+    """Return the classes i64[n] of one label, a sequence of labels, or the objects of a record."""
     value = value["label"] if isinstance(value, dict) else value
     return np.atleast_1d(np.asarray(value, np.int64))
 
@@ -224,7 +224,7 @@ def _ids(given: list[str], split: str, count: int) -> list[str]:
 
 
 def _clause(error: Exception) -> str:
-    """Return the first sentence of an error, to stand in brackets within one of ours."""
+    """Return the first sentence of an error, to be quoted in brackets."""
     return re.split(r"\. |\.?\n|\.$", str(error))[0][:200] or type(error).__name__
 
 

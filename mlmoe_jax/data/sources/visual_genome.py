@@ -3,16 +3,16 @@
     VG_100K/1.jpg, VG_100K_2/107898.jpg     # both data sets; VG_100K_2 may also be merged into VG_100K
     objects_v1_2.json or objects.json       # vg256: [{"image_id": 1, "objects": [{"names": ["tree"], …}, …]}, …]
 
-vg256: an image has a category when one of its objects, by the first of its names, is among the object names of that
-category (mlmoe_jax/data/files/vg256_categories.json; where two categories have a name, the later one). Images without
-any are left out. The others are sorted by number and split by a fixed permutation, 70 % train and 30 % test.
+vg256: an image has a category if the first name of one of its objects is among the object names of that category
+(mlmoe_jax/data/files/vg256_categories.json; a name in two categories belongs to the later one). Images without any
+category are left out. The others are sorted by number and split by a fixed permutation, 70 % train and 30 % test.
 
-    train_list_500.txt, test_list_500.txt     # vg500: a file name a line
-    vg_category_500_labels_index.json         # vg500: {"1.jpg": [0, 17, …], …}, numbers of 500 labels
+    train_list_500.txt, test_list_500.txt     # vg500: a file name per line
+    vg_category_500_labels_index.json         # vg500: {"1.jpg": [0, 17, …], …}, indices of 500 labels
 
-vg500: of SSGRL's files we know the counts, 82,904 train and 10,000 test images, and not the files themselves. The names
-and the layout above are what this module reads: bring files of another name or form into it. They do not name the
-labels: these are "0" to "499", unless `data.classes` is a file of 500 names.
+vg500: SSGRL's files are known to us only by their counts, 82,904 train and 10,000 test images. This module reads the
+names and the layout above: convert other files to it. The files do not name the labels: these are "0" to "499", unless
+`data.classes` is a file of 500 names.
 """
 
 import functools
@@ -34,7 +34,7 @@ CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
 OBJECTS = ("objects_v1_2.json", "objects.json")
 FOLDERS = ("VG_100K", "VG_100K_2")
 TEST_SHARE = 0.3
-# stripped from the front of a name when nothing else stands there: "large brown dog" is a dog
+# stripped from the front of a name if all words before the last one are attributes: "large brown dog" is a dog
 COLOURS = ("white", "black", "blue", "green", "red", "brown", "yellow", "silver", "orange", "gray", "grey", "pink")
 ATTRIBUTES = frozenset((*COLOURS, "small", "large", "wooden", "metal", "tall", "long", "dark"))
 
@@ -47,13 +47,13 @@ def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False,
     """Open train or test of the 256 categories; images sorted by number, ids such as VG_100K/1.jpg.
 
     root: the folder that holds VG_100K and the objects. keep_empty is refused: the published split is drawn from the
-    images that have a label. check: look now whether all images are there.
+    images that have a label. check: verify now that all images exist.
     Raises UserError for an unknown split, or objects or images that are missing or malformed.
     """
     _check_split("vg256", split)
     if keep_empty:
         raise UserError(
-            "data.keep_empty does not go with vg256, which is split among the images with a label; clear it"
+            "data.keep_empty cannot be used with vg256, which is a split of the images with a label; clear it"
         )
     folder = data_folder(root, "vg256", "VG_100K and objects_v1_2.json")
     path = next((folder / name for name in OBJECTS if (folder / name).is_file()), None)
@@ -67,11 +67,11 @@ def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False,
     if not len(rows):
         raise UserError(f"{path} has {len(numbers)} images with a label, too few to split; download it again")
     files = [f"{number}.jpg" for number in numbers[rows]]
-    return Split(split, tuple(_categories()), labels[rows], _ids(files), _pictures(folder, files, check))
+    return Split(split, tuple(_categories()), labels[rows], _ids(files), _image_files(folder, files, check))
 
 
 def category_of(name: str, of_name: dict[str, int]) -> int | None:
-    """Return the category of an object's name as people wrote it, by the cleaned names in `of_name`."""
+    """Return the category of an object's name as annotated, looked up among the cleaned names in `of_name`."""
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
     if leading and ATTRIBUTES.issuperset(leading):
@@ -84,11 +84,11 @@ def _categories() -> dict[str, list[str]]:
     return json.loads(CATEGORIES.read_text(encoding="utf-8"))
 
 
-@functools.lru_cache(maxsize=1)  # 400 MB of text, which every split comes from
+@functools.lru_cache(maxsize=1)  # all splits come from the same 400 MB of text
 def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.ndarray]:
     """Read the numbers i64[N], ascending, and labels i8[N,256] of the images with a label.
 
-    size, modified: of the file, so that a changed one is read anew.
+    size, modified: of the file, so that a changed file is read again.
     """
     of_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
 
@@ -103,7 +103,7 @@ def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.
         images = json.loads(_read(path, "vg256"), object_hook=shrink)
         images = sorted((number, categories) for number, categories in images if categories)
     except ValueError as error:
-        raise UserError(f"{path} is no whole JSON file ({error}); download it again") from error
+        raise UserError(f"{path} is not a complete JSON file ({error}); download it again") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} does not list images with image_id and objects with names, as the objects of Visual Genome do "
@@ -121,8 +121,8 @@ def open_vg500(
 ) -> Split:
     """Open train or test of the 500 labels; images in the order of the list, ids such as VG_100K/1.jpg.
 
-    root: the folder that holds VG_100K, the lists and the labels. names: a file below it with the 500 names, or none.
-    keep_empty: keep images without a label. check: look now whether all images are there.
+    root: the folder that holds VG_100K, the lists and the labels. names: a file in it with the 500 names, or empty.
+    keep_empty: keep images without a label. check: verify now that all images exist.
     Raises UserError for an unknown split, or lists, labels or images that are missing or malformed.
     """
     _check_split("vg500", split)
@@ -130,7 +130,7 @@ def open_vg500(
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
     if len(classes) != LABELS_500:
         raise UserError(
-            f"{folder / names} names {len(classes)} labels, but vg500 has {LABELS_500}; correct data.classes"
+            f"{folder / names} lists {len(classes)} labels, but vg500 has {LABELS_500}; correct data.classes"
         )
     list_path, index_path = folder / f"{split}_list_500.txt", folder / INDEX_500
     lines = _read(list_path, "vg500").decode("utf-8", errors="replace").split("\n")
@@ -140,14 +140,14 @@ def open_vg500(
         files, labels = with_positive(files, labels)
     if not files:
         raise UserError(f"no image of {list_path} has a label; check the list or set data.keep_empty")
-    return Split(split, classes, labels, _ids(files), _pictures(folder, files, check))
+    return Split(split, classes, labels, _ids(files), _image_files(folder, files, check))
 
 
 def _read_index(path: Path, files: list[str], list_path: Path) -> np.ndarray:
     try:
         of_file = json.loads(_read(path, "vg500"))
     except ValueError as error:
-        raise UserError(f"{path} is no whole JSON file ({error}); download it again") from error
+        raise UserError(f"{path} is not a complete JSON file ({error}); download it again") from error
     labels = np.zeros((len(files), LABELS_500), np.int8)
     for row, file in enumerate(files):
         numbers = of_file.get(file) if isinstance(of_file, dict) else None
@@ -167,10 +167,10 @@ def _check_split(data_set: str, split: str) -> None:
 
 
 def _ids(files: list[str]) -> list[str]:
-    return [f"{FOLDERS[0]}/{file}" for file in files]  # wherever they lie here
+    return [f"{FOLDERS[0]}/{file}" for file in files]  # whichever folder they are in
 
 
-def _pictures(folder: Path, files: list[str], check: bool) -> ImageFiles:
+def _image_files(folder: Path, files: list[str], check: bool) -> ImageFiles:
     first, second = FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
     return image_files(folder, [f"{second if file in in_second else first}/{file}" for file in files], check=check)

@@ -3,9 +3,9 @@
     VOCdevkit/VOC2012/ImageSets/Main/{class}_{split}.txt     # lines "2008_000002 -1"
     VOCdevkit/VOC2012/JPEGImages/2008_000002.jpg
 
-A mark is 1 (present), -1 (absent) or 0 (present, but difficult to see). The authors count 0 as absent, so an image
-with difficult objects only has no positive label and is dropped like an empty one, whatever `data.difficult` later
-makes of the marks in the images that stay.
+A mark is 1 (present), -1 (absent) or 0 (present, but difficult to see). The authors treat 0 as absent, so an image
+with only difficult objects has no positive label and is dropped like an empty one; `data.difficult` only affects the
+marks of the images that are kept.
 """
 
 import os
@@ -47,10 +47,10 @@ MEANING = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
 def open_voc(root: str | os.PathLike, year: int, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
-    """Open train, val, trainval or test of VOC `year`; images sorted by name, ids below the year's folder.
+    """Open train, val, trainval or test of VOC `year`; images sorted by name, ids relative to the year's folder.
 
     root: the VOCdevkit folder, its parent, or the year's own folder. keep_empty: keep images without a positive label.
-    check: look now whether all images are there.
+    check: verify now that all images exist.
     Raises UserError for an unknown split, or lists or images that are missing, malformed or empty.
     """
     data_set = f"voc{year}"
@@ -73,7 +73,7 @@ def open_voc(root: str | os.PathLike, year: int, split: str, *, keep_empty: bool
 def read_lists(folder: Path, split: str) -> tuple[list[str], np.ndarray]:
     """Read the 20 lists of a split: the names of the N images, sorted, and their labels i8[N,20].
 
-    Raises UserError for a list that is missing, malformed, or about other images than the rest.
+    Raises UserError for a list that is missing, malformed, or has other images than the first.
     """
     marks = [_read_list(folder, name, split) for name in CLASSES]
     names = sorted(marks[0])
