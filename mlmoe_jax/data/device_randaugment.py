@@ -51,7 +51,7 @@ class Draw(NamedTuple):
 def randaugment(image: jax.Array, key: jax.Array, policy: Policy) -> jax.Array:
     """Draw operations for each of f32[B,H,W,3] in 0…255 and apply them; the result has integers in 0…255."""
     draws = sample(key, policy, len(image))
-    # A scan compiles one operation, whatever their number.
+    # A scan compiles its body once, for any number of operations per image.
     values, _ = jax.lax.scan(lambda values, draw: (_operate(values, draw), None), _whole(image), draws)
     return values.astype(image.dtype)
 

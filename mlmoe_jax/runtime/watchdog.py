@@ -15,8 +15,8 @@ from collections import defaultdict
 
 HUNG = 75  # exit code, EX_TEMPFAIL of sysexits.h: try again
 SECONDS = 45.0  # limit of an activity that has been seen twice
-LEAVE = 20  # factor on the limit before that
-SLOWEST = 5  # factor on the longest earlier duration, not counting the first
+STARTUP_FACTOR = 20  # on the limit before that
+SLACK_FACTOR = 5  # on the longest earlier duration, not counting the first
 
 
 class Watchdog:
@@ -25,7 +25,7 @@ class Watchdog:
     def __init__(self, who: str, seconds: float):
         self.who, self.seconds, self._lock = who, seconds, threading.Lock()
         self._seen: dict[str, list[float]] = defaultdict(list)  # kind -> [the first time, the longest of the others]
-        self._kind, self._what, self._quiet, self._limit = "start", "its start", 0.0, seconds * LEAVE
+        self._kind, self._what, self._quiet, self._limit = "start", "its start", 0.0, seconds * STARTUP_FACTOR
 
     def sign(self, kind: str, what: str, limit: float | None = None) -> None:
         """Note that the last activity has ended and one of a `kind` begins; `what` completes "no progress since …".
@@ -41,7 +41,7 @@ class Watchdog:
             self._kind, self._what, self._quiet = kind, what, 0.0
             if limit is None:
                 seen = self._seen[kind]
-                limit = max(self.seconds, SLOWEST * seen[1]) if len(seen) > 1 else self.seconds * LEAVE
+                limit = max(self.seconds, SLACK_FACTOR * seen[1]) if len(seen) > 1 else self.seconds * STARTUP_FACTOR
             self._limit = limit
 
     def lived(self, seconds: float) -> str:

@@ -32,7 +32,7 @@ def get_config(arg=""):
 
 @pytest.fixture(scope="session")
 def config_file(tmp_path_factory) -> Path:
-    """A config on 48 random images with three labels; some files are broken, and only some processes read one."""
+    """A config on 48 random pictures of three labels, some of them broken, of which one process alone gets some."""
     folder = tmp_path_factory.mktemp("job")
     draw = np.random.default_rng(0)
     for split, count in SPLITS.items():

@@ -10,7 +10,7 @@ from mlmoe_jax.main import main
 
 
 def hang_after(batches: int) -> None:
-    """Make the reading of training images hang after a number of batches."""
+    """Let reading training pictures come to a standstill."""
     from mlmoe_jax.data.pipeline import SkippedImages
 
     watch = SkippedImages.watch

@@ -7,7 +7,7 @@ random scale, slant, colour and position; its labels are the digits in it.
 
 The labels are correlated on purpose (`draw_label_sets`):
 
-** a head digit is accompanied by its companion with probability 0.9: 2 → 7, 5 → 3, 8 → 6;
+* a head digit is accompanied by its companion with probability 0.9: 2 → 7, 5 → 3, 8 → 6;
 * digits of one exclusive set never occur together: {2, 5, 8} and {0, 1, 4};
 * the target number of digits is 1, 2, 3 and 4 for 15, 30, 30 and 25 % of the scenes.
 
