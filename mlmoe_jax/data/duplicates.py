@@ -27,7 +27,7 @@ CROWDED = 4096  # more images with the same quarter of the bits share a border o
 
 @dataclass(frozen=True)
 class InspectedImages:
-    """What decoding some images of a split has shown; the arrays are about the n that could be read.
+    """The results of decoding some images of a split; the arrays are about the n that could be read.
 
     rows: i64[n] in the split. width, height: i64[n] in pixels. content: u64[n], equal for equal files. look: u64[n],
     close (see CLOSE_BITS) for images that look alike. bad: row -> the error of reading it.
@@ -43,7 +43,7 @@ class InspectedImages:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Images of split `second` that are in split `first` too, or again where both are the same split.
+    """Images of split `second` that are also in split `first`, or repeated images if both are the same split.
 
     kind: id, content (equal files) or look. pairs: (row in first, row in second).
     """
@@ -70,7 +70,7 @@ def cores() -> int:
 
 
 def inspect(split: Split, rows: np.ndarray, advance: Callable[[], None]) -> InspectedImages:
-    """Decode the images i64[n] `rows` in a thread a core, calling `advance` after each."""
+    """Decode the images i64[n] `rows` in one thread per core, calling `advance` after each."""
 
     def look_at(chunk: np.ndarray) -> list[tuple[int, int, int, int] | BadImage]:
         return [_inspect(split, row) for row in chunk.tolist()]
@@ -132,7 +132,7 @@ def alike(look: np.ndarray) -> np.ndarray:
 
 
 def duplicates(splits: Sequence[Split], inspected: Sequence[InspectedImages]) -> list[Duplicates]:
-    """Return what comes twice, inside each split and between each two.
+    """Return the duplicates within each split and between every two.
 
     An image found by its id is not reported again for its content, nor one found by its content for its look.
     """

@@ -155,7 +155,7 @@ def test_prediction_on_three_processes_equals_that_of_one(start_job, config_file
 # --------------------------------------------------------------------------------------------------- death and hanging
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "victim"), [(4, 2), (2, 0)])
-def test_a_killed_process_ends_all_and_the_job_resumes_from_the_last_checkpoint(
+def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
     start_job, config_file, backbone, tmp_path, count, victim
 ):
     """Also with another number of processes; the weights equal those of an uninterrupted training run."""
@@ -190,7 +190,7 @@ def test_a_killed_process_ends_all_and_the_job_resumes_from_the_last_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_hanging_process_ends_all(start_job, config_file, tmp_path):
+def test_a_hanging_process_ends_the_whole_job(start_job, config_file, tmp_path):
     folder = tmp_path / "hangs"
     flags = [f"--config={config_file}", "--config.train.epochs=100", f"--workdir={folder}"]
     job = start_job(2, *flags, own={1: {"HANG_AFTER": "9"}}, MLMOE_HANG_SECONDS="10")
@@ -230,7 +230,7 @@ def test_a_mistake_ends_every_process_with_its_sentence(start_job, config_file, 
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_join_the_others_reports_it(start_job, config_file, tmp_path):
+def test_a_process_that_nobody_joins_ends_and_says_for_whom_it_waited(start_job, config_file, tmp_path):
     flags = [f"--config={config_file}", f"--workdir={tmp_path / 'none'}"]
     own = {"MLMOE_PROCESSES": "2", "MLMOE_START_SECONDS": "5"}
     alone = start_job(1, *flags, own={0: own | {"MLMOE_PROCESS": "1", "MLMOE_COORDINATOR": "127.0.0.1:9"}})
@@ -242,7 +242,7 @@ def test_a_process_that_cannot_join_the_others_reports_it(start_job, config_file
 
 
 @pytest.mark.slow
-def test_work_that_is_not_shared_is_done_by_the_first_process_alone(start_job, config_file):
+def test_a_mode_for_one_process_runs_in_the_first_alone(start_job, config_file):
     job = start_job(2, f"--config={config_file}", "--mode=summary", "--json")
     assert job.wait(120) == [0, 0], job.said(0)
     assert json.loads(job.printed(0))["params"]["total"] > 0

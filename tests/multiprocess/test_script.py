@@ -48,7 +48,7 @@ def script(tmp_path, hears_interrupts):
     return start
 
 
-def test_every_process_gets_its_index_which_prefixes_its_lines(script):
+def test_every_process_gets_its_number_and_its_lines_are_prefixed_with_it(script):
     running = script("3", "--config=a b", CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6", do="printf 'no line break'")
     out, err = running.communicate(timeout=60)
     assert running.returncode == 0, err
@@ -72,7 +72,7 @@ def test_the_first_failure_ends_all_and_is_the_exit_code(script):
     assert time.monotonic() - began < 30
 
 
-def test_a_process_that_ignores_sigterm_is_killed(script):
+def test_a_process_that_ignores_the_request_to_end_is_killed(script):
     do = '[ "$MLMOE_PROCESS" = 0 ] && exit 3; trap "" TERM; while true; do sleep 0.1; done'
     running = script("2", do=do, MLMOE_GRACE_SECONDS="1")
     running.communicate(timeout=60)

@@ -23,7 +23,7 @@ from mlmoe_jax.errors import UserError
 
 
 def open_coco_json(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of `data_config`, which is `config.data`; images sorted by their id as text, as COCO's are.
+    """Open a split of `data_config`, which is `config.data`; images sorted by their id as text, as in `coco2014`.
 
     classes: the names of the labels, in order; without them, the categories of the file.
     Images without any annotation are left out unless data.keep_empty is set.

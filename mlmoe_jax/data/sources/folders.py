@@ -23,7 +23,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".ti
 
 
 def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of `data_config`, which is `config.data`: classes, and pictures within each, sorted by name.
+    """Open a split of `data_config`, which is `config.data`; classes, and images within each, are sorted by name.
 
     classes: the names of the labels, in order; without them, the names of the class folders. Ids are paths relative to
     data.root.
