@@ -33,7 +33,7 @@ class MLGCNHead(Head):
     (eq. 3–4); there is no bias. Only W₁ and W₂ are learned, `gc1/kernel` and `gc2/kernel`, drawn from U(±1/√columns) as
     in the authors' code.
 
-    word_vectors: X f32[K,d]. adjacency: Ā f32[K,K], see `graphs.label_graph`.
+    word_vectors: X f32[K,d]. adjacency: Ā f32[K,K], see `data.labels.graph.label_graph`.
     """
 
     read = (PATCHES,)

@@ -163,7 +163,7 @@ class CNNRNNHead(Head):
     The paper predicts the labels of the best path alone (`search`); the score makes the model comparable by mean
     average precision, and is our convention.
 
-    order: the K labels by decreasing training frequency, see `graphs.frequency_order`.
+    order: the K labels by decreasing training frequency, see `data.labels.graph.frequency_order`.
     dropout: rate on x. pool: the image feature I is the class token (of a CNN, the mean of the map) or the mean patch.
     """
 
