@@ -1,12 +1,8 @@
-<<<<<<< HEAD
 """Progress on the terminal: bars, lines and messages.
 
 All of it goes to stderr: bars on a terminal, and lines through the logger `mlmoe_jax`, which
 `logging.getLogger("mlmoe_jax").setLevel("WARNING")` silences.
 """
-=======
-"""What a person sees while something runs, and the rows of metrics.jsonl."""
->>>>>>> 857e1b9 (Take the names of tests that a neighbouring change gave them)
 
 import contextlib
 import logging
@@ -147,10 +143,6 @@ def megabytes(count: float) -> str:
 
 
 def say(text: str) -> None:
-<<<<<<< HEAD
     """Log a message, by default to stderr, so that stdout carries results only; the first process logs for all."""
-=======
-    """Print a line for people, on stderr, so that stdout carries results only; the first process speaks for all."""
->>>>>>> 857e1b9 (Take the names of tests that a neighbouring change gave them)
     if distributed.is_first():
         _LOGGER.info(text)

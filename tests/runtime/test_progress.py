@@ -138,7 +138,6 @@ def folder(tmp_path):
 PROGRESS = SimpleNamespace(images_per_second=12.5, data_wait=0.25)
 
 
-<<<<<<< HEAD
 def test_messages_can_be_silenced(capsys):
     logger = logging.getLogger("mlmoe_jax")
     say("100 % sure")
@@ -152,9 +151,6 @@ def test_messages_can_be_silenced(capsys):
 
 
 def test_one_row_per_step(folder):
-=======
-def test_one_row_per_step(folder):
->>>>>>> 857e1b9 (Take the names of tests that a neighbouring change gave them)
     log = MetricLog(folder, lambda step: jnp.float32(step / 8), steps_per_epoch=4)
     log.write()
     assert folder.rows() == []

@@ -165,11 +165,7 @@ def test_the_authors_ml_vpt_gives_their_numbers(register):
 
 def test_a_checkpoint_needs_no_published_backbone(config, refusal, tmp_path, capsys):
     space = space_of("a", "b", "c")
-<<<<<<< HEAD
     assert "the weights of tiny are not available" in refusal(assemble, config, space)
-=======
-    assert "the weights of tiny are not available" in refusal(initial_parts, config, space)
->>>>>>> 857e1b9 (Take the names of tests that a neighbouring change gave them)
     config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
     model = drawn_model(config, space)
     export_official(model, tmp_path / "in.npz")

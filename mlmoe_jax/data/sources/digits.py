@@ -320,15 +320,7 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
             np.save(Path(place) / name, images)
             (Path(place) / name).replace(folder / name)  # atomic, as other processes may store it at the same time
     except OSError as error:
-<<<<<<< HEAD
         say(f"the scenes {name} cannot be stored in {folder} ({error.strerror or error}) and will be rendered again")
-=======
-        from mlmoe_jax.runtime.progress import (
-            say,  # here, because it brings JAX along, which reading pictures does not need
-        )
-
-        say(f"the scenes {name} cannot be stored in {folder} ({error.strerror or error}) and will be rendered again")
->>>>>>> 857e1b9 (Take the names of tests that a neighbouring change gave them)
     return images
 
 

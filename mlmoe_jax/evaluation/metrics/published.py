@@ -141,4 +141,6 @@ PRESETS: Mapping[str, Evaluator] = MappingProxyType(
     }
 )
 
-PUBLISHED = MetricGroup("As a paper's own evaluator prints it", {r"(\w+)/(.+)": "{1} as {0}'s own evaluator prints it"})
+PUBLISHED = MetricGroup(
+    "As a paper's own evaluator prints it", {rf"({'|'.join(PRESETS)})/(.+)": "{1} as {0}'s own evaluator prints it"}
+)
