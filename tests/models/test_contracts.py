@@ -126,6 +126,16 @@ def test_entries_of_gates_have_names():
     assert head_of(without).gate_entries(without) == {}
 
 
+def test_heads_say_what_they_need():
+    def those(attribute):
+        return {kind for kind in HEADS if getattr(HEADS[kind], attribute)}
+
+    assert those("needs_group_prompts") == {"group_experts", "group_linear"}
+    assert those("needs_vectors") == those("vector_rows") == {"ml_gcn"}
+    assert those("group_rows") == {"group_experts"}
+    assert those("unknown_labels") == {"cnn_rnn"}
+
+
 def test_the_names_of_heads_are_known_without_jax():
     code = "import sys; from mlmoe_jax.models.heads.catalog import HEADS; print(*HEADS, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
