@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,6 +150,10 @@ def test_a_new_data_set_is_one_file_and_one_line(tmp_path, monkeypatch):
     assert original_name(data) == "sea"
     split = open_split(data, "val")
     assert (split.name, split.classes, split.images[1].shape) == ("val", ("sea", "sand"), (4, 8, 3))
+    pack(SimpleNamespace(data=data, pack=default_config().pack), tmp_path / "packed")
+    monkeypatch.delitem(SOURCES.entries, "sea")
+    packed = settings("packed", tmp_path / "packed")
+    assert (original_name(packed), count_labels(packed)) == ("sea", 2)
 
 
 def test_all_splits_with_the_classes_of_the_training_split(table, refusal):

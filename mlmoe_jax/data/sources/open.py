@@ -38,8 +38,7 @@ SOURCES: Registry[Source] = Registry(
 
 def source_named(name: str) -> Source:
     """Return the source of `data.name`; UserError with the nearest name if there is none."""
-    family = f"{name.partition(':')[0]}:NAME"
-    return SOURCES[family if ":" in name and family in SOURCES else name]
+    return SOURCES[_entry(name)]
 
 
 def open_split(data_config: ConfigDict, split: str, *, classes: Sequence[str] | None = None, seed: int = 0) -> Split:
@@ -94,8 +93,15 @@ def original_name(data_config: ConfigDict) -> str:
 
 def count_labels(data_config: ConfigDict) -> int:
     """Return the number of labels of the data set of `config.data`, which is opened only if nothing else tells."""
-    labels = source_named(original_name(data_config)).labels
+    entry = _entry(original_name(data_config))  # which may be unknown here: packed images need no other source
+    labels = SOURCES[entry].labels if entry in SOURCES else None
     return labels(data_config) if labels else len(open_split(data_config, data_config.train_split).classes)
+
+
+def _entry(name: str) -> str:
+    """Return the entry of SOURCES that stands for a name, or the name."""
+    family = f"{name.partition(':')[0]}:NAME"
+    return family if ":" in name and family in SOURCES else name
 
 
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:
