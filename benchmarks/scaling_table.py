@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mlmoe_jax import config as configuration
 from mlmoe_jax.runtime import sharding
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.training.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_compiler
 
 HERE = Path(__file__).resolve().parent
@@ -264,11 +264,11 @@ def main():
                 continue
             if time.monotonic() - started >= 60 * options.minutes:
                 continue
-            say(f"compiling {row.name} for {topology}")
+            status(f"compiling {row.name} for {topology}")
             result = results[row.name, topology] = compiled(row, topology)
             with RESULTS.open("a") as lines:
                 lines.write(json.dumps(result) + "\n")
-            say(f"  {result.get('compile_seconds', math.nan):.0f} s, needs {result['needed'] / GIB:.2f} GiB")
+            status(f"  {result.get('compile_seconds', math.nan):.0f} s, needs {result['needed'] / GIB:.2f} GiB")
     write_page(table(results, options.efficiency))
     print(f"{len(results)} results; {PAGE} is written")
 

@@ -25,7 +25,7 @@ from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.preemption import asked_to_stop
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Folder
 
 
@@ -48,7 +48,7 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
         finally:
             folder.write_json(UNFINISHED, manifest)
         if asked.is_set():
-            say(f"stopped with {folder} packed in part; the same command goes on from there")
+            status(f"stopped with {folder} packed in part; the same command goes on from there")
             return 130
         _finish(folder, manifest, splits)
     _print_summary(folder, manifest, splits)

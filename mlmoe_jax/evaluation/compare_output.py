@@ -12,7 +12,7 @@ from etils import epath
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.compare import RESAMPLES, Change, ComparedRun, Comparison, Move, compare_split, shared_splits
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Target, opened, to_json
 from mlmoe_jax.runtime.text import percent, text_table
 
@@ -40,7 +40,7 @@ def compare_folders(
     splits = [split] if split else shared_splits(first, second)
     found = [compare_split(first, second, name, resamples=resamples) for name in splits]
     if first.difficult != second.difficult:
-        say(f"difficult labels count as {first.difficult} for both runs, as data.difficult of {a} says")
+        status(f"difficult labels count as {first.difficult} for both runs, as data.difficult of {a} says")
     report = {one.split: as_dict(one) for one in found}
     if target is not None:
         with opened(target) as file:
@@ -48,7 +48,7 @@ def compare_folders(
                 file.write(to_json(report, indent=2) + "\n")
             else:
                 _write_table(file, found)
-        say(f"written to {target}")
+        status(f"written to {target}")
     print(to_json(report, indent=2) if as_json else "\n\n".join(map(format_comparison, found)))
     return 0
 

@@ -27,7 +27,7 @@ from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
-from mlmoe_jax.runtime.progress import Progress, say
+from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device
 from mlmoe_jax.runtime.text import text_table
 
@@ -201,7 +201,7 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix:
     """Write skipped_images.csv under `prefix` in the run folder, if any image was skipped, and say so."""
     if rows := [row for of_split in skipped for row in of_split.table()]:
         folder.write_csv(f"{prefix}{SKIPPED}", ["split", "image", "why"], rows)
-        say(f"{len(rows):,} images could not be read and were skipped; {folder / f'{prefix}{SKIPPED}'} lists them")
+        status(f"{len(rows):,} images could not be read and were skipped; {folder / f'{prefix}{SKIPPED}'} lists them")
     else:
         (folder / f"{prefix}{SKIPPED}").unlink(missing_ok=True)  # that of an earlier evaluation
 

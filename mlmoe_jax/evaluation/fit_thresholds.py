@@ -13,7 +13,7 @@ from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, 
 from mlmoe_jax.evaluation.thresholds import fit
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.text import some, text_table
 
@@ -38,7 +38,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_
     names = read_labels(folder)
     table = require_split(folder, read_scores(folder), split)
     if split == data.train_split:
-        say(f"warning: {split} is what the model was trained on, where its scores are better than on other images")
+        status(f"warning: {split} is what the model was trained on, where its scores are better than on other images")
     thresholds = fit_split(
         table,
         names,
@@ -52,7 +52,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_
         write_thresholds(folder, thresholds)
     report = {**thresholds.source, "thresholds": thresholds.values}
     print(to_json(report, indent=2) if as_json else format_fitted(thresholds))
-    say(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
+    status(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
     return 0
 
 

@@ -39,7 +39,7 @@ from mlmoe_jax.models.prompts import prompt_places as places_of
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, on_device
 from mlmoe_jax.runtime.storage import to_json
 
@@ -201,7 +201,7 @@ def write_samples(
     if not distributed.is_first():
         return
     for name in explained.left_out:
-        say(
+        status(
             f"{name} of {len(chosen)} samples has more than {MOST_NUMBERS:,} numbers and is left out of {SAMPLE_ARRAYS}"
         )
     _remove(folder)

@@ -23,7 +23,7 @@ from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
-from mlmoe_jax.runtime.progress import Progress, say
+from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device
 from mlmoe_jax.runtime.storage import Target, opened
 from mlmoe_jax.runtime.text import text_table
@@ -223,11 +223,11 @@ def _tell_thresholds(predictor: Predictor, folder: RunFolder, overrides: Sequenc
     never = np.count_nonzero(np.isinf(predictor.thresholds))
     told = " and ".join(filter(None, [told, f"never for {never} labels" if never else ""]))
     if "eval.threshold" in dict(overrides):
-        say(f"thresholds: {told} (--config.eval.threshold)")
+        status(f"thresholds: {told} (--config.eval.threshold)")
         return
     source = read_thresholds(folder).source
     fitted = f", fitted on {source['split']}" if "split" in source else ""
-    say(f"thresholds: {told} ({folder / THRESHOLDS}{fitted})")
+    status(f"thresholds: {told} ({folder / THRESHOLDS}{fitted})")
 
 
 class _Summary:
@@ -246,15 +246,15 @@ class _Summary:
         if result.error:
             self.unread += 1
             if self.unread <= SHOWN and distributed.is_first():
-                say(f"error: {result.error}")
+                status(f"error: {result.error}")
 
     def tell(self, target: Target) -> None:
         """Print it where it does not mix with the rows."""
         rate = self.done / max(1e-9, time.perf_counter() - self.started)
         if self.unread > SHOWN:
-            say(f"… and {self.unread - SHOWN:,} more errors; {target} has them all")
+            status(f"… and {self.unread - SHOWN:,} more errors; {target} has them all")
         labelled = f"{self.done - self.unread} of {self.pictures} pictures labelled"
-        tell = say if target.path is None else print
+        tell = status if target.path is None else print
         if target.path is not None:
             tell(_table(self.first, self.done))
         tell(f"{labelled} ({rate:.3g} images/s); written to {target}")

@@ -33,7 +33,7 @@ from mlmoe_jax.pretrained.web import (
     read_chunk,
     version_of,
 )
-from mlmoe_jax.runtime.progress import Meter, megabytes, say
+from mlmoe_jax.runtime.progress import Meter, megabytes, status
 
 PAUSES = (1.0, 3.0, 10.0, 30.0)  # seconds before each retry; starts again whenever a chunk has arrived
 LONGEST_PAUSE = 120.0  # seconds; upper limit of a pause that a server requests
@@ -123,7 +123,7 @@ def _download(order: _Order, part: "_Part") -> str:
                 raise _unreachable(order, again + later) from lost
             wait = max(pauses[tries], min(lost.wait, LONGEST_PAUSE))
             tries += 1
-            say(f"{order.target.name}: {lost}; retrying in {wait:.0f} s")
+            status(f"{order.target.name}: {lost}; retrying in {wait:.0f} s")
             pause(wait)
 
 
@@ -170,7 +170,7 @@ def _locked(target: Path) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say(f"another process is downloading {target.name}; waiting for it")
+                status(f"another process is downloading {target.name}; waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_same_file(path, lock.fileno()):  # its last owner deleted it, and others may hold a new one
                 continue
@@ -201,7 +201,7 @@ def _attempt(order: _Order, part: "_Part") -> str:
     try:
         _receive(order, source, part)
     except Stale:
-        say(f"{order.target.name} has changed at {order.address}; starting over")
+        status(f"{order.target.name} has changed at {order.address}; starting over")
         part.drop()
         _receive(order, source, part)
     return expected
@@ -221,7 +221,7 @@ def _receive(order: _Order, source: Source, part: "_Part") -> None:
             offset = 0
             part.begin(address=order.address, version=source.version or version_of(response), length=length)
         resuming = f", resuming at {megabytes(offset)}" if offset else ""
-        say(f"downloading {order.address} ({megabytes(length) if length else '? MB'}) to {order.target}{resuming}")
+        status(f"downloading {order.address} ({megabytes(length) if length else '? MB'}) to {order.target}{resuming}")
         with (
             open(part.path, "r+b") as file,
             contextlib.closing(Meter(order.target.name, offset, length)) as meter,
@@ -327,7 +327,7 @@ def _keep(order: _Order, part: _Part, *, expected: str) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-    say(f"downloaded {target} ({megabytes(size)}, sha256 {found[:12]}…)")
+    status(f"downloaded {target} ({megabytes(size)}, sha256 {found[:12]}…)")
 
 
 def _not_the_expected(order: _Order, what: str, found: str, expected: str, *remedies: str) -> UserError:

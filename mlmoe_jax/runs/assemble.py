@@ -19,7 +19,7 @@ from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params, split_trainable
 from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes
 
 
@@ -70,7 +70,7 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
     report = load_weights(backbone, name if weights == "auto" else weights)
     for what, names in (("tensors were not used", report.unused), ("values were not there", report.missing)):
         if names:
-            say(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
+            status(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
 
 
 def split_model(model: nnx.Module, config: ConfigDict) -> Parts:

@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime import distributed, watchdog
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
                 gc.collect()  # throws away now what Python would throw away, and complain of, as the program ends
         # What one process cannot read, no process goes on from.
         if damages := [damage for damage in distributed.gather(damage) if damage]:
-            say(f"checkpoint {step} is damaged and passed over: {damages[0]}")
+            status(f"checkpoint {step} is damaged and passed over: {damages[0]}")
             continue
         for damaged in steps[: steps.index(step)] if state is not None else ():
             manager.delete(damaged)

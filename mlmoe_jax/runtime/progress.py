@@ -100,7 +100,7 @@ class Progress:
     def _line(self, now: float) -> None:
         rate = (now - self.started) / max(1, self.done - self.first)
         left = timedelta(seconds=round(rate * (self.total - self.done)))
-        say(f"{self.what} {self.done}/{self.total}, {self.figures()}, {left} left {self.note}".rstrip())
+        status(f"{self.what} {self.done}/{self.total}, {self.figures()}, {left} left {self.note}".rstrip())
 
 
 class Meter:
@@ -130,7 +130,7 @@ class Meter:
             rate = (self.done - self.first) / max(1e-9, now - self.started)
             left = timedelta(seconds=round((self.length - self.done) / rate)) if self.length else "? s"
             of_all = f" of {megabytes(self.length)}" if self.length else ""
-            say(f"{self.name} {megabytes(self.done)}{of_all}, {megabytes(rate)}/s, {left} left")
+            status(f"{self.name} {megabytes(self.done)}{of_all}, {megabytes(rate)}/s, {left} left")
 
     def close(self) -> None:
         """Remove the bar."""
@@ -142,7 +142,7 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-def say(text: str) -> None:
+def status(text: str) -> None:
     """Log a message, by default to stderr, so that stdout carries results only; the first process logs for all."""
     if distributed.is_first():
         _LOGGER.info(text)

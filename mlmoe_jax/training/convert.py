@@ -18,7 +18,7 @@ from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, selected_values, write_run_metadata
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh, place, setup_jax
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.selection import Selection
@@ -72,6 +72,6 @@ def export_run(folder: RunFolder, output: str | Path, overrides: Sequence[tuple[
     restored = selected_values(folder, parts, make_mesh(config.mesh))
     source = export_official(parts.definition.merge(restored.selected, parts.frozen), output)
     for difference in departures(config.model, source.name):
-        say(f"the authors' code computes something else: {difference}")
+        status(f"the authors' code computes something else: {difference}")
     kind, step = restored.notes.get("kind", "selected"), restored.notes["step"]
     return f"{kind} weights of step {step} in the {source.name} layout; written to {output}"

@@ -25,7 +25,7 @@ from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, d
 from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_run, selected_values
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.label_transfer import carry_over, counterparts, say_labels
 
@@ -83,17 +83,17 @@ def _from_official(config: ConfigDict, label_space: LabelSpace, path: Path) -> P
         _reorder(model, label_space.names)
     for name, value in kept.items():
         getattr(model.prompts, name)[...] = value
-    say(f"init_from {path}: {len(report.loaded)} parameters from the {report.source} layout")
+    status(f"init_from {path}: {len(report.loaded)} parameters from the {report.source} layout")
     if alone:
-        say(f"init_from {path}: a head alone; the backbone is {config.model.backbone.name} as pretrained")
+        status(f"init_from {path}: a head alone; the backbone is {config.model.backbone.name} as pretrained")
     for what, names in (
         ("not used", report.unused),
         ("not there, and left as it is", () if alone else report.missing),
     ):
         if names:
-            say(f"init_from {path}: {what}: {', '.join(names)}")
+            status(f"init_from {path}: {what}: {', '.join(names)}")
     for difference in departures(config.model, report.source):
-        say(f"the authors' code computes something else: {difference}")
+        status(f"the authors' code computes something else: {difference}")
     parts = split_model(model, config)
     if not alone:
         parts = replace(parts, unpublished=frozenset(parts.frozen))
@@ -106,7 +106,7 @@ def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
     order = np.array([place[name] for name in names])
     if (order == np.arange(len(names))).all():
         return
-    say("the labels of such a checkpoint are in alphabetical order, and are matched by their names")
+    status("the labels of such a checkpoint are in alphabetical order, and are matched by their names")
     state = nnx.state(model, nnx.Param)
     moved = {}
     for where, variable in nnx.to_flat_state(state):
@@ -147,7 +147,7 @@ def _from_run(config: ConfigDict, label_space: LabelSpace, folder: RunFolder) ->
     restored = selected_values(folder, run, make_mesh(config.mesh))
     published = set(run.frozen) - run.unpublished if ours.weights == theirs.weights == "auto" else set()
     if ours.weights not in ("auto", theirs.weights):
-        say(f"model.backbone.weights={ours.weights} is not read, since the backbone comes from {folder}")
+        status(f"model.backbone.weights={ours.weights} is not read, since the backbone comes from {folder}")
 
     base = assemble(config, label_space, load_backbone=bool(published))
     settled = published | {f"prompts/{name}" for name in _set_masks(config)}
@@ -156,10 +156,10 @@ def _from_run(config: ConfigDict, label_space: LabelSpace, folder: RunFolder) ->
     ours, theirs = ({path: v for path, v in each.items() if path not in settled} for each in (first, known))
     taken, left = carry_over(ours, theirs, match)
     step, count = restored.notes["step"], len(taken) + len(published)
-    say(f"init_from {folder}: {count} of {len(first)} parameters, as selected at step {step}")
+    status(f"init_from {folder}: {count} of {len(first)} parameters, as selected at step {step}")
     say_labels(match, label_space, their_space, grouped=config.model.prompts.kind == "group" and match.same_groups)
     for reason, paths in left.items():
-        say(f"not taken over, {reason}: {', '.join(sorted(paths))}")
+        status(f"not taken over, {reason}: {', '.join(sorted(paths))}")
 
     def filled(values: Params) -> Params:
         return {path: taken.get(path, value) for path, value in values.items()}

@@ -16,7 +16,7 @@ from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import POSITION_TABLE
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def say_labels(match: Counterparts, space: LabelSpace, their_space: LabelSpace, 
     new = [name for name in match.names if name not in set(known)]
     left_out = [name for name in match.their_names if name not in set(known)]
     if match.names != match.their_names:
-        say(
+        status(
             f"labels matched by name: {', '.join(known) or 'none'}; new here: {', '.join(new) or 'none'}; left out: "
             f"{', '.join(left_out) or 'none'}"
         )
@@ -151,7 +151,7 @@ def say_labels(match: Counterparts, space: LabelSpace, their_space: LabelSpace, 
         )
     ]
     if moved:
-        say(
+        status(
             f"{len(moved)} of these labels are in other groups than there ({', '.join(moved)}), and start on prompts "
             "that were trained for others; model.prompts.groups can name a file with the same groups"
         )

@@ -24,7 +24,7 @@ from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, require_same_fr
 from mlmoe_jax.runs.trackers import open_trackers
 from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.preemption import asked_to_stop
-from mlmoe_jax.runtime.progress import Progress, say
+from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device, setup_jax
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.resume import require_same_config, restore_progress
@@ -60,7 +60,7 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
         parts = initial_parts(config, data.label_space)
     else:  # (3), or (4) with model.backbone.weights=none
         parts = assemble(config, data.label_space)
-    say(parameter_table(parts.trainable, parts.frozen))
+    status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts.frozen)
     total_steps = config.train.epochs * data.steps_per_epoch
     steps = build_steps(config, parts, preprocess, mesh, data.train_split.labels, total_steps=total_steps)
@@ -99,7 +99,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
                 break
             batch = next(batches)
             if step == first + 1:
-                say(memory.describe("a training step", steps.train_step.compile(state, batch)))
+                status(memory.describe("a training step", steps.train_step.compile(state, batch)))
             state, metrics = steps.train_step(state, batch)
             log.write()
             last = step == total_steps
@@ -126,7 +126,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
 
 def finish(job: Job, selection: Selection, frozen: Params) -> Results:
     """Evaluate the selected values on every evaluation split, and write all results."""
-    say(f"evaluating the {selection}")
+    status(f"evaluating the {selection}")
     scored = {name: job.score(selection.values, frozen, split) for name, split in job.data.eval_splits.items()}
     results = measure_and_write(job.folder, scored, job.data.label_space, job.config)
     skipped = job.data.skipped.everywhere()
@@ -156,7 +156,7 @@ def _evaluate(job: Job, state: TrainState, selection: Selection, step: int) -> d
         selection.finished = bool(patience) and selection.rounds_without_gain > patience
     if candidates:
         shown = ", ".join(f"{kind} {100 * mean_ap:.2f}" for kind, (mean_ap, _) in candidates.items())
-        say(f"step {step}, epoch {step / job.data.steps_per_epoch:g}: {split} mAP {shown} %")
+        status(f"step {step}, epoch {step / job.data.steps_per_epoch:g}: {split} mAP {shown} %")
     return row
 
 

@@ -33,7 +33,7 @@ from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.progress import Progress, say
+from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import REPLICATED, on_device
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.objective import training_objective
@@ -77,7 +77,7 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
                 _write_table(folder, results)
         split = selection_split(config)
         best = max(results, key=lambda level: results[level][split]["mAP"])
-        say(f"chosen on {split}: {best.name}")
+        status(f"chosen on {split}: {best.name}")
         if distributed.is_first():
             folder.adopt(RunFolder(folder / LEVELS / best.name))
     return results[best]
@@ -194,9 +194,9 @@ def _train_once(config: ConfigDict, folder: RunFolder, what: str) -> Results:
     """Return the results of a training, taken, or taken up, unless it is finished."""
     require_same_config(config, folder)
     if (finished := training_results(folder)) is not None:
-        say(f"{what}: finished before")
+        status(f"{what}: finished before")
         return finished
-    say(what)
+    status(what)
     return train(config, folder)
 
 

@@ -11,7 +11,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
 from mlmoe_jax.runs.history import record_start
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Job
 from mlmoe_jax.training.state import TrainState, copied
@@ -49,7 +49,7 @@ def restore_progress(job: Job, state: TrainState, manager: ocp.CheckpointManager
         state = steps.place(restored.state).replace(frozen=state.frozen)
         selection = Selection.from_notes(steps.place(restored.selected), restored.notes)
         job.data.skipped.rows.update(restored.notes.get("skipped", ()))
-        say(f"resuming from step {restored.step} of {steps.total_steps}")
+        status(f"resuming from step {restored.step} of {steps.total_steps}")
     if distributed.is_first():
         job.folder.drop_rows_after(int(state.step))
         if int(state.step) < steps.total_steps and not selection.finished:

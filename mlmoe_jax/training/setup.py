@@ -29,7 +29,7 @@ from mlmoe_jax.runs.assemble import Parts, abstract_parts, label_axes_for, prepr
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import read_run
 from mlmoe_jax.runtime import sharding
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.optim import make_optimizer, make_schedules
@@ -76,10 +76,10 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     else:
         label_space = label_space_for(config, train_split)
     if head_of(config).unknown_labels and (train_split.labels == UNKNOWN).any():
-        say(f"warning: {config.model.head.kind} {head_of(config).unknown_labels}")
+        status(f"warning: {config.model.head.kind} {head_of(config).unknown_labels}")
     for warning in [*configuration.warnings(config), *check_splits(train_split, list(eval_splits.values()))]:
-        say(f"warning: {warning}")
-    say(f"{config.data.name}: {len(train_split):,} training images, {len(label_space.names)} labels")
+        status(f"warning: {warning}")
+    status(f"{config.data.name}: {len(train_split):,} training images, {len(label_space.names)} labels")
     return TrainingData(
         train_split,
         eval_splits,

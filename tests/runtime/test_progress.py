@@ -12,7 +12,7 @@ import pytest
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import MetricLog
 from mlmoe_jax.runtime.preemption import asked_to_stop
-from mlmoe_jax.runtime.progress import LINE_EVERY, Progress, say
+from mlmoe_jax.runtime.progress import LINE_EVERY, Progress, status
 
 
 class Clock:
@@ -125,7 +125,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
 
 
 def test_messages_go_to_stderr(capsys):
-    say("hello")
+    status("hello")
     assert capsys.readouterr() == ("", "hello\n")
 
 
@@ -140,11 +140,11 @@ PROGRESS = SimpleNamespace(images_per_second=12.5, data_wait=0.25)
 
 def test_messages_can_be_silenced(capsys):
     logger = logging.getLogger("mlmoe_jax")
-    say("100 % sure")
+    status("100 % sure")
     assert capsys.readouterr() == ("", "100 % sure\n")
     logger.setLevel("WARNING")
     try:
-        say("not now")
+        status("not now")
     finally:
         logger.setLevel("INFO")
     assert capsys.readouterr() == ("", "")

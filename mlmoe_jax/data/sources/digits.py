@@ -41,7 +41,7 @@ from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.cache import cache_folder
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 
 NAME = "digits-v1"
 CANVAS = 64
@@ -320,7 +320,7 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
             np.save(Path(place) / name, images)
             (Path(place) / name).replace(folder / name)  # atomic, as other processes may store it at the same time
     except OSError as error:
-        say(f"the scenes {name} cannot be stored in {folder} ({error.strerror or error}) and will be rendered again")
+        status(f"the scenes {name} cannot be stored in {folder} ({error.strerror or error}) and will be rendered again")
     return images
 
 

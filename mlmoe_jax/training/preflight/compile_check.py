@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.training.preflight import hlo
 from mlmoe_jax.training.setup import abstract_steps
@@ -280,7 +280,7 @@ def _examine_both(
 
     def examined(name: str, program: Program) -> dict[str, Any]:
         images = program.batch_size // mesh.size
-        say(f"compiling the {name} step, {images} images a device on {mesh.size} device(s)")
+        status(f"compiling the {name} step, {images} images a device on {mesh.size} device(s)")
         return examine(program, mesh.size, capacity, quick=quick)
 
     if find_batch:
@@ -302,7 +302,7 @@ def _largest_batch(examined: Callable[[int], dict[str, Any]], start: int, capaci
 
     def fits(size: int) -> bool:
         seen[size] = examined(size)
-        say(f"  {_verdict(seen[size], capacity)}")
+        status(f"  {_verdict(seen[size], capacity)}")
         return seen[size]["fits"]
 
     return seen[largest_fitting(fits, start) or 1]

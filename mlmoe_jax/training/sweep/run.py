@@ -23,7 +23,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.progress import say
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.text import percent, text_table
 from mlmoe_jax.training.loop import Stopped, train
@@ -59,9 +59,9 @@ def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis], *, 
         for number, run in enumerate(runs, start=1):
             what = f"run {number} of {len(runs)}, {run.name}"
             if run.results is not None:
-                say(f"{what}: finished before")
+                status(f"{what}: finished before")
                 continue
-            say(what)
+            status(what)
             try:
                 results = train(run.config, run.folder)
                 write_requested_samples(run.folder, run.config)
@@ -69,9 +69,9 @@ def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis], *, 
                 if isinstance(error, BadImage) and distributed.process()[1] > 1:
                     raise  # only one process has met it, the others wait in vain
                 run.error = str(error)
-                say(f"{what}: {error}")
+                status(f"{what}: {error}")
             except (Stopped, KeyboardInterrupt) as stopped:
-                say(f"{what}: {str(stopped) or 'stopped; the same command goes on from there'}")
+                status(f"{what}: {str(stopped) or 'stopped; the same command goes on from there'}")
                 return 130
             else:
                 run.results, run.selected = results, selection_of(run.folder)
@@ -80,7 +80,7 @@ def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis], *, 
         if writer and any(spreads for _, spreads in over_seeds(runs)):
             folder.write_bytes(PICTURE, picture(runs))
     print(to_json(report(runs), indent=2) if as_json else format_table(runs))
-    say(f"sweep folder: {folder}")
+    status(f"sweep folder: {folder}")
     if failed := [run for run in runs if run.error]:
         raise UserError(
             f"{len(failed)} of {len(runs)} runs failed, the first, {failed[0].name}, because: {failed[0].error}; the "
