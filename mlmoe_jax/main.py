@@ -14,21 +14,6 @@ from collections.abc import Callable, Sequence
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 
-MODES = (
-    "train",
-    "eval",
-    "thresholds",
-    "predict",
-    "compare",
-    "report",
-    "summary",
-    "compile",
-    "data",
-    "pack",
-    "prune",
-    "import",
-    "export",
-)
 # What several processes share; anything else the first does alone.
 TOGETHER = ("train", "eval", "predict", "prune")
 # Flags that only some modes take: flag -> (modes, value that stands for "not given").
@@ -67,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "--help=optim explains the keys of one, --help=optim.learning_rate explains a key.",
         allow_abbrev=False,
     )
-    parser.add_argument("--mode", choices=MODES, default="train")
+    parser.add_argument("--mode", choices=tuple(MODES), default="train")
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
     parser.add_argument("--configs", default="", help="summary: several configs, separated by commas")
     parser.add_argument("--workdir", action="append", default=[], help="run folder; compare: give it twice")
@@ -357,7 +342,7 @@ def _print_results(results: dict, as_json: bool) -> None:
     print(to_json(results, indent=2) if as_json else format_results(results))
 
 
-_RUN: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
+MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "train": _train,
     "eval": _eval,
     "thresholds": _thresholds,
@@ -383,7 +368,7 @@ def main(arguments: Sequence[str]) -> int:
             print("\n\n".join(map(describe, topics)))
             return 0
         flags, overrides = parse(arguments)
-        return distributed.run(lambda: _RUN[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
+        return distributed.run(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

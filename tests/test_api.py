@@ -165,7 +165,7 @@ def test_a_config_may_be_given_as_a_path(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
-        ({"train.epoch": 1}, "did you mean 'epochs'"),
+        ({"train.epoch": 1}, "did you mean 'train.epochs'"),
         ({"train.epochs": "many"}, "train.epochs"),
         ({"train.epochs": 1.5}, "train.epochs"),
         ({"train.epochs": 0}, "epochs"),

@@ -47,7 +47,7 @@ def apply(
     return_attention: attention maps are part of the prediction.
     """
     model = definition.merge(unpadded(values, label_axes))
-    options: dict[str, Any] = {"explain": True} if return_attention else {}
+    options: dict[str, Any] = {"return_attention": True} if return_attention else {}
     if key is None:
         image = prepare(batch, preprocess)
     else:

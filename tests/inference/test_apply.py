@@ -29,8 +29,8 @@ class Model(nnx.Module):
         self.dropout = nnx.Dropout(0.5, deterministic=True)
         self.head = nnx.Linear(SIDE * SIDE * 3, K, rngs=rngs)
 
-    def __call__(self, image, *, labels=None, rngs=None, explain=False):
-        Model.seen = {"labels": labels is not None, "explain": explain}
+    def __call__(self, image, *, labels=None, rngs=None, return_attention=False):
+        Model.seen = {"labels": labels is not None, "return_attention": return_attention}
         features = self.dropout(self.norm(image).reshape(len(image), -1), rngs=rngs)
         return Prediction(self.head(features))
 

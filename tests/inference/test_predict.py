@@ -47,6 +47,9 @@ class Colours:
 
         return model
 
+    def stats_of(self, model):
+        return {}
+
 
 def make_run(gates: bool = True, bias: float = 0.0) -> SimpleNamespace:
     config = default_config()
@@ -59,7 +62,7 @@ def make_run(gates: bool = True, bias: float = 0.0) -> SimpleNamespace:
         values={"bias": jnp.full(1, bias)},
         frozen={},
         mesh=make_mesh(config.mesh),
-        labels=None,
+        label_axes=None,
     )
 
 

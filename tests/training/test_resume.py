@@ -39,7 +39,7 @@ def test_a_run_resumes_after_its_keys_were_renamed(finished, refusal):
     require_same_config(config, folder)
     config.model.prompts.attention_mask = "none"
     assert changed_keys(config, folder) == ["model.prompts.attention_mask was 'cross_group' and is 'none'"]
-    assert "another config" in refusal(require_same_config, config, folder)
+    assert "a different config" in refusal(require_same_config, config, folder)
 
 
 def test_a_run_with_focal_loss_resumes_with_its_own_exponent(finished):

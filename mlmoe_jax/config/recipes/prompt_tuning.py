@@ -8,7 +8,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config import default_config, parse_arg
+from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.config.recipes.benchmarks import use_dataset
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.prompts import SIDES
