@@ -63,7 +63,7 @@ def test_without_a_key_the_model_evaluates(parts, batch, mesh):
     assert stats.keys() == {"norm/mean", "norm/var"}
     for path, value in stats.items():
         np.testing.assert_array_equal(value, values[path], err_msg=path)
-    assert Model.seen == {"labels": False, "explain": False}
+    assert Model.seen == {"labels": False, "return_attention": False}
 
 
 def test_with_a_key_the_model_trains(parts, batch, mesh):
@@ -98,4 +98,4 @@ def test_the_padding_of_labels_is_cut_off(parts, batch, mesh):
 
 def test_attention_maps_are_asked_for(parts, batch, mesh):
     apply(*parts, batch, LOOK, mesh, return_attention=True)
-    assert Model.seen["explain"]
+    assert Model.seen["return_attention"]
