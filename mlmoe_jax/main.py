@@ -1,8 +1,8 @@
 """The command line: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`.
 
-Results go to stdout, everything else to stderr. Exit code 0 = done, 1 = the check-up of a data set found problems or a
-step does not fit its devices, 2 = something the user can put right (one sentence says what), 130 = stopped on request,
-a training after saving.
+Results go to stdout, everything else to stderr. Exit codes: 0, done; 1, `--mode=data` found problems, or `--mode=compile`
+found a step that does not fit its devices; 2, user error, explained in one sentence; 130, interrupted (training saves a
+checkpoint first).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 
-# What several processes share; anything else the first does alone.
+# Modes in which all processes take part; in every other mode only the first one works.
 TOGETHER = ("train", "eval", "predict", "prune")
-# Flags that only some modes take: flag -> (modes, value that stands for "not given").
+# Flags of some modes only: flag -> (modes, the value that means "not given").
 _ONLY_FOR = {
     "sweep": (("train",), []),
     "images": (("predict",), []),
@@ -46,10 +46,10 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mlmoe_jax.main",
-        description="Multi-label image classification: train, evaluate, predict; compare and report; count costs; "
+        description="Multi-label image classification: train, evaluate, predict, compare and report; count costs; "
         "check and pack data.",
-        epilog="Any key of the config can be set with --config.SECTION.KEY=VALUE. --help=config lists the sections, "
-        "--help=optim explains the keys of one, --help=optim.learning_rate explains a key.",
+        epilog="Every config key can be set with --config.SECTION.KEY=VALUE. --help=config lists the sections, "
+        "--help=optim explains the keys of a section, --help=optim.learning_rate explains one key.",
         allow_abbrev=False,
     )
     parser.add_argument("--mode", choices=tuple(MODES), default="train")
@@ -57,28 +57,39 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--configs", default="", help="summary: several configs, separated by commas")
     parser.add_argument("--workdir", action="append", default=[], help="run folder; compare: give it twice")
     parser.add_argument(
-        "--sweep", action="append", default=[], help="train: config.KEY=VALUE,VALUE,…; again for a grid of several keys"
+        "--sweep",
+        action="append",
+        default=[],
+        help="train: config.KEY=VALUE,VALUE,…; repeat it for a grid of several keys",
     )
     parser.add_argument(
         "--images",
         nargs="+",
         default=[],
-        help="predict: image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with a path a line, - "
-        "for paths on stdin",
+        help="predict: image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, "
+        "- for paths on stdin",
     )
-    parser.add_argument("--top-k", type=int, help="predict: so many labels an image, whatever their thresholds")
-    parser.add_argument("--gates", action="store_true", help="predict: the experts' weights too; a .jsonl file")
-    parser.add_argument("--batch-size", type=int, help="predict: images at a time")
-    parser.add_argument("--split", help="compare: one split instead of all that both runs have")
+    parser.add_argument("--top-k", type=int, help="predict: the number of labels per image, instead of thresholds")
+    parser.add_argument(
+        "--gates", action="store_true", help="predict: write the routing weights too; needs a .jsonl file"
+    )
+    parser.add_argument("--batch-size", type=int, help="predict: number of images per batch")
+    parser.add_argument("--split", help="compare: one split (default: all that both runs have)")
     parser.add_argument("--against", help="report: another run folder to compare with")
-    parser.add_argument("--cost", action="store_true", help="report: count parameters and multiply-adds (seconds)")
     parser.add_argument(
-        "--topology", default="", help="compile: a TPU slice such as v5e:16x16 (default: the devices here)"
+        "--cost", action="store_true", help="report: count parameters and multiply-adds (takes seconds)"
     )
-    parser.add_argument("--find-batch", action="store_true", help="compile: the largest batch a device that trains")
-    parser.add_argument("--labels", type=int, default=0, help="compile: so many labels (default: those of the data)")
     parser.add_argument(
-        "--quick", action="store_true", help="compile: with the compiler's least effort, in a fraction of the time"
+        "--topology", default="", help="compile: a TPU slice such as v5e:16x16 (default: the devices of this host)"
+    )
+    parser.add_argument(
+        "--find-batch", action="store_true", help="compile: find the largest batch per device that fits"
+    )
+    parser.add_argument(
+        "--labels", type=int, default=0, help="compile: the number of labels (default: that of the data set)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="compile: the lowest optimization level, in a fraction of the time"
     )
     parser.add_argument(
         "--output",
@@ -86,13 +97,18 @@ def _parser() -> argparse.ArgumentParser:
         ".csv or .json file; report: an .html file (default: report.html in the run folder); pack: a folder; export: a "
         ".safetensors or .npz file",
     )
-    parser.add_argument("--sample", type=int, default=0, help="data: look at so many images a split (default: all)")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="data: the number of images to inspect per split (default: all)"
+    )
     parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
     return parser
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
-    """Return the flags and the overrides ("section.key", "text"); UserError for anything that is not understood."""
+    """Return the flags and the overrides ("section.key", "text").
+
+    Raises UserError for unknown, missing, repeated and misplaced flags.
+    """
     plain, overrides, rest = [], [], list(arguments)
     while rest:
         word = rest.pop(0)
@@ -166,7 +182,7 @@ def _prune(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Namespace) -> int:
-    """Run a training, write the samples that its config asks for, and print its results, or that it was stopped."""
+    """Train, write the samples that the config requests and print the results; or print that training was stopped."""
     from mlmoe_jax.inference.explain import write_requested_samples
     from mlmoe_jax.training.loop import Stopped
 
@@ -184,7 +200,7 @@ def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Na
 
 
 def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    # The config alone need not be valid: a swept key may be what makes it so.
+    # The config without the swept values need not be valid.
     config, folder = _load_config(flags, overrides, validate=False), _workdir(flags)
     from mlmoe_jax.training.sweep.grid import parse as parse_sweep
     from mlmoe_jax.training.sweep.run import sweep
