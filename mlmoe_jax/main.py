@@ -1,8 +1,8 @@
 """The command line: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`.
 
-Results go to stdout, everything else to stderr. Exit codes: 0, done; 1, `--mode=data` found problems, or `--mode=compile`
-found a step that does not fit its devices; 2, user error, explained in one sentence; 130, interrupted (training saves a
-checkpoint first).
+Results go to stdout, everything else to stderr. Exit codes: 0, done; 1, `--mode=data` found problems, or
+`--mode=compile` found a step that does not fit its devices; 2, user error, explained in one sentence; 130, interrupted
+(training saves a checkpoint first).
 """
 
 from __future__ import annotations
@@ -10,29 +10,45 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 
 # Modes in which all processes take part; in every other mode only the first one works.
 TOGETHER = ("train", "eval", "predict", "prune")
-# Flags of some modes only: flag -> (modes, the value that means "not given").
-_ONLY_FOR = {
-    "sweep": (("train",), []),
-    "images": (("predict",), []),
-    "top_k": (("predict",), None),
-    "gates": (("predict",), False),
-    "batch_size": (("predict",), None),
-    "split": (("compare",), None),
-    "against": (("report",), None),
-    "cost": (("report",), False),
-    "sample": (("data",), 0),
-    "configs": (("summary",), ""),
-    "topology": (("compile",), ""),
-    "find_batch": (("compile",), False),
-    "labels": (("compile",), 0),
-    "quick": (("compile",), False),
-    "output": (("predict", "compare", "report", "pack", "export"), None),
+# Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
+_FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
+    "sweep": (
+        ("train",),
+        "config.KEY=VALUE,VALUE,…; repeat for a grid of keys",
+        {"action": "append", "default": []},
+    ),
+    "images": (
+        ("predict",),
+        "image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, - for paths on "
+        "stdin",
+        {"nargs": "+", "default": []},
+    ),
+    "top-k": (("predict",), "the number of labels per image, instead of thresholds", {"type": int}),
+    "gates": (("predict",), "write the routing weights too; needs a .jsonl file", {"action": "store_true"}),
+    "batch-size": (("predict",), "the number of images per batch", {"type": int}),
+    "split": (("compare",), "one split (default: all that both runs have)", {}),
+    "against": (("report",), "another run folder to compare with", {}),
+    "cost": (("report",), "count parameters and multiply-adds (takes seconds)", {"action": "store_true"}),
+    "sample": (("data",), "the number of images to inspect per split (default: all)", {"type": int, "default": 0}),
+    "configs": (("summary",), "several configs, separated by commas", {"default": ""}),
+    "topology": (("compile",), "a TPU slice such as v5e:16x16 (default: the devices of this host)", {"default": ""}),
+    "find-batch": (("compile",), "find the largest batch per device that fits", {"action": "store_true"}),
+    "labels": (("compile",), "the number of labels (default: that of the data set)", {"type": int, "default": 0}),
+    "quick": (("compile",), "use the lowest optimization level, in a fraction of the time", {"action": "store_true"}),
+    "output": (
+        ("predict", "compare", "report", "pack", "export"),
+        "a .csv or .jsonl file, - for stdout (predict; default: predictions.csv in the run folder); a .csv or .json "
+        "file (compare); an .html file (report; default: report.html in the run folder); a folder (pack); a "
+        ".safetensors or .npz file (export)",
+        {},
+    ),
 }
 
 _HELP = "--help="  # with a section or a key of the config; a bare --help is argparse's
@@ -54,52 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--mode", choices=tuple(MODES), default="train")
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
-    parser.add_argument("--configs", default="", help="summary: several configs, separated by commas")
     parser.add_argument("--workdir", action="append", default=[], help="run folder; compare: give it twice")
-    parser.add_argument(
-        "--sweep",
-        action="append",
-        default=[],
-        help="train: config.KEY=VALUE,VALUE,…; repeat it for a grid of several keys",
-    )
-    parser.add_argument(
-        "--images",
-        nargs="+",
-        default=[],
-        help="predict: image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, "
-        "- for paths on stdin",
-    )
-    parser.add_argument("--top-k", type=int, help="predict: the number of labels per image, instead of thresholds")
-    parser.add_argument(
-        "--gates", action="store_true", help="predict: write the routing weights too; needs a .jsonl file"
-    )
-    parser.add_argument("--batch-size", type=int, help="predict: number of images per batch")
-    parser.add_argument("--split", help="compare: one split (default: all that both runs have)")
-    parser.add_argument("--against", help="report: another run folder to compare with")
-    parser.add_argument(
-        "--cost", action="store_true", help="report: count parameters and multiply-adds (takes seconds)"
-    )
-    parser.add_argument(
-        "--topology", default="", help="compile: a TPU slice such as v5e:16x16 (default: the devices of this host)"
-    )
-    parser.add_argument(
-        "--find-batch", action="store_true", help="compile: find the largest batch per device that fits"
-    )
-    parser.add_argument(
-        "--labels", type=int, default=0, help="compile: the number of labels (default: that of the data set)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="compile: the lowest optimization level, in a fraction of the time"
-    )
-    parser.add_argument(
-        "--output",
-        help="predict: a .csv or .jsonl file, - for stdout (default: predictions.csv in the run folder); compare: a "
-        ".csv or .json file; report: an .html file (default: report.html in the run folder); pack: a folder; export: a "
-        ".safetensors or .npz file",
-    )
-    parser.add_argument(
-        "--sample", type=int, default=0, help="data: the number of images to inspect per split (default: all)"
-    )
+    for name, (modes, text, options) in _FLAGS.items():
+        parser.add_argument(f"--{name}", help=f"{', '.join(modes)}: {text}", **options)
     parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
     return parser
 
@@ -121,7 +94,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str,
                 raise UserError(f"{word} has no value; write {word}=VALUE")
             value = rest.pop(0)
         overrides.append((key, value))
-    flags = _parser().parse_args(plain)
+    parser = _parser()
+    flags = parser.parse_args(plain)
     most = {"config": 1, "workdir": 2 if flags.mode == "compare" else 1}
     for name, limit in most.items():
         given = getattr(flags, name)
@@ -129,10 +103,10 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str,
             raise UserError(f"--{name} is given {len(given)} times; give it {'once' if limit == 1 else 'twice'}")
         if limit == 1:
             setattr(flags, name, given[0] if given else None)
-    for name, (modes, absent) in _ONLY_FOR.items():
-        if flags.mode not in modes and getattr(flags, name) != absent:
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} is for --mode={' and '.join(modes)}; leave it out of --mode={flags.mode}")
+    for name, (modes, _, _) in _FLAGS.items():
+        attribute = name.replace("-", "_")
+        if flags.mode not in modes and getattr(flags, attribute) != parser.get_default(attribute):
+            raise UserError(f"--{name} is for --mode={' and '.join(modes)}; leave it out of --mode={flags.mode}")
     return flags, overrides
 
 
@@ -297,7 +271,10 @@ def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
 
 
 def split_references(text: str) -> list[str]:
-    """Split `a,b:x=1,y=2,c` into its configs `a`, `b:x=1,y=2` and `c`: "=" without a ":" goes on with arguments."""
+    """Split `a,b:x=1,y=2,c` into the configs `a`, `b:x=1,y=2` and `c`.
+
+    An item with "=" and without ":" is a further argument of the config before it.
+    """
     references: list[str] = []
     for part in text.split(","):
         if references and "=" in part and ":" not in part.partition("=")[0]:
