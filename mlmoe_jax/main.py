@@ -188,15 +188,9 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     folder = _workdir(flags)
-    from mlmoe_jax.evaluation.evaluate import evaluate_restored
-    from mlmoe_jax.inference.explain import explain_run
-    from mlmoe_jax.runs.restore import open_run
+    from mlmoe_jax.evaluation.evaluate import evaluate_run
 
-    run = open_run(folder, overrides)
-    results, report = evaluate_restored(folder, run), run.config.report
-    if report.samples:
-        explain_run(folder, run, count=report.samples, side=report.sample_side)
-    _print_results(results, flags.json)
+    _print_results(evaluate_run(folder, overrides), flags.json)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What changed between two runs, on the images that both have scores of.
+"""Compare two runs on the images for which both have scores.
 
 Shape letters: N images, K labels, R resamples.
 """
@@ -19,13 +19,13 @@ from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runtime.progress import Progress
 
 RESAMPLES, SEED = 1000, 0
-LISTED = 100  # images of a split that changed most
-_MOVES = 3  # labels of such an image
+LISTED = 100  # images per split that changed most
+_MOVES = 3  # labels per listed image
 
 
 @dataclass(frozen=True)
 class Change:
-    """A number of both runs as fractions, and the 95 % interval of its difference b − a over resampled images."""
+    """A metric of both runs as fractions, and the 95 % interval of its difference b − a over resampled images."""
 
     a: float
     b: float
@@ -39,13 +39,13 @@ class Change:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)
 class Move:
-    """The probabilities of one label of one image, and whether the label is right."""
+    """The probabilities of one label of one image, and whether the label is present."""
 
     label: str
     positive: bool
@@ -54,16 +54,16 @@ class Move:
 
     @property
     def gain(self) -> float:
-        """By how much the second run is nearer to the truth, −1…1."""
+        """How much closer the second run is to the truth, −1…1."""
         return self.b - self.a if self.positive else self.a - self.b
 
 
 @dataclass(frozen=True)
 class ChangedImage:
-    """An image that the runs see differently.
+    """An image whose probabilities differ between the runs.
 
-    change: mean |b − a| of the probabilities of its known labels. a, b: the mean probability that a run gives to the
-    right answer, present or absent, of a known label. labels: the right ones. moves: the labels that changed most.
+    change: mean |b − a| of the probabilities of its known labels. a, b: mean probability of the truth, present or
+    absent, over the known labels. labels: those present. moves: the labels that changed most.
     """
 
     id: str
@@ -76,7 +76,7 @@ class ChangedImage:
 
 @dataclass(frozen=True)
 class ComparedImages:
-    """The number of images in both runs with scores, in one run alone, and in both but not readable for one."""
+    """The number of images with scores in both runs, in only one run, and in both but unreadable in one of them."""
 
     images: int
     only_a: int
@@ -117,7 +117,7 @@ class ComparedRun:
 
     @classmethod
     def of(cls, folder: RunFolder) -> ComparedRun:
-        """Read a run folder; UserError where it has no scores."""
+        """Read a run folder; UserError if it has no scores."""
         folder.require(CONFIG)
         config = configuration.from_json(folder.read_text(CONFIG))
         splits, labels = read_scores(folder), read_labels(folder)
@@ -128,17 +128,17 @@ class ComparedRun:
 def compare_runs(
     a: RunFolder, b: RunFolder, *, split: str = "", resamples: int = RESAMPLES, seed: int = SEED
 ) -> Comparison:
-    """Compare two runs on one split, by default the first reported one of `a` that both have scores of.
+    """Compare two runs on one split, by default the first reported one of `a` for which both have scores.
 
-    The threshold of predictions, and what a difficult label counts as, are those of run `a` for both. Raises UserError
-    where a run has no scores, the labels or what is right differ, or no image is in both.
+    The threshold of predictions and the treatment of difficult labels are those of run `a` for both. Raises UserError
+    if a run has no scores, if the labels or the truth differ, or if no image is in both.
     """
     first, second = ComparedRun.of(a), ComparedRun.of(b)
     return compare_split(first, second, split or shared_splits(first, second)[0], resamples=resamples, seed=seed)
 
 
 def shared_splits(first: ComparedRun, second: ComparedRun) -> list[str]:
-    """Return the splits that both runs have scores of, those that the first reports before the others."""
+    """Return the splits for which both runs have scores, starting with those that the first run reports."""
     shared = [name for name in dict.fromkeys((*first.reported, *first.splits)) if name in first.splits]
     shared = [name for name in shared if name in second.splits]
     if not shared:
@@ -161,7 +161,7 @@ def compare_split(
     _require_same_truth(first, second, in_first, in_second)
     read = in_first.read & in_second.read
     if not read.any():
-        raise UserError(f"none of the {len(read):,} images of {split} in both runs has scores in both")
+        raise UserError(f"none of the {len(read):,} common images of {split} has scores in both runs")
     one, other = in_first.take(read), in_second.take(read)
     label, mask = one.targets(first.difficult)
     metrics, ap = _changes(one, other, label, mask, first.threshold, resamples=resamples, seed=seed)
@@ -180,11 +180,11 @@ def compare_split(
 
 
 def _columns(first: ComparedRun, second: ComparedRun) -> np.ndarray:
-    """Return where the second run has the labels of the first, i64[K]; UserError unless they are the same names."""
+    """Return the columns of the first run's labels in the second, i64[K]; UserError unless the names are the same."""
     for run, other in ((first, second), (second, first)):
         if lacking := [name for name in run.labels if name not in set(other.labels)]:
             raise UserError(
-                f"the runs have different labels: {run.folder} has {len(run.labels)}, among them {lacking[0]}, which "
+                f"the runs have different labels: {run.folder} has {len(run.labels)} including {lacking[0]}, which "
                 f"{other.folder} lacks; compare runs on the same labels"
             )
     at = {name: column for column, name in enumerate(second.labels)}
@@ -194,18 +194,18 @@ def _columns(first: ComparedRun, second: ComparedRun) -> np.ndarray:
 def _shared_images(
     first: ComparedRun, second: ComparedRun, in_first: SplitScores, in_second: SplitScores
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the images that both have, i64[n] each, in the order of the first run."""
+    """Return the rows of the common images, i64[n] each, in the order of the first run."""
     for run, scores in ((first, in_first), (second, in_second)):
         names, times = np.unique(scores.ids, return_counts=True)
         if (times > 1).any():
             raise UserError(
-                f"{scores.name} of {run.folder} has the image {names[times > 1][0]} {times.max()} times, so that "
-                "images cannot be matched by name; leave it in once"
+                f"{scores.name} of {run.folder} has the image {names[times > 1][0]} {times.max()} times, so "
+                "images cannot be matched by name; keep it once"
             )
     _, rows, others = np.intersect1d(in_first.ids, in_second.ids, assume_unique=True, return_indices=True)
     if not rows.size:
         raise UserError(
-            f"no image of {in_first.name} is in both runs: the first is {in_first.ids[0]} in {first.folder} and "
+            f"no image of {in_first.name} is in both runs: the first image is {in_first.ids[0]} in {first.folder} and "
             f"{in_second.ids[0]} in {second.folder}; evaluate both on the same data"
         )
     order = np.argsort(rows)
@@ -218,7 +218,7 @@ def _require_same_truth(first: ComparedRun, second: ComparedRun, one: SplitScore
         row, column = differs[0]
         images = f"{len(np.unique(differs[:, 0])):,} of {len(one):,} images of {one.name}"
         raise UserError(
-            f"{images} are labelled otherwise in {second.folder} than in {first.folder}, the first is {one.ids[row]} "
+            f"{images} have other labels in {second.folder} than in {first.folder}, the first is {one.ids[row]} "
             f"at label {first.labels[column]}; evaluate both on the same data"
         )
 
@@ -233,7 +233,7 @@ def _changes(
     resamples: int,
     seed: int,
 ) -> tuple[dict[str, Change], list[Change]]:
-    """Return the change of every metric, and of the AP of every label, with bootstrap intervals."""
+    """Return the change of each metric, and of the AP per label, with bootstrap intervals."""
     measures = [WeightedMetrics(split.scores, label, mask, threshold) for split in (one, other)]
     (was, ap_was), (now, ap_now) = (measure(np.ones((len(one), 1), np.float32)) for measure in measures)
     drawn: dict[str, list[np.ndarray]] = {name: [] for name in was}

@@ -30,8 +30,8 @@ def compare_folders(
 ) -> int:
     """Compare two runs on one split, or on all that both have, and print tables, or JSON.
 
-    output: a .csv or .json file to write as well. Returns the exit code. Raises UserError as `compare_runs`, for the
-    same folder twice and for an output that cannot be written.
+    output: a .csv or .json file to write in addition. Returns the exit code. Raises UserError as `compare_runs`, and if
+    both folders are the same or the output cannot be written.
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
@@ -40,7 +40,7 @@ def compare_folders(
     splits = [split] if split else shared_splits(first, second)
     found = [compare_split(first, second, name, resamples=resamples) for name in splits]
     if first.difficult != second.difficult:
-        status(f"difficult labels count as {first.difficult} for both runs, as data.difficult of {a} says")
+        status(f"difficult labels count as {first.difficult} for both runs, according to data.difficult of {a}")
     report = {one.split: as_dict(one) for one in found}
     if target is not None:
         with opened(target) as file:
@@ -65,7 +65,7 @@ def _target(output: str | None) -> Target | None:
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as JSON has it: fractions with all digits."""
+    """Return a comparison as values for JSON: fractions with all digits."""
 
     def change(item: Change) -> dict[str, float]:
         return {**vars(item), "difference": item.difference}
@@ -81,7 +81,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
-    """Write all as one CSV: fractions with all digits, empty where undefined; an image's a and b are ChangedImage's."""
+    """Write all as one CSV: fractions with all digits, empty if undefined; a and b of an image as in ChangedImage."""
     table = csv.writer(file, lineterminator="\n")
     table.writerow(["split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves"])
     for one in comparisons:
@@ -117,12 +117,12 @@ def format_comparison(comparison: Comparison) -> str:
         f"{one.split}: {one.counts.images:,} images in both runs" + (f" ({', '.join(beside)})" if beside else ""),
         f"a = {one.a}",
         f"b = {one.b}",
-        f"[95 % interval of b − a over {one.resamples:,} resamples of the images], * where it leaves out 0",
+        f"[95 % interval of b − a over {one.resamples:,} resamples of the images], * if it excludes 0",
         *_table("metric, %", one.metrics),
         "",
         *_table(f"AP, %{shown}", {name: one.ap[name] for name in labels}),
         "",
-        "images that changed most: mean change of a probability, (right labels), label a → b, + nearer to the truth",
+        "images that changed most: mean change of a probability, (present labels), label a → b, + closer to the truth",
     ]
     for image in one.changed[:_SHOWN]:
         name = image.id.encode(errors="surrogateescape").decode(errors="replace")

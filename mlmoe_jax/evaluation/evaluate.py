@@ -1,4 +1,4 @@
-"""One pass over a split, and the numbers that come of it."""
+"""Score the images of splits with a model, and measure and write the results."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
 from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.inference.explain import explain_run
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import COOCCURRENCE, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
@@ -44,10 +45,10 @@ def score_split(
     batch_size: int,
     mesh: Mesh,
 ) -> SplitScores:
-    """Score every image of a split exactly once, on any number of processes; one that cannot be read scores NaN.
+    """Score each image of a split exactly once, on any number of processes; unreadable images score NaN.
 
-    data_config: `config.data`. batch_size: on each device. A device computes every image in the same way however many
-    there are, so the scores are the same to the last bit.
+    data_config: `config.data`. batch_size: per device, so that the scores are the same to the last bit for any number
+    of devices.
     """
     batch_size *= mesh.size
     loader = build_loader(data_config, split, batch_size=batch_size, labels=False, process=distributed.process())
@@ -65,7 +66,7 @@ def score_split(
     scores = np.full((len(split), logits.shape[1]), np.nan)
     if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):
         raise UserError(
-            f"the model gives no finite score for {diverged:,} images of {split.name}: it has diverged; lower "
+            f"the scores of {diverged:,} images of {split.name} are not finite: the model has diverged; lower "
             "config.optim.learning_rate, or set model.dtype=float32"
         )
     scores[row[mask > 0]] = probabilities(logits[mask > 0])
@@ -75,10 +76,10 @@ def score_split(
 def measure(
     scored: SplitScores, label_space: LabelSpace, config: ConfigDict, fitted: Thresholds | None = None
 ) -> Metrics:
-    """Return every metric over the images of a split that have scores; names say the definition, values are fractions.
+    """Return all metrics over the images of a split that have scores: name -> fraction.
 
-    What a paper's evaluator prints (`config.metrics.preset`) is there under its name as well. fitted: thresholds of
-    another split, at which this one is reported too. Raises UserError where no image has a score.
+    The results of a paper's own evaluator (`config.metrics.preset`) are included under its name. fitted: thresholds
+    fitted on another split, at which this one is also reported. Raises UserError if no image has a score.
     """
     read, settings = scored.read, config.metrics
     if not read.any():
@@ -106,7 +107,7 @@ def measure(
 def measure_pairs(
     scored: Mapping[str, SplitScores], label_space: LabelSpace, config: ConfigDict
 ) -> dict[str, list[cooccurrence.PairBias]]:
-    """Return the co-occurrence overfitting of each split on the pairs of labels that training showed together."""
+    """Return the co-occurrence overfitting of each split on the pairs of labels that co-occur in training."""
     settings, found = config.metrics, {}
     pairs = cooccurrence.training_pairs(
         label_space.together,
@@ -132,10 +133,10 @@ def measure_and_write(
     prefix: str = "",
     fitted: Thresholds | None = None,
 ) -> dict[str, Metrics]:
-    """Measure all splits and return the metrics of each; process 0 writes everything under `prefix` in the run folder.
+    """Measure all splits and return the metrics of each; process 0 writes them under `prefix` in the run folder.
 
-    Written are results.json, scores.npz, per_class.csv, and cooccurrence.csv where training has pairs of labels to
-    measure; the means over these pairs are among the metrics, and the fall of mAP from `test` to `test_shift`.
+    The files are results.json, scores.npz, per_class.csv, and cooccurrence.csv if pairs of labels co-occur in training.
+    The metrics include the means over these pairs, and the drop of mAP from `test` to `test_shift`.
     """
     results = {name: measure(item, label_space, config, fitted) for name, item in scored.items()}
     pairs = measure_pairs(scored, label_space, config)
@@ -162,7 +163,7 @@ def write_results(
 ) -> None:
     """Write results.json, scores.npz and per_class.csv for all splits, under `prefix` in the run folder.
 
-    names: of the K labels. difficult: as in `data.batch.targets`.
+    names: those of the K labels. difficult: as in `data.batch.targets`.
     """
     folder.write_json(f"{prefix}{RESULTS}", dict(results))
     joined = {
@@ -181,7 +182,7 @@ def write_results(
 
 
 def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairBias]], reported: Sequence[str]) -> dict[str, dict]:
-    """Average the pairs of each split; the reported splits over the same pairs, whatever else was evaluated."""
+    """Average the pairs of each split; use the same pairs for all reported splits."""
     together = {name: rows for name, rows in pairs.items() if name in reported}
     groups = [together, *({name: rows} for name, rows in pairs.items() if name not in reported)]
     return {name: means for group in groups if group for name, means in cooccurrence.summarize(group).items()}
@@ -190,7 +191,7 @@ def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairBias]], reported: 
 def _write_pairs(
     folder: RunFolder, pairs: Mapping[str, Sequence[cooccurrence.PairBias]], names: Sequence[str], prefix: str
 ) -> None:
-    """Write cooccurrence.csv, a row a split and pair."""
+    """Write cooccurrence.csv, one row per split and pair."""
     rows = [{"split": split} | pair.row() for split, of_split in pairs.items() for pair in of_split]
     for row in rows:
         row |= {"a": names[row["a"]], "b": names[row["b"]]}
@@ -198,24 +199,28 @@ def _write_pairs(
 
 
 def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix: str = "") -> None:
-    """Write skipped_images.csv under `prefix` in the run folder, if any image was skipped, and say so."""
+    """Write skipped_images.csv under `prefix` in the run folder if images were skipped, and log their number."""
     if rows := [row for of_split in skipped for row in of_split.table()]:
         folder.write_csv(f"{prefix}{SKIPPED}", ["split", "image", "why"], rows)
         status(f"{len(rows):,} images could not be read and were skipped; {folder / f'{prefix}{SKIPPED}'} lists them")
     else:
-        (folder / f"{prefix}{SKIPPED}").unlink(missing_ok=True)  # that of an earlier evaluation
+        (folder / f"{prefix}{SKIPPED}").unlink(missing_ok=True)  # from an earlier evaluation
 
 
 def evaluate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Metrics]:
-    """Restore a run and evaluate it, see `evaluate_restored`; overrides as in `restore.open_run`.
+    """Restore a run, evaluate its test splits and write the results to `eval/` in its folder.
 
-    Raises UserError for a folder that cannot be restored, or data whose classes are not the run's.
+    Sample images are explained if `report.samples` is above 0. overrides: as in `restore.open_run`. Raises UserError
+    for a folder that cannot be restored, or data with other classes than the run.
     """
-    return evaluate_restored(folder, open_run(folder, list(overrides)))
+    run = open_run(folder, list(overrides))
+    results, report = _evaluate(folder, run), run.config.report
+    if report.samples:
+        explain_run(folder, run, count=report.samples, side=report.sample_side)
+    return results
 
 
-def evaluate_restored(folder: RunFolder, run: Run) -> dict[str, Metrics]:
-    """Evaluate the test splits of a restored run and write the results under `eval/` in its folder."""
+def _evaluate(folder: RunFolder, run: Run) -> dict[str, Metrics]:
     if not run.config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
     eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
@@ -242,7 +247,7 @@ def score_with(run: Run, eval_step: Callable, name: str) -> SplitScores:
 
 
 def format_results(results: Mapping[str, Metrics]) -> str:
-    """Return the metrics of each split as a table in percent; empty where a split has no such metric."""
+    """Return the metrics of each split as a table in percent; empty if a split lacks a metric."""
     names = list(dict.fromkeys(name for values in results.values() for name in values))
     rows = [["metric, %", *results]]
     for name in names:

@@ -1,4 +1,4 @@
-"""`--mode=thresholds`: fit a run's thresholds to the scores of a validation split; no images, no model."""
+"""`--mode=thresholds`: fit the thresholds of a run to its scores of a validation split, without images or model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _SHOWN = 10  # names in a sentence
 
 
 def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_json: bool = False) -> int:
-    """Fit the thresholds of a run as its `config.thresholds` says, write thresholds.json and print what changed.
+    """Fit the thresholds of a run according to `config.thresholds`, write thresholds.json and print the changes.
 
-    overrides: keys under thresholds that differ from the run's own. Returns the exit code. Raises UserError for a split
-    that results are reported on or that has no scores, and where no threshold reaches the goal.
+    overrides: keys under thresholds that differ from those of the run. Returns the exit code. Raises UserError for a
+    reported split, for a split without scores, and if no threshold reaches the goal.
     """
     folder.require(CONFIG)
     config = configuration.from_json(folder.read_text(CONFIG))
     for key, _ in overrides:
         if not key.startswith("thresholds."):
-            raise UserError(f"--config.{key} cannot be set for --mode=thresholds; the keys under thresholds can")
+            raise UserError(f"--config.{key} cannot be set for --mode=thresholds; only keys under thresholds can")
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
     settings, data = config.thresholds, config.data
@@ -38,7 +38,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_
     names = read_labels(folder)
     table = require_split(folder, read_scores(folder), split)
     if split == data.train_split:
-        status(f"warning: {split} is what the model was trained on, where its scores are better than on other images")
+        status(f"warning: the model was trained on {split}, and its scores there are better than on other images")
     thresholds = fit_split(
         table,
         names,
@@ -64,8 +64,8 @@ def _split_to_fit(split: str, reported: Sequence[str]) -> str:
         )
     if split in reported:
         raise UserError(
-            f"thresholds are not fitted on {split}, one of data.test_splits, since its reported numbers would be too "
-            "good; name another with --config.thresholds.split"
+            f"thresholds are not fitted on {split}, one of data.test_splits, because its reported metrics would be too "
+            "high; name another with --config.thresholds.split"
         )
     return split
 
@@ -82,14 +82,14 @@ def fit_split(
 ) -> Thresholds:
     """Fit thresholds to the images of a split that have scores, see `thresholds.fit`.
 
-    Labels without a positive keep the `fixed` threshold. The source says what was fitted, and the figures of
-    `metrics.precision_recall_f1` at the fixed and the fitted thresholds. Raises UserError where nothing can be fitted.
+    Labels without a positive keep the `fixed` threshold. The source describes the fit, with the results of
+    `metrics.precision_recall_f1` at the fixed and at the fitted thresholds. Raises UserError if no label can be fitted.
     """
     table = table.take(table.read)
     label, mask = table.targets(difficult)
     cuts = fit(table.scores, label, mask=mask, per=per, goal=goal, precision=precision)
     if np.isnan(cuts).all():
-        raise UserError(f"no label has a positive image among the {len(table):,} of {table.name} that have scores")
+        raise UserError(f"no label has a positive among the {len(table):,} images of {table.name} that have scores")
     if not np.isfinite(cuts).any():
         raise UserError(
             f"a precision of {precision:g} is not reached on {table.name} by any label at any threshold; ask for less "
@@ -113,7 +113,7 @@ def fit_split(
 
 
 def format_fitted(thresholds: Thresholds) -> str:
-    """Return the figures before and after in percent, and which labels could not be fitted."""
+    """Return the metrics before and after in percent, and the labels that could not be fitted."""
     source, count = thresholds.source, len(thresholds.values)
     rows = [[f"{source['split']}, %", f"{source['fixed']:g}", "fitted"]]
     for name, before in source["before"].items():
@@ -121,9 +121,9 @@ def format_fitted(thresholds: Thresholds) -> str:
     lines = [text_table(rows, least=(10, 8))]
     finite = [value for value in thresholds.values.values() if np.isfinite(value)]
     goal = "best F1" if source["goal"] == "f1" else f"precision of {100 * source['precision']:g} %"
-    one = "one for all labels" if source["per"] == "global" else "one for each label"
+    one = "one for all labels" if source["per"] == "global" else "one per label"
     lines.append(
-        f"{goal}, {one}, on {source['images']:,} images: {min(finite):.3f} to {max(finite):.3f}, in the middle "
+        f"{goal}, {one}, on {source['images']:,} images: {min(finite):.3f} to {max(finite):.3f}, median "
         f"{np.median(finite):.3f}"
     )
     for key, what in (

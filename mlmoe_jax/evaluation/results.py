@@ -1,7 +1,7 @@
-"""What an evaluation left in a run folder: every score, and the metrics of every split.
+"""Results of evaluations in a run folder: the scores of all images, and the metrics of each split.
 
-A training writes its files into the folder itself, `--mode=eval` below `eval/`. Where both have a split, the training's
-counts. Shape letters: N images, K labels.
+Training writes its files to the folder itself, `--mode=eval` to `eval/`. For a split with both, those of the training
+take precedence. Shape letters: N images, K labels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
 
-PREFIXES = ("", "eval/")  # of the training, of --mode=eval; the first that has a split counts
+PREFIXES = ("", "eval/")  # of training, of --mode=eval; the first that has a split takes precedence
 _CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
@@ -27,7 +27,7 @@ Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
 
 @dataclass(frozen=True)
 class SplitScores:
-    """One split with its scores: those that were just computed, or those of a run folder.
+    """One split with its scores, computed or read from a run folder.
 
     ids str[N]. scores: probabilities f64[N,K], computed from float32 logits in float64 so that order is kept; nan if an
     image could not be read. codes: i8[N,K] of data.split. source: the whole split as its data set has it; None for the
@@ -42,7 +42,7 @@ class SplitScores:
 
     @classmethod
     def of(cls, split: Split, scores: np.ndarray) -> SplitScores:
-        """Return the scores f64[N,K] of a split that is at hand."""
+        """Return a split with its scores f64[N,K]."""
         return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, split)
 
     def __len__(self) -> int:
@@ -50,12 +50,12 @@ class SplitScores:
 
     @property
     def read(self) -> np.ndarray:
-        """Which images could be read and therefore have scores, bool[N]."""
+        """bool[N], whether an image could be read and therefore has scores."""
         return ~np.isnan(self.scores).any(axis=1)
 
     @property
     def skipped(self) -> SkippedImages:
-        """Those that could not; only with a `source`, which can say why."""
+        """The images that could not be read; requires `source`, which knows the reasons."""
         return SkippedImages(self.source, np.flatnonzero(~self.read).tolist())
 
     def take(self, rows: np.ndarray) -> SplitScores:
@@ -72,9 +72,9 @@ class SplitScores:
 
 
 def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
-    """Return every split that has scores, by name: those of the training, and of --mode=eval the others.
+    """Return all splits that have scores, by name; those of the training take precedence over --mode=eval.
 
-    Raises UserError where there are none, or a file is damaged.
+    Raises UserError if there are none, or if a file is damaged.
     """
     files = _present(folder, SCORES)
     found: dict[str, SplitScores] = {}
@@ -85,7 +85,7 @@ def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
 
 
 def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
-    """Return one of the splits that `read_scores` found; UserError where it is not among them."""
+    """Return one of the splits that `read_scores` found; UserError if it is not among them."""
     if name not in splits:
         raise UserError(
             f"{folder} has scores of {', '.join(splits)}, not of {name}; run --mode=eval --workdir={folder} "
@@ -95,9 +95,9 @@ def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) 
 
 
 def read_results(folder: RunFolder) -> Results:
-    """Return split -> metric -> fraction, nan where a metric is undefined; which file counts is as in `read_scores`.
+    """Return split -> metric -> fraction, nan if a metric is undefined; precedence as in `read_scores`.
 
-    Raises UserError where there are none, or a file is damaged.
+    Raises UserError if there are none, or if a file is damaged.
     """
     found: Results = {}
     for name in _present(folder, RESULTS):
@@ -122,7 +122,7 @@ def _results_in(folder: RunFolder, name: str) -> Results:
 
 
 def read_labels(folder: RunFolder) -> tuple[str, ...]:
-    """Return the names of a run's labels in their order; UserError where the folder has none."""
+    """Return the names of a run's labels in their order; UserError if the folder has none."""
     folder.require(LABELS)
     return tuple(folder.read_text(LABELS).removesuffix("\n").split("\n"))
 

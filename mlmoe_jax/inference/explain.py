@@ -1,14 +1,14 @@
-"""What a model does with single images: where it looks, and which experts it uses; and how its gates are on a split.
+"""Explanations of single images: attention maps, and the gates that weight the experts.
 
-A run folder keeps explained samples of one split, for the report:
+A run folder keeps explained sample images of one split for the report:
 
     samples/index.json     {"split", "grid": [rows, columns] of the patches, "prompt_groups": [side, group, expert] of
-                           every prompt, or null, "entries": {gate: names of its E entries}, "samples": [{"id", "file",
+                           each prompt, or null, "entries": {gate: names of its E entries}, "samples": [{"id", "file",
                            "codes": the K label codes of data.split, "scores": K probabilities}, …]}
-    samples/NNNN.jpg       the view that the model was shown
+    samples/NNNN.jpg       the image as the model received it
     samples/explained.npz  `gates/NAME` f16[S,K,E] (static gates f16[1,K,E]) and `attention/NAME` f16[S,Q,N]
 
-Shape letters: S sample images, K labels, E entries of a gate, Q tokens that look (class token, prompts, or labels),
+Shape letters: S sample images, K labels, E entries of a gate, Q queries (class token, prompts, or labels),
 N patches; see `models.contracts.Prediction`.
 """
 
@@ -43,15 +43,9 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, on_device
 from mlmoe_jax.runtime.storage import to_json
 
-MOST_SAMPLES, MOST_SIDE = 64, 224  # images, and pixels of a thumbnail's side
-
-
-MOST_NUMBERS = 20_000_000  # of one array of explained.npz; a larger one is left out
-
-
-BATCH = 8  # images a device: attention maps of many labels are large
-
-
+MOST_SAMPLES, MOST_SIDE = 64, 224  # maximum number of images, and maximum side of a thumbnail in pixels
+MOST_NUMBERS = 20_000_000  # entries of one array of explained.npz; a larger array is left out
+BATCH = 8  # images per device: attention maps of many labels are large
 QUALITY = 85  # of the thumbnails
 
 
@@ -65,8 +59,8 @@ def make_explain_step(
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step (values, frozen, batch) -> `prediction` (see Prediction), and the batch's `image`, `id`, `mask`.
 
-    label_axes: with which values and frozen were placed. attention: with attention maps and their grid, and not gates
-    alone. Every process receives the results of the whole global batch.
+    label_axes: those with which values and frozen were placed. attention: return attention maps and their grid in
+    addition to gates. Every process receives the results of the whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
@@ -78,11 +72,11 @@ def make_explain_step(
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
 
 
-# ---------------------------------------------------------------------------------------------- what the numbers mean
+# ------------------------------------------------------------------------------------------------- names of the prompts
 def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
-    """Return (side, group, expert) of every prompt in the order of models.prompts; None if prompts have no groups.
+    """Return (side, group, expert) of each prompt in the order of models.prompts; None if prompts have no groups.
 
-    Groups have the numbers of LabelSpace, which start at 0; experts count from 1, as in `Head.gate_entries`.
+    Groups are numbered from 0, as in LabelSpace, and experts from 1, as in `Head.gate_entries`.
     """
     prompts = config.model.prompts
     if prompts.kind != "group":
@@ -94,14 +88,15 @@ def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 
 # ------------------------------------------------------------------------------------------------------------- samples
 def choose_samples(codes: np.ndarray, count: int, scores: np.ndarray | None = None) -> np.ndarray:
-    """Choose at most `count` of N images, always the same ones: rows i64[S] in rising order.
+    """Choose at most `count` of N images deterministically; return their rows i64[S], increasing.
 
-    With scores, up to a quarter are the most confident mistakes, of every label its worst before any label's second. To
-    these come, one after another, the image that shows most of the labels that none has shown so far; when no image
-    shows another, all labels are to be seen once more. Images without labels come last. Of equals the first is taken.
+    With scores, up to a quarter are the most confident mistakes: the worst mistake of each label comes before the
+    second of any label. The others are chosen one by one: each is the image with the largest number of labels that no
+    chosen image has yet; if no image adds a label, all labels count as new again. Images without labels come last. Of
+    equal images the first is chosen.
 
-    codes: i8[N,K], see data.split. scores: probabilities f[N,K]; an image whose scores are NaN could not be read and is
-    not chosen.
+    codes: i8[N,K], see data.split. scores: probabilities f[N,K]; images with NaN scores could not be read and are not
+    chosen.
     """
     positive = codes == POSITIVE
     left = np.ones(len(codes), bool) if scores is None else ~np.isnan(scores).any(axis=1)
@@ -124,9 +119,9 @@ def choose_samples(codes: np.ndarray, count: int, scores: np.ndarray | None = No
 
 
 def _mistakes(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return the rows with a known label whose score is on the wrong side of a half, in the order to take them."""
+    """Return the rows with a known label whose score is on the wrong side of 0.5, in the order of `choose_samples`."""
     worst, label = np.zeros(len(codes)), np.zeros(len(codes), np.int64)
-    for rows in np.array_split(np.arange(len(codes)), max(1, len(codes) // 10_000)):  # to need little memory
+    for rows in np.array_split(np.arange(len(codes)), max(1, len(codes) // 10_000)):  # limits memory
         known = (codes[rows] == NEGATIVE) | (codes[rows] == POSITIVE)
         error = np.nan_to_num(np.where(known, np.abs(scores[rows] - codes[rows]), 0.0))
         worst[rows], label[rows] = error.max(axis=1), error.argmax(axis=1)
@@ -141,10 +136,11 @@ def _mistakes(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Explained:
-    """Images of a split with what a model made of them.
+    """Explained images of a split.
 
-    rows: i64[S], of those that could be read. images: u8[S,H,W,3] as the model was shown them. scores: f32[S,K].
-    arrays: those of explained.npz. grid: (rows, columns) of the patches. left_out: names of arrays that are too large.
+    rows: i64[S], those that could be read. images: u8[S,H,W,3] as the model received them. scores: f32[S,K].
+    arrays: the arrays of explained.npz. grid: (rows, columns) of the patches. left_out: names of arrays that are too
+    large.
     """
 
     rows: np.ndarray
@@ -156,9 +152,9 @@ class Explained:
 
 
 def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) -> Explained:
-    """Explain every image of a split that can be read; arrays of more than `most_numbers` entries are left out.
+    """Explain each readable image of a split; arrays of more than `most_numbers` entries are left out.
 
-    Raises UserError where no image can be read.
+    Raises UserError if no image can be read.
     """
     found: dict[str, list[np.ndarray]] = {}
     for output in predictions(run, split, batch_size=BATCH * run.mesh.size, attention=True):
@@ -187,22 +183,22 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
 def write_samples(
     folder: RunFolder, run: Run, split: Split, *, count: int, side: int = MOST_SIDE, scores: np.ndarray | None = None
 ) -> None:
-    """Explain at most `count` images of a split and write them below samples/, in place of those that were there.
+    """Explain at most `count` images of a split and write them to samples/, replacing earlier samples.
 
-    On many processes every one calls it, and the first one writes. side: most pixels of a thumbnail's side. scores: of
-    all images, see `choose_samples`. Raises UserError for more than MOST_SAMPLES images or MOST_SIDE pixels, and where
-    no image can be read.
+    With several processes, all of them call it, and the first one writes. side: maximum side of a thumbnail in pixels.
+    scores: probabilities of all images, see `choose_samples`. Raises UserError for more than MOST_SAMPLES images or
+    MOST_SIDE pixels, or if no image can be read.
     """
     for key, value, most in (("samples", count, MOST_SAMPLES), ("sample_side", side, MOST_SIDE)):
         if not 1 <= value <= most:
-            raise UserError(f"report.{key} is {value} and should be from 1 to {most} where samples are written")
+            raise UserError(f"report.{key} is {value} and should be from 1 to {most} to write samples")
     chosen = split.take(choose_samples(split.labels, count, scores), split.name)
     explained = explain_images(run, chosen)
     if not distributed.is_first():
         return
     for name in explained.left_out:
         status(
-            f"{name} of {len(chosen)} samples has more than {MOST_NUMBERS:,} numbers and is left out of {SAMPLE_ARRAYS}"
+            f"{name} of {len(chosen)} samples has more than {MOST_NUMBERS:,} entries and is left out of {SAMPLE_ARRAYS}"
         )
     _remove(folder)
     listed = []
@@ -221,11 +217,11 @@ def write_samples(
         "entries": head_of(run.config).gate_entries(run.config),
         "samples": listed,
     }
-    folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: without it there are no samples
+    folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: readers ignore samples without an index
 
 
 def sample_split(data_config: ConfigDict) -> str:
-    """Return the split that samples are taken from: the first test split, or else that for validation.
+    """Return the split that samples are taken from: the first test split, or else the validation split.
 
     data_config: `config.data`. Raises UserError if it names neither.
     """
@@ -236,23 +232,23 @@ def sample_split(data_config: ConfigDict) -> str:
 
 
 def explain_run(folder: RunFolder, run: Run, *, count: int, side: int = MOST_SIDE) -> None:
-    """Write samples of a run from its data set; UserError where that is not there, and as `write_samples` does."""
+    """Write samples of a run from its data set; UserError as in `write_samples`, or if the data set is missing."""
     config = run.config
     split = open_split(config.data, sample_split(config.data), classes=run.label_space.names, seed=config.seed)
     write_samples(folder, run, split, count=count, side=side)
 
 
 def write_requested_samples(folder: RunFolder, config: ConfigDict) -> None:
-    """Write the samples that the config of a finished training asks for with `report.samples`, if it asks for any."""
+    """Write samples of a finished training if `report.samples` of its config is above 0."""
     if config.report.samples:
         explain_run(folder, open_run(folder), count=config.report.samples, side=config.report.sample_side)
 
 
 def thumbnail(image: np.ndarray, side: int) -> bytes:
-    """Return u8[h,w,3] as a JPEG file, made smaller where a side has more than `side` pixels."""
-    picture, buffer = Image.fromarray(image), io.BytesIO()
-    picture.thumbnail((side, side))
-    picture.save(buffer, "JPEG", quality=QUALITY)
+    """Return u8[h,w,3] as a JPEG file, reduced if a side has more than `side` pixels."""
+    small, buffer = Image.fromarray(image), io.BytesIO()
+    small.thumbnail((side, side))
+    small.save(buffer, "JPEG", quality=QUALITY)
     return buffer.getvalue()
 
 
@@ -265,7 +261,7 @@ def _remove(folder: RunFolder) -> None:
 
 
 def predictions(run: Run, split: Split, *, batch_size: int, attention: bool) -> Iterator[dict[str, Any]]:
-    """Return what the step of `make_explain_step` gives for every batch of a split, images in their order."""
+    """Return an iterator over the outputs of `make_explain_step` for the batches of a split, in order."""
     step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=attention)
-    loader = build_loader(run.config.data, split, batch_size=batch_size, process=distributed.process())
+    loader = build_loader(run.config.data, split, batch_size=batch_size, labels=False, process=distributed.process())
     return (step(run.values, run.frozen, batch) for batch in on_device(loader, run.mesh))

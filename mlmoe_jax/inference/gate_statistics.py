@@ -19,11 +19,11 @@ from mlmoe_jax.runs.restore import Run
 # ------------------------------------------------------------------------------------------------------------- a split
 @dataclass(frozen=True)
 class GateStatistics:
-    """How one kind of gate behaves over the images of a split.
+    """Statistics of one kind of gate over the images of a split.
 
-    entropy: f64[K], the mean entropy of a label's weights in nats, from 0 to log E. largest: f64[K], its mean largest
-    weight, from 1/E to 1. mean, deviation: f64[K,E], of a weight over the images; the deviation is 0 where the gate
-    does not look at the image.
+    entropy: f64[K], mean entropy of the weights per label in nats, from 0 to log E. largest: f64[K], mean of the
+    largest weight per label, from 1/E to 1. mean, deviation: f64[K,E], of each weight over the images; the deviation of
+    static gates is 0.
     """
 
     entropy: np.ndarray
@@ -33,9 +33,9 @@ class GateStatistics:
 
 
 def gate_statistics(run: Run, split: Split) -> dict[str, GateStatistics]:
-    """Return the statistics of each kind of gate over the images of a split that can be read; {} without gates.
+    """Return the statistics of each kind of gate over the readable images of a split; {} without gates.
 
-    Raises UserError where no image can be read.
+    Raises UserError if no image can be read.
     """
 
     def gates() -> Iterator[dict[str, np.ndarray]]:
@@ -51,12 +51,12 @@ def gate_statistics(run: Run, split: Split) -> dict[str, GateStatistics]:
 
 
 def summarize_gates(batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, GateStatistics] | None:
-    """Return the statistics of each kind of gate over batches {gate: f32[n,K,E]}, any n; None without batches."""
+    """Return the statistics of each kind of gate over batches {gate: f32[n,K,E]} of any n; None without batches."""
     first, sums, images, batch = {}, defaultdict(float), Counter(), None
     for batch in batches:
         for name, weights in batch.items():
             weights = np.asarray(weights, np.float64)
-            # Sums of differences to the first image lose no digits where a weight hardly changes.
+            # Sums of differences to the first image are exact enough even if a weight hardly changes.
             change = weights - first.setdefault(name, weights[0])
             images[name] += len(weights)
             sums[name, "entropy"] += np.asarray(gate_entropy(weights), np.float64).sum(axis=0)

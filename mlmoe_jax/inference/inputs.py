@@ -1,16 +1,16 @@
-"""The pictures that a user names for prediction: on a command line by `--images`, in Python as values.
+"""The images to label: named by `--images` on the command line, or given as values in Python.
 
-`--images` takes any of these, in the order given; a picture that is named twice is there twice:
+`--images` takes any of these, in the given order; duplicates are kept:
 
-    a.jpg               a file, whatever its name ends in
-    photos              a folder, searched in depth and by name for files that are named like pictures
-    "photos/**/*.jpg"   a pattern in quotes: * ? [abc], and ** for folders in depth; every file that it matches
-    @list.txt           a list, a path a line; paths in it are relative to the folder of the list
-    -                   a list on standard input, its paths relative to the working directory
+    a.jpg               a file with any suffix
+    photos              a folder, searched recursively in order of name for files with the suffix of an image
+    "photos/**/*.jpg"   a quoted pattern: * ? [abc], and ** for nested folders; all files that match
+    @list.txt           a list with one path per line, relative to the folder of the list
+    -                   a list on standard input, with paths relative to the working directory
 
-Hidden files and folders (.name) are left out of folders and patterns. Paths in a list are taken as they stand and not
-looked for beforehand, since a list may have millions: a missing one is a picture that cannot be read. A list with NUL
-characters in it (`find -print0`) is separated by them instead of by lines.
+Hidden files and folders (.name) are left out of folders and patterns. Paths in a list are not checked beforehand,
+because a list may have millions: a missing file is an image that cannot be read. A list that contains NUL characters
+(`find -print0`) is separated by them instead of by lines.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
 
 
 # ------------------------------------------------------------------------------------------------- from a command line
-def find_pictures(given: Sequence[str]) -> list[str]:
-    """Return the paths of the pictures that the items of `--images` stand for; UserError where there are none."""
+def find_images(given: Sequence[str]) -> list[str]:
+    """Return the paths of the images that the items of `--images` name; UserError if an item names none."""
     return [path for item in given for path in _of_item(item)]
 
 
@@ -47,26 +47,26 @@ def _of_item(item: str) -> list[str]:
     path = epath.Path(item) if "://" in item else Path(item).expanduser()
     if path.is_dir():
         if not (inside := _search(path)):
-            raise UserError(f"folder {item} holds no pictures ({', '.join(IMAGE_SUFFIXES)})")
+            raise UserError(f"folder {item} contains no images ({', '.join(IMAGE_SUFFIXES)})")
         return inside
     if "://" in item or os.path.lexists(path):
         return [os.fspath(path)]
     if any(character in item for character in "*?["):
         return _of_pattern(os.fspath(path))
-    raise UserError(f"there is no picture or folder {item}")
+    raise UserError(f"image or folder {item} does not exist")
 
 
 def _search(folder: Path | epath.Path, above: tuple[str, ...] = ()) -> list[str]:
-    """List the pictures below a folder. What is named like a picture is one, even a folder, which cannot be read."""
+    """List the images below a folder; a folder with the suffix of an image counts as an image that cannot be read."""
     real = os.path.realpath(folder)
-    if real in above:  # a link that leads back up
+    if real in above:  # a link to a parent folder
         return []
     found = []
     try:
         for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
             if entry.name.startswith("."):
                 continue
-            if _is_picture_name(entry.name):
+            if _is_image_name(entry.name):
                 found.append(os.fspath(entry))
             elif entry.is_dir():
                 found += _search(entry, (*above, real))
@@ -77,13 +77,13 @@ def _search(folder: Path | epath.Path, above: tuple[str, ...] = ()) -> list[str]
 
 def _of_pattern(pattern: str) -> list[str]:
     matches = sorted(glob.glob(pattern, recursive=True), key=lambda path: path.split(os.sep))
-    found = [path for path in matches if _is_picture_name(path) or not os.path.isdir(path)]
+    found = [path for path in matches if _is_image_name(path) or not os.path.isdir(path)]
     if not found:
         raise UserError(f"no file matches the pattern {pattern}")
     return found
 
 
-def _is_picture_name(name: str) -> bool:
+def _is_image_name(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
@@ -91,22 +91,22 @@ def _list_file(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read the list of pictures {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot read the list of images {path}: {error.strerror or error}") from error
 
 
 def _of_list(content: bytes, folder: str, what: str) -> list[str]:
-    """Return the paths of a list, relative to `folder`; bytes that are no UTF-8 come through as in any path."""
+    """Return the paths of a list, relative to `folder`; bytes that are not UTF-8 are kept, as in all paths."""
     separator = b"\0" if b"\0" in content else b"\n"
     lines = [os.fsdecode(line.removesuffix(b"\r")) for line in content.split(separator)]
     found = [line if "://" in line else os.path.join(folder, line) for line in lines if line.strip()]
     if not found:
-        raise UserError(f"{what} names no pictures; write one path a line")
+        raise UserError(f"{what} contains no images; write one path per line")
     return found
 
 
 # --------------------------------------------------------------------------------------------------------- from Python
 class GivenImages(Images):
-    """Pictures given as paths, encoded bytes, u8[h,w,3] arrays in RGB or pictures of Pillow's, in any mixture."""
+    """Images given as paths, encoded bytes, u8[h,w,3] RGB arrays or Pillow images, in any mixture."""
 
     def __init__(self, given: Sequence[ImageLike]):
         self.given = given
@@ -115,37 +115,37 @@ class GivenImages(Images):
         return len(self.given)
 
     def name(self, row: int) -> str:
-        """Return the path of picture `row`, or its number."""
-        picture = self.given[row]
-        return os.fspath(picture) if isinstance(picture, str | os.PathLike) else f"image {row}"
+        """Return the path of image `row`, or its number."""
+        image = self.given[row]
+        return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
-        """Return picture `row` as u8[h,w,3]; BadImage where it cannot be read or is nothing that could be."""
+        """Return image `row` as u8[h,w,3]; BadImage if it cannot be read or is of another type."""
         return np.asarray(self.open(row, at_least))
 
     def open(self, row: int, at_least: int = 0) -> np.ndarray | Image.Image:
-        """Return picture `row` as an array, where it is given as one, or as Pillow's picture."""
-        picture, name = self.given[row], self.name(row)
-        if isinstance(picture, np.ndarray):
-            if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
-                raise BadImage(f"{name} is an array {picture.dtype}{list(picture.shape)} and should be uint8[h,w,3]")
-            return picture
-        if isinstance(picture, Image.Image):
-            picture = _encoded(picture, name)
-        elif not isinstance(picture, str | os.PathLike | bytes):
-            raise BadImage(f"{name} is a {type(picture).__name__}, no path, bytes, array or picture of Pillow's")
-        return open_image(picture, name=name, at_least=at_least)
+        """Return image `row` as an array if it is given as one, else as a Pillow image."""
+        image, name = self.given[row], self.name(row)
+        if isinstance(image, np.ndarray):
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+                raise BadImage(f"{name} is an array {image.dtype}{list(image.shape)} and should be uint8[h,w,3]")
+            return image
+        if isinstance(image, Image.Image):
+            image = _encoded(image, name)
+        elif not isinstance(image, str | os.PathLike | bytes):
+            raise BadImage(f"{name} is a {type(image).__name__}, not a path, bytes, an array or a Pillow image")
+        return open_image(image, name=name, at_least=at_least)
 
 
-def _encoded(picture: Image.Image, name: str) -> bytes:
-    """Return a picture of Pillow's as a file, so that mode, transparency and EXIF are treated as those of files are."""
+def _encoded(image: Image.Image, name: str) -> bytes:
+    """Encode a Pillow image, so that mode, transparency and EXIF are handled as in image files."""
     buffer = io.BytesIO()
     try:
-        picture.load()  # which turns a TIFF upright
+        image.load()  # also applies the orientation of a TIFF
         exif = Image.Exif()
-        exif.update({tag: value for tag, value in picture.getexif().items() if tag == EXIF_ORIENTATION})
-        in_png = picture.convert("RGB") if picture.mode in ("CMYK", "YCbCr", "LAB", "HSV") else picture
+        exif.update({tag: value for tag, value in image.getexif().items() if tag == EXIF_ORIENTATION})
+        in_png = image.convert("RGB") if image.mode in ("CMYK", "YCbCr", "LAB", "HSV") else image
         in_png.save(buffer, "PNG", compress_level=0, exif=exif)
-    except Exception as error:  # Pillow's decoders raise many kinds on damaged data
+    except Exception as error:  # Pillow's decoders raise many types for damaged data
         raise BadImage(f"cannot read {name} as an image: {error or type(error).__name__}") from error
     return buffer.getvalue()

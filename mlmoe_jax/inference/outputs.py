@@ -1,4 +1,4 @@
-"""What comes out of a prediction, and the files and streams that it is written to, one row a picture."""
+"""The result of a prediction, and the files and streams it is written to, one row per image."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target
 
 @dataclass(frozen=True)
 class Result:
-    """The answer for one picture: `scores` is label -> probability, for all labels.
+    """The result for one image.
 
-    labels: those at or above their threshold, in the order of the model; with `top_k`, the best, the best first.
-    gates: where asked for, the routing weights f32[K,E] of every label, by the name of the gate.
-    Where the picture could not be read, `error` says why and the rest is empty.
+    labels: those at or above their threshold, in the order of the model; with `top_k`, the best ones, best first.
+    scores: label -> probability, for all labels.
+    error: the reason if the image could not be read; all other fields except `image` are then empty.
+    gates: name of the gate -> routing weights f32[K,E], if requested.
     """
 
     image: str
@@ -33,11 +34,11 @@ class Result:
 
 
 def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = False, gates: bool = False) -> Target:
-    """Return what `--output` means: a .csv or .jsonl file, or - for standard output, as CSV or `as_json` as JSONL.
+    """Return the target of `--output`: a .csv or .jsonl file, or - for standard output (CSV, or JSONL if `as_json`).
 
-    Without it, predictions.csv in the run folder, or with gates predictions.jsonl: a label's weights are a list, which
-    a cell of a CSV cannot hold, and a line a picture needs no memory, which an .npz for all of them would.
-    Raises UserError for anything else, or a file that cannot be written there.
+    The default is predictions.csv in the run folder, or predictions.jsonl with gates: the weights of a label are a
+    list, which does not fit into a CSV cell, and rows can be written one by one, unlike an .npz. Raises UserError for
+    other suffixes, and if the file cannot be written.
     """
     if output == STANDARD_OUTPUT:
         target = Target(None, "jsonl" if as_json else "csv")
@@ -57,12 +58,12 @@ def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = Fals
 
 # --------------------------------------------------------------------------------------------------------------- rows
 def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
-    """Return a function that writes a result as a row of `kind` csv or jsonl; the heading of a CSV is written here.
+    """Return a function that writes a result as a row of `kind` csv or jsonl; write the heading of a CSV.
 
-    Columns of a CSV: image, labels (joined by ;), error and the score of every label; with top_k, which says how many
-    labels a result has: image, error, and label_1, score_1, label_2, …, the best first.
-    Keys in JSONL: image, and either error, or labels and scores (with top_k those of its labels only, the best first),
-    and gates {name: {label: weights}} where a result has them.
+    Columns of a CSV: image, labels (joined by ;), error and one score per label; with top_k, the number of labels per
+    result: image, error, and label_1, score_1, label_2, …, best first.
+    Keys in JSONL: image, and either error, or labels and scores (with top_k only those of the best labels, best first),
+    and gates {name: {label: weights}} if a result has them.
     """
     return _jsonl_writer(file, names, top_k) if kind == "jsonl" else _csv_writer(file, names, top_k)
 
@@ -100,5 +101,5 @@ def _jsonl_writer(file: TextIO, names: Sequence[str], top_k: int | None) -> Call
 
 
 def _by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
-    """Name the rows of f32[K,E]; six digits are more than routing weights mean, and a third of the length."""
+    """Return label -> weights of f32[K,E], rounded: six digits suffice and take a third of the space."""
     return dict(zip(names, np.round(weights.astype(np.float64), 6).tolist(), strict=True))

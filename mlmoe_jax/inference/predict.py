@@ -1,4 +1,4 @@
-"""A run folder and pictures in, labels out: no data set, no training code."""
+"""Label images with the model of a run folder; needs neither the data set nor training code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlmoe_jax.config.overrides import Overrides, as_pairs
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_pictures
+from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images
 from mlmoe_jax.inference.outputs import Result, choose_target, row_writer
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
@@ -28,21 +28,21 @@ from mlmoe_jax.runtime.sharding import on_device
 from mlmoe_jax.runtime.storage import Target, opened
 from mlmoe_jax.runtime.text import text_table
 
-BATCH = 32  # pictures a device, where nothing else is asked for
-SHOWN = 20  # rows of the printed table, and errors
+BATCH = 32  # default number of images per device
+SHOWN = 20  # maximum number of printed rows, and of printed errors
 
 
 class Predictor:
-    """A trained model that labels pictures.
+    """A trained model that labels images.
 
-    thresholds: label -> the probability from which on the label is given. On many processes, every one makes the same
-    calls with the same pictures, reads its part of each batch, and gets all results.
+    thresholds: label -> minimum probability for assigning the label. With several processes, all of them make the same
+    calls with the same images; each reads its part of each batch and receives all results.
     """
 
     def __init__(self, run: Run, thresholds: Mapping[str, float]):
         self.run, self.names = run, run.label_space.names
         if unknown := [name for name in self.names if name not in thresholds]:
-            raise UserError(f"there is no threshold for label {unknown[0]}; put one into {THRESHOLDS} of the run")
+            raise UserError(f"label {unknown[0]} has no threshold; add one to {THRESHOLDS} of the run")
         self.thresholds = np.array([thresholds[name] for name in self.names], np.float64)
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
@@ -51,10 +51,10 @@ class Predictor:
 
     @classmethod
     def from_run(cls, workdir: str | Path, overrides: Overrides = ()) -> Predictor:
-        """Open a run folder; UserError where it holds no trained model.
+        """Open a run folder; UserError if it does not contain a trained model.
 
-        overrides: config keys under data, eval and mesh that differ from the run's own; eval.threshold takes the place
-        of all its thresholds.
+        overrides: config keys under data, eval and mesh that differ from those of the run; eval.threshold replaces all
+        of its thresholds.
         """
         folder, pairs = RunFolder(workdir), as_pairs(overrides)
         run = open_run(folder, pairs)
@@ -65,7 +65,7 @@ class Predictor:
     def __call__(
         self, images: Sequence[ImageLike], *, batch_size: int = BATCH, top_k: int | None = None, gates: bool = False
     ) -> list[Result]:
-        """Label pictures given as paths, encoded bytes, u8[h,w,3] arrays or Pillow's, in their order; see `stream`."""
+        """Label images given as paths, encoded bytes, u8[h,w,3] arrays or Pillow images; see `stream`."""
         return list(self.stream(images, batch_size=batch_size, top_k=top_k, gates=gates))
 
     def stream(
@@ -77,14 +77,15 @@ class Predictor:
         gates: bool = False,
         progress: Progress | None = None,
     ) -> Iterator[Result]:
-        """Return an iterator over the results in the order of the pictures, which are read while the model works.
+        """Return an iterator over the results in the order of the images, which are read while the model runs.
 
-        batch_size: of all devices together, rounded up to their number. Every batch has this size, the last one padded,
-        so that the model is compiled once. top_k: give each picture its so many best labels, whatever the thresholds.
-        gates: return the routing weights of the labels as well. progress: is told of every batch.
+        batch_size: for all devices together, rounded up to a multiple of their number. Every batch has this size (the
+        last one is padded), so that the model is compiled once. top_k: assign this number of best labels to each image
+        instead of using the thresholds. gates: also return the routing weights of the labels. progress: advanced once
+        per batch.
 
-        Raises UserError for a top_k that the labels do not fill, for gates of a model that has none, and later where
-        the model gives scores that are no numbers.
+        Raises UserError for a top_k above the number of labels and for gates of a model without gates; the iterator
+        raises it if the model returns non-finite scores.
         """
         if top_k is not None and not 1 <= top_k <= len(self.names):
             raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
@@ -93,7 +94,7 @@ class Predictor:
         devices = self.run.mesh.size
         batch_size = devices * math.ceil(batch_size / devices)
         if gates and not self._has_gates(batch_size):
-            raise UserError(f"a model with the head {self.run.config.model.head.kind} has no gates to show")
+            raise UserError(f"a model with the head {self.run.config.model.head.kind} has no gates")
         return self._results(images, batch_size, top_k, gates, progress) if len(images) else iter(())
 
     def _has_gates(self, batch_size: int) -> bool:
@@ -105,7 +106,7 @@ class Predictor:
     def _results(self, images, batch_size, top_k, gates, progress) -> Iterator[Result]:
         given = GivenImages(images)
         names = [given.name(row) for row in range(len(given))]
-        split = Split("pictures", (), np.zeros((len(given), 0), np.int8), names, given)
+        split = Split("images", (), np.zeros((len(given), 0), np.int8), names, given)
         loader = build_loader(self._data, split, batch_size=batch_size, labels=False, process=distributed.process())
         step, waiting = self._steps[gates], None
         with shortage_explained("take a smaller batch (--batch-size)"):
@@ -121,11 +122,11 @@ class Predictor:
     def _of_batch(self, output: dict, split: Split, top_k: int | None) -> Iterator[Result]:
         read = output["mask"] > 0
         if not np.isfinite(output["logits"][read]).all():
-            raise UserError("the model gives scores that are no numbers: its training has diverged, so train it again")
+            raise UserError("the model returns scores that are not finite: its training has diverged; train it again")
         for at, row in enumerate(output["id"].tolist()):
             if row < 0:  # padding
                 continue
-            if not read[at]:  # perhaps by another process, which has the reason
+            if not read[at]:  # perhaps by another process, which knows the reason
                 [(_, name, error)] = SkippedImages(split, [row]).table()
                 yield Result(name, error=error)
                 continue
@@ -138,7 +139,7 @@ class Predictor:
             yield Result(split.ids[row], labels, by_name, gates=weights or None)
 
     def _chosen(self, scores: np.ndarray, top_k: int | None) -> np.ndarray:
-        """Return the rows of the labels to give; of equal scores the first label is the better."""
+        """Return the indices of the labels to assign; of equal scores, the first label ranks higher."""
         return (
             np.flatnonzero(scores >= self.thresholds) if top_k is None else np.argsort(-scores, kind="stable")[:top_k]
         )
@@ -156,15 +157,15 @@ def predict_files(
     gates: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Label the pictures that `given` names (see pictures.py) and write a row a picture (see predictions.py).
+    """Label the images that `given` names (see inputs.py) and write one row per image (see outputs.py).
 
-    A short table goes to stdout, or a line to stderr where the rows go to stdout. batch_size: so many pictures at a
-    time, by default 32 a device. Returns the exit code: 0, or 2 where a picture could not be read; the others are
-    labelled all the same.
+    A short table is printed to stdout, or one line to stderr if the rows are written to stdout. batch_size: number of
+    images at a time, by default 32 per device. Returns the exit code: 0, or 2 if an image could not be read; all other
+    images are labeled.
     """
     target = choose_target(output, folder, as_json=as_json, gates=gates)
     folder.require(CONFIG, CHECKPOINTS)
-    paths = _of_first_process(lambda: find_pictures(given))
+    paths = _of_first_process(lambda: find_images(given))
     predictor = Predictor.from_run(folder.path, overrides)
     devices = predictor.run.mesh.size
     size = even_batch(len(paths), BATCH * devices if batch_size is None else batch_size, devices)
@@ -177,7 +178,7 @@ def predict_files(
                 summary.add(result)
         else:
             if top_k is None:
-                _tell_thresholds(predictor, folder, overrides)
+                _report_thresholds(predictor, folder, overrides)
             with opened(target) as file:
                 write = row_writer(file, target.kind, predictor.names, top_k)
                 for result in results:
@@ -186,22 +187,22 @@ def predict_files(
     finally:
         progress.close()
     if writes:
-        summary.tell(target)
+        summary.print(target)
     return 2 if summary.unread else 0
 
 
-def even_batch(pictures: int, most: int, devices: int) -> int:
-    """Return the size of the batches, about `most` and a multiple of `devices`, that leaves little to pad in the last.
+def even_batch(images: int, most: int, devices: int) -> int:
+    """Return a batch size of about `most`, a multiple of `devices`, for which the last batch needs little padding.
 
     Raises UserError for a `most` below 1.
     """
     if most < 1:
         raise UserError(f"--batch-size={most} should be above 0")
-    return devices * math.ceil(pictures / math.ceil(pictures / most) / devices)
+    return devices * math.ceil(images / math.ceil(images / most) / devices)
 
 
 def _of_first_process(find: Callable[[], list[str]]) -> list[str]:
-    """Return on every process what `find` returns, or raises, on the first: it alone may have a standard input."""
+    """Call `find` on the first process, the only one with a standard input; return, or raise, its result on all."""
     message = {}
     if distributed.is_first():
         try:
@@ -214,32 +215,32 @@ def _of_first_process(find: Callable[[], list[str]]) -> list[str]:
     return message["paths"]
 
 
-def _tell_thresholds(predictor: Predictor, folder: RunFolder, overrides: Sequence[tuple[str, str]]) -> None:
-    """Say which thresholds count, unless it is the default for every label."""
+def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Sequence[tuple[str, str]]) -> None:
+    """Log the thresholds, unless all labels have the default."""
     if (predictor.thresholds == default_config().eval.threshold).all():
         return
     finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
-    told = " to ".join(f"{value:.3g}" for value in finite[[0, -1][: len(finite)]])
+    text = " to ".join(f"{value:.3g}" for value in finite[[0, -1][: len(finite)]])
     never = np.count_nonzero(np.isinf(predictor.thresholds))
-    told = " and ".join(filter(None, [told, f"never for {never} labels" if never else ""]))
+    text = " and ".join(filter(None, [text, f"never for {never} labels" if never else ""]))
     if "eval.threshold" in dict(overrides):
-        status(f"thresholds: {told} (--config.eval.threshold)")
+        status(f"thresholds: {text} (--config.eval.threshold)")
         return
     source = read_thresholds(folder).source
     fitted = f", fitted on {source['split']}" if "split" in source else ""
-    status(f"thresholds: {told} ({folder / THRESHOLDS}{fitted})")
+    status(f"thresholds: {text} ({folder / THRESHOLDS}{fitted})")
 
 
 class _Summary:
-    """What a person is told of a prediction: its first rows, what could not be read, and how fast it went."""
+    """The printed summary of a prediction: its first rows, the errors, and the speed."""
 
-    def __init__(self, pictures: int):
-        self.pictures, self.done, self.unread = pictures, 0, 0
+    def __init__(self, images: int):
+        self.images, self.done, self.unread = images, 0, 0
         self.first: list[Result] = []
         self.started = time.perf_counter()
 
     def add(self, result: Result) -> None:
-        """Count a result; errors are told at once, but not thousands of them."""
+        """Count a result, and log its error at once unless there are more than SHOWN."""
         self.done += 1
         if len(self.first) < SHOWN:
             self.first.append(result)
@@ -248,16 +249,16 @@ class _Summary:
             if self.unread <= SHOWN and distributed.is_first():
                 status(f"error: {result.error}")
 
-    def tell(self, target: Target) -> None:
-        """Print it where it does not mix with the rows."""
+    def print(self, target: Target) -> None:
+        """Print the summary to stdout, or log it if the rows are written to stdout."""
         rate = self.done / max(1e-9, time.perf_counter() - self.started)
         if self.unread > SHOWN:
-            status(f"… and {self.unread - SHOWN:,} more errors; {target} has them all")
-        labelled = f"{self.done - self.unread} of {self.pictures} pictures labelled"
-        tell = status if target.path is None else print
+            status(f"… and {self.unread - SHOWN:,} more errors; {target} contains all of them")
+        labeled = f"{self.done - self.unread} of {self.images} images labeled"
+        show = status if target.path is None else print
         if target.path is not None:
-            tell(_table(self.first, self.done))
-        tell(f"{labelled} ({rate:.3g} images/s); written to {target}")
+            show(_table(self.first, self.done))
+        show(f"{labeled} ({rate:.3g} images/s); written to {target}")
 
 
 def _table(first: Sequence[Result], count: int) -> str:
@@ -265,11 +266,11 @@ def _table(first: Sequence[Result], count: int) -> str:
     rows = []
     for name, result in zip(names, first, strict=True):
         best = sorted(result.labels, key=lambda label: -result.scores[label])
-        told = (
+        text = (
             "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best)
-            or "(nothing above its threshold)"
+            or "(no label reaches its threshold)"
         )
-        rows.append([name, "unreadable" if result.error else told])
+        rows.append([name, "unreadable" if result.error else text])
     if count > len(first):
         rows.append([f"… and {count - len(first)} more"])
     return text_table(rows, align="<")

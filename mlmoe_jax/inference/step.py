@@ -1,4 +1,4 @@
-"""How a model is applied to a batch, and the step of evaluation and prediction."""
+"""Apply a model to a batch, and the step of evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, unpadded
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
-    """σ of f32[...] in float64, without overflow."""
+    """Return σ(logits) in float64, f64[...], without overflow."""
     logits = np.asarray(logits, np.float64)
     return np.exp(-np.logaddexp(0, -logits))
 
@@ -36,15 +36,15 @@ def apply(
     key: jax.Array | None = None,
     return_attention: bool = False,
 ) -> tuple[Prediction, Params]:
-    """Apply a model to a batch, inside jit; return its prediction, and its statistics after the forward pass.
+    """Apply a model to a batch inside jit; return its prediction, and its statistics after the forward pass.
 
-    Training, pruning, evaluation, prediction and explanations all go through here, so that padding is cut off, and
-    activations are sharded, in each of them alike.
+    Training, pruning, evaluation, prediction and explanations all call this function, so padding is removed and
+    activations are sharded in the same way for all of them.
 
-    values: every value of the model, placed on `mesh` with `label_axes`. batch: as in `data.batch`; evaluation needs no
-    labels. key: None for evaluation. With a key the model is in training mode: images are augmented as `augmentation`
-    says, heads that learn from the labels read `batch["label"]`, and everything random is drawn from the key.
-    return_attention: attention maps are part of the prediction.
+    values: all values of the model, placed on `mesh` with `label_axes`. batch: as in `data.batch`; evaluation needs no
+    labels. key: None for evaluation. With a key the model is in training mode: images are augmented according to
+    `augmentation`, heads that learn from the labels read `batch["label"]`, and all random numbers are drawn from the
+    key. return_attention: include attention maps in the prediction.
     """
     model = definition.merge(unpadded(values, label_axes))
     options: dict[str, Any] = {"return_attention": True} if return_attention else {}
@@ -53,7 +53,7 @@ def apply(
     else:
         augment_key, model_key = jax.random.split(key)
         image = prepare(batch, preprocess, augmentation, augment_key)
-        model.train()  # merged modules are made for evaluation
+        model.train()  # merged modules are in evaluation mode
         options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
     with partition.over(mesh):
         prediction = model(image, **options)
@@ -70,8 +70,8 @@ def make_eval_step(
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step of evaluation and prediction: (values, frozen, batch) -> logits f32[B,K], `id` and `mask`.
 
-    values: trainable and stats together. label_axes: with which they and the frozen were placed. gates: return `gates`
-    too, name -> f32[B or 1,K,E]. Every process receives the results of the whole global batch.
+    values: trainable and stats together. label_axes: those with which they and the frozen were placed. gates: also
+    return `gates`, name -> f32[B or 1,K,E]. Every process receives the results of the whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:

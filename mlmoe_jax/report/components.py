@@ -91,9 +91,9 @@ class Charts:
 class LabelGraph:
     """Labels on a circle, ordered by group, with lines between labels that occur together.
 
-    nodes: dicts of name, x, y (on the unit circle), angle (degrees), group (from 1), colour (in the palette) and
-    positives. edges: dicts of source and target (indices of `nodes`), colour (None between groups), path (SVG), p and
-    text. arcs: dicts of path, x, y, group and colour.
+    nodes: dicts of name, x, y (on the unit circle), angle (degrees), group (from 1), color (in the palette) and
+    positives. edges: dicts of source and target (indices of `nodes`), color (None between groups), path (SVG), p and
+    text. arcs: dicts of path, x, y, group and color.
     reach: half the side of the drawing.
     """
 

@@ -78,7 +78,7 @@ def label_graph(
             "y": round(math.sin(turn), 4),
             "angle": round(math.degrees(turn), 2),
             "group": int(of) + 1,
-            "colour": colour(of),
+            "color": color(of),
             "positives": int(space.positives[k]),
         }
         for k, turn, of in zip(shown, angle, group, strict=True)
@@ -94,7 +94,7 @@ def label_graph(
     return LabelGraph(name, title, nodes, edges, arcs, round(reach, 3), alt)
 
 
-def colour(group: int) -> int:
+def color(group: int) -> int:
     """Return the index of a group's color in the palette of the page, 1 … 8."""
     return int(group) % 8 + 1
 
@@ -116,7 +116,7 @@ def _edge(nodes: Sequence[dict[str, Any]], a: int, b: int, conditional: np.ndarr
     return {
         "source": a,
         "target": b,
-        "colour": start["colour"] if start["group"] == end["group"] else None,
+        "color": start["color"] if start["group"] == end["group"] else None,
         "path": f"M{start['x']} {start['y']} Q{middle[0]} {middle[1]} {end['x']} {end['y']}",
         "p": round(float(conditional[a, b]), 4),
         "text": f"p({end['name']} | {start['name']}) = {conditional[a, b]:.2f}, reverse {conditional[b, a]:.2f}",
@@ -134,7 +134,7 @@ def _arc(angles: np.ndarray, around: float, group: int) -> dict[str, Any]:
         "x": round(0.86 * math.cos(middle), 4),
         "y": round(0.86 * math.sin(middle), 4),
         "group": group + 1,
-        "colour": colour(group),
+        "color": color(group),
     }
 
 

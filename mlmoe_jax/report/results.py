@@ -1,4 +1,4 @@
-"""Sections about the numbers: metrics of each split, every label's, differences to another run, thresholds."""
+"""Sections about the results: metrics per split and per label, differences from another run, thresholds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_BARS = 100
 
 
 def _meaning(name: str, definitions: Mapping[str, str]) -> str:
-    """What a name means; "" where no pattern fits it."""
+    """Return the meaning of a name; "" if it matches no pattern."""
     for pattern, sentence in definitions.items():
         if found := re.fullmatch(pattern, name):
             return sentence.format(*found.groups())
@@ -28,10 +28,10 @@ def _meaning(name: str, definitions: Mapping[str, str]) -> str:
 
 # --------------------------------------------------------------------------------------------------------- metrics
 def metrics(files: RunFiles) -> Section:
-    """The metrics of each split in percent, grouped by how they are defined."""
+    """Return the metrics of each split in percent, by group."""
     title, splits = "Metrics", files.splits
     if not splits:
-        missing = "results.json appears when the training ends, eval/results.json with --mode=eval."
+        missing = "results.json is written when training ends, eval/results.json by --mode=eval."
         return Section("metrics", title, missing=missing)
     names = list(dict.fromkeys(name for split in splits.values() for name in split.metrics))
     parts: list[Any] = [Note("In percent. Labels without a positive in a split are left out of means over labels.")]
@@ -41,18 +41,18 @@ def metrics(files: RunFiles) -> Section:
         if meaning:
             left = [name for name in left if name not in meaning]
             rows = [[n, *(percent(s.metrics.get(n)) for s in splits.values()), what] for n, what in meaning.items()]
-            parts.append(Table(("metric", *splits, "what it is"), rows, group.caption, text=(0, len(splits) + 1)))
+            parts.append(Table(("metric", *splits, "meaning"), rows, group.caption, text=(0, len(splits) + 1)))
     cuts = list(dict.fromkeys(cut for name in names if (cut := _cut(name))))
     if cuts:
         parts += _at_cuts(cuts, splits)
     if left:
         rows = [[name, *(_plain(split.metrics.get(name)) for split in splits.values())] for name in left]
-        parts.append(Table(("name", *splits), rows, "Further numbers, as results.json has them, not in percent"))
+        parts.append(Table(("name", *splits), rows, "Other values of results.json, not in percent"))
     return Section("metrics", title, parts)
 
 
 def _cut(name: str) -> str:
-    """The cut of a metric such as CF1@0.5; "" where it has none."""
+    """Return the cut of a metric such as CF1@0.5; "" if it has none."""
     base, _, cut = name.partition("@")
     return cut if base in FIGURES else ""
 
@@ -67,7 +67,7 @@ def _at_cuts(cuts: Sequence[str], splits: Mapping[str, Evaluated]) -> list[Any]:
     meanings = [(f"at {cut}", _meaning(cut, CUTS) or "see results.json") for cut in cuts]
     return [
         Table(("cut", "split", *FIGURES), rows, PREDICTIONS.caption, text=(0, 1)),
-        Details("What the cuts and columns are", [Facts([*meanings, *FIGURES.items()])]),
+        Details("Meaning of the cuts and columns", [Facts([*meanings, *FIGURES.items()])]),
     ]
 
 
@@ -77,10 +77,10 @@ def _plain(value: float | None) -> str:
 
 # -------------------------------------------------------------------------------------------------------- per class
 def per_class(files: RunFiles) -> Section:
-    """Average precision of every label, as bars and as a table with everything that is known of each."""
+    """Return the average precision per label as bars, and a table with all values per label."""
     title, main = "Labels", files.main_split
     if main is None or not main.per_class:
-        return Section("labels", title, missing="per_class.csv appears when the training ends, or with --mode=eval.")
+        return Section("labels", title, missing="per_class.csv is written when training ends, or by --mode=eval.")
     shown = [row for row in main.per_class if _number(row.get("AP")) is not None]
     ordered = sorted(shown, key=lambda row: -float(row["AP"]))
     parts: list[Any] = []
@@ -102,16 +102,16 @@ def per_class(files: RunFiles) -> Section:
 
 
 def _ends(ordered: Sequence[Any]) -> tuple[list[Any], str]:
-    """The first and the last of a long list, and a sentence that says so."""
+    """Return the first and the last items of a long list, and a sentence about the omission."""
     if len(ordered) <= MOST_BARS:
         return list(ordered), ""
     half = MOST_BARS // 2
-    sentence = f"Of {len(ordered):,} labels the {half} highest and the {half} lowest are drawn; the table has all."
+    sentence = f"Of {len(ordered):,} labels, the {half} highest and the {half} lowest are drawn; the table lists all."
     return [*ordered[:half], *ordered[-half:]], sentence
 
 
 def _label_table(files: RunFiles, main: Evaluated) -> SortableTable:
-    """Columns: those of per_class.csv for the main split, AP in the other splits, the threshold."""
+    """Return the table of labels: per_class.csv of the main split, AP on the other splits, thresholds."""
     own = [name for name in main.per_class[0] if name not in ("split", "label")]
     others = {
         split.name: {row["label"]: _number(row.get("AP")) for row in split.per_class}
@@ -127,7 +127,7 @@ def _label_table(files: RunFiles, main: Evaluated) -> SortableTable:
         label = row["label"]
         cells = [label, *(_number(row[name]) for name in own), *(of.get(label) for of in others.values())]
         rows.append([*cells, thresholds.get(label)] if thresholds else cells)
-    caption = f"Every label on {main.name}; AP and the like in percent. Click a heading to sort."
+    caption = f"All labels on {main.name}; AP and other fractions in percent. Click a column heading to sort."
     return SortableTable("label-table", columns, rows, caption)
 
 
@@ -139,20 +139,20 @@ def _kind(column: str) -> str:
 
 
 def _number(text: str | None) -> float | None:
-    """Read a cell; None where it is empty or nan."""
+    """Return the value of a cell; None if it is empty or nan."""
     value = float(text) if text else math.nan
     return None if math.isnan(value) else value
 
 
 # ------------------------------------------------------------------------------------------------------ differences
 def differences(files: RunFiles, other: RunFiles | None) -> Section:
-    """How much better or worse this run is than another, label by label (ML-VPT, figure 4).
+    """Return the differences between this run and another, in total and per label (ML-VPT, figure 4).
 
-    Raises UserError where the runs cannot be compared: no scores, other labels, or no image in common.
+    Raises UserError if the runs cannot be compared: no scores, different labels, or no common image.
     """
-    name, title = "differences", "Differences to another run"
+    name, title = "differences", "Differences from another run"
     if other is None:
-        return Section(name, title, missing="Give a second run folder with --against=FOLDER.")
+        return Section(name, title, missing="--against=FOLDER compares this run with another one.")
     found = compare_runs(other.folder, files.folder)
     return Section(
         name,
@@ -170,15 +170,14 @@ def _in_words(found: Comparison, other: str) -> str:
     clear = [change for change in found.ap.values() if change.clear]
     better = sum(change.difference > 0 for change in clear)
     text = (
-        f"This run minus {other}, on the {found.counts.images:,} images of {found.split} that both have scores of. "
-        f"Intervals hold 95 % of {found.resamples:,} differences over images drawn anew; where one leaves out 0, the "
-        f"difference is clear. {better} labels are clearly better and {len(clear) - better} clearly worse of "
-        f"{len(found.ap):,}; "
-        "of labels that do not differ, one in twenty looks clear by chance."
+        f"This run minus {other}, on the {found.counts.images:,} images of {found.split} for which both have scores. "
+        f"Intervals contain 95 % of the differences over {found.resamples:,} resamples of the images; a difference is "
+        f"clear if its interval excludes 0. Of {len(found.ap):,} labels, {better} are clearly better and "
+        f"{len(clear) - better} clearly worse; one in twenty labels without a difference looks clear by chance."
     )
     only, unread = found.counts.only_a + found.counts.only_b, found.counts.unread
     if only or unread:
-        text += f" Left out: {only:,} images of one run alone, {unread:,} unreadable."
+        text += f" Left out: {only:,} images of only one run, {unread:,} unreadable."
     return text
 
 
@@ -199,7 +198,7 @@ def _interval(change: Change) -> str:
 def _label_differences(found: Comparison, name: str, other: str) -> list[Any]:
     shown = [(label, change) for label, change in found.ap.items() if not math.isnan(change.difference)]
     if not shown:
-        return [Note("No label has a positive, so there are no differences of average precision.")]
+        return [Note("No label has a positive, so average precision is undefined.")]
     shown.sort(key=lambda pair: -pair[1].difference)
     drawn, left_out = _ends(shown)
     rows = [
@@ -227,34 +226,33 @@ def _changed_images(found: Comparison, other: str) -> Details:
     for image in found.changed:
         moves = ", ".join(f"{m.label} {percent(m.a, 0)} → {percent(m.b, 0)} %{' ✓' * m.positive}" for m in image.moves)
         rows.append([image.id, image.change, image.b - image.a, moves, ", ".join(image.labels)])
-    columns = [("image", "text"), ("mean change", "fraction"), ("nearer to the truth by", "fraction")]
-    columns += [(f"from {other} to this run (✓: right)", "text"), ("right labels", "text")]
-    caption = "Images whose scores changed most, on average over their labels, in percent."
+    columns = [("image", "text"), ("mean change", "fraction"), ("closer to the truth by", "fraction")]
+    columns += [(f"from {other} to this run (✓: present)", "text"), ("present labels", "text")]
+    caption = "Images whose scores changed most on average over their labels, in percent."
     return Details("Images that changed most", [SortableTable("changed-table", columns, rows, caption)])
 
 
 # ------------------------------------------------------------------------------------------------------- thresholds
 def thresholds(files: RunFiles) -> Section:
-    """The cuts that prediction uses, and where they come from."""
+    """Return the thresholds that prediction uses, and their origin."""
     name, title, found = "thresholds", "Thresholds", files.thresholds
     if found is None:
-        return Section(name, title, missing="thresholds.json appears when a training begins.")
+        return Section(name, title, missing="thresholds.json is written when training starts.")
     parts: list[Any] = []
     if found.source:
         parts.append(Facts([(key, v if isinstance(v, str) else repr(v)) for key, v in found.source.items()]))
     else:
-        parts.append(Note("They are fixed; --mode=thresholds fits them on a split."))
+        parts.append(Note("The thresholds are fixed; --mode=thresholds fits them on a split."))
     ordered = sorted(found.values.values())
     if ordered and ordered[0] == ordered[-1]:
-        cut = f"its probability is at least {ordered[0]:g}, every label alike"
-        parts.append(Note(f"A label is predicted where {cut}."))
+        parts.append(Note(f"Each label is predicted if its probability is at least {ordered[0]:g}."))
     elif ordered:
         given = [cut for cut in ordered if math.isfinite(cut)]
-        text = "A label is predicted where its probability is at least its own threshold"
+        text = "Each label is predicted if its probability is at least its own threshold"
         if given:
-            text += f": from {given[0]:.3g} to {given[-1]:.3g}, in the middle {given[len(given) // 2]:.3g}"
+            text += f": from {given[0]:.3g} to {given[-1]:.3g}, median {given[len(given) // 2]:.3g}"
         never = len(ordered) - len(given)
-        parts.append(Note(f"{text}." + (f" {never:,} labels, those with a dash, are never predicted." * bool(never))))
+        parts.append(Note(f"{text}." + (f" {never:,} labels (with a dash) are never predicted." * bool(never))))
         columns = [("label", "text"), ("threshold", "number")]
         parts.append(SortableTable("threshold-table", columns, [[label, cut] for label, cut in found.values.items()]))
     return Section(name, title, parts)

@@ -1,4 +1,4 @@
-"""Sections about the training: what ran, its curves, its cost, its config."""
+"""Sections about the training: summary, curves, cost, config."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _KEY_METRICS = (
 
 # ---------------------------------------------------------------------------------------------------------- header
 def header(files: RunFiles) -> Section:
-    """What ran on what, which step was selected and how, and the numbers that people ask for first."""
+    """Return the summary: model and data, the selected step, and the main metrics."""
     config, main = files.config, files.main_split
     parts: list[Any] = []
     if config.eval.select_on == "test":
-        parts.append(Note("Selected on test, as published: the step was chosen by the very split that is reported."))
+        parts.append(Note("Selected on test, as published: the step was selected on the same split that is reported."))
     if main is not None:
         threshold = f"{config.eval.threshold:g}"
         found = [(shown, _metric(main.metrics, name, threshold)) for name, shown in _KEY_METRICS]
         parts.append(Numbers([(f"{name} %", percent(v), f"on {main.name}") for name, v in found if v is not None]))
     parts.append(Facts([(name, value) for name, value in _facts(files) if value]))
     if main is None:
-        parts.append(Note("No split is evaluated yet; results appear when the training ends, or with --mode=eval."))
-    return Section("summary", "What ran", parts)
+        parts.append(Note("No split is evaluated yet; results are written when training ends, or by --mode=eval."))
+    return Section("summary", "Summary", parts)
 
 
 def _metric(metrics: Mapping[str, float | None], name: str, threshold: str) -> float | None:
@@ -74,12 +74,12 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
 
 
 def selected(files: RunFiles) -> str:
-    """Say which weights the training selected, as its rows of metrics.jsonl show it; "" where there are none."""
+    """Return a description of the selected weights according to metrics.jsonl; "" without rows."""
     config, selection = files.config, Selection({})
     watched = selection_split(config)
     kinds = ("raw", "ema") if config.ema.decay else ("raw",)
     if config.eval.select_on == "none":
-        return f"the last {kinds[-1]} weights, whatever their mAP" if files.rows else ""
+        return f"the last {kinds[-1]} weights, regardless of mAP" if files.rows else ""
     for row in files.rows:
         found = {kind: row.get(f"{watched}/{kind}/mAP") for kind in kinds}
         if measured := {kind: (value, {}) for kind, value in found.items() if value is not None}:
@@ -89,16 +89,16 @@ def selected(files: RunFiles) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- curves
 def curves(files: RunFiles) -> Section:
-    """Loss and its terms, learning rate, mAP while training, speed and waiting for data."""
+    """Return loss and its terms, mAP, learning rate, speed and waiting for data over the steps."""
     rows = files.rows
     if not rows:
-        return Section("curves", "Training curves", missing="metrics.jsonl appears with the first logged step.")
+        return Section("curves", "Training curves", missing="metrics.jsonl is written from the first logged step on.")
     names = list(dict.fromkeys(name for row in rows for name in row))
     losses = [name for name in names if name == "loss" or name.startswith("loss/")]
     mean_ap = [name for name in names if name.endswith("/mAP")]
     panels = [
         ("loss", "Loss and its terms", losses, {"y_title": "loss"}),
-        ("map", "mAP while training", mean_ap, {"y_title": "mAP", "y_format": ".1%", "from_zero": False}),
+        ("map", "mAP during training", mean_ap, {"y_title": "mAP", "y_format": ".1%", "from_zero": False}),
         ("rate", "Learning rate", ["learning_rate"], {"y_title": "rate", "y_format": "~e"}),
         ("gradient", "Norm of the gradient", ["gradient_norm"], {"y_title": "norm"}),
         ("speed", "Speed", ["images_per_second"], {"y_title": "images/s", "y_format": "~s"}),
@@ -112,12 +112,12 @@ def curves(files: RunFiles) -> Section:
             drawn.append(Chart(f"curve-{name}", title, charts.curves(points, **options), alt))
     parts: list[Any] = [Charts(drawn)]
     if len(rows) > MOST_POINTS:
-        parts.append(Note(f"{len(rows):,} logged steps are drawn as means of neighbours, {MOST_POINTS} a curve."))
+        parts.append(Note(f"{len(rows):,} logged steps are averaged to {MOST_POINTS} points per curve."))
     return Section("curves", "Training curves", parts)
 
 
 def _thinned(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
-    """At most MOST_POINTS points of a curve, each the mean of neighbours."""
+    """Return at most MOST_POINTS points of a curve, each the mean of neighboring steps."""
     found = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     chunks = np.array_split(np.array(found, np.float64), min(len(found), MOST_POINTS)) if found else []
     return [{"step": chunk[-1, 0], "value": chunk[:, 1].mean(), "series": key} for chunk in chunks]
@@ -131,10 +131,10 @@ def _in_words(points: Sequence[Mapping[str, Any]]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ cost
 def cost(files: RunFiles) -> Section:
-    """Parameters, multiply-adds and bytes, as the tables of the prompt-tuning papers have them."""
+    """Return parameters, multiply-adds and bytes, as in the tables of the prompt-tuning papers."""
     title, counted = "Cost", files.cost
     if counted is None:
-        missing = "cost.json is not here; --mode=report --cost counts parameters and multiply-adds and keeps it."
+        missing = "cost.json is missing; --mode=report --cost counts parameters and multiply-adds and writes it."
         return Section("cost", title, missing=missing)
     parameters, macs = counted["params"], counted["macs"]
     share = percent(parameters["trainable"] / max(1, parameters["total"]))
@@ -144,7 +144,7 @@ def cost(files: RunFiles) -> Section:
         ("parameters of the backbone", f"{parameters['backbone']:,}", ""),
         ("GMACs as the papers count", _giga(macs["layers"]), "layers only: no attention products, experts or gates"),
         ("GMACs, full", _giga(macs["full"]), "with attention products, experts and gates"),
-        ("GMACs, executed", _giga(macs["executed"]), "counted on the evaluation step that really runs"),
+        ("GMACs, executed", _giga(macs["executed"]), "counted on the evaluation step as compiled"),
     ]
     memory = [(part, f"{size / 1e6:,.1f}") for part, size in counted.get("memory", {}).items()]
     modules = [(name, f"{of[0]:,}", f"{of[1]:,}") for name, of in counted.get("modules", {}).items()]
@@ -152,9 +152,9 @@ def cost(files: RunFiles) -> Section:
         "cost",
         title,
         [
-            Table(("for one image", "count", "what it is"), rows, text=(0, 2)),
+            Table(("per image", "count", "meaning"), rows, text=(0, 2)),
             Details("Memory of the training state", [Table(("part", "MB"), memory)]),
-            Details("Parameters of each module", [Table(("module", "parameters", "trainable"), modules)]),
+            Details("Parameters per module", [Table(("module", "parameters", "trainable"), modules)]),
         ],
     )
 
@@ -165,7 +165,7 @@ def _giga(count: float) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- config
 def settings(files: RunFiles) -> Section:
-    """The config, what differs from the defaults first, and versions."""
+    """Return the config, changed keys first, and versions."""
     now, default = configuration.flatten(files.config), configuration.flatten(default_config())
     changed = [(key, repr(value), repr(default.get(key))) for key, value in now.items() if value != default.get(key)]
     same = [(key, repr(value)) for key, value in now.items() if value == default.get(key)]
@@ -175,14 +175,14 @@ def settings(files: RunFiles) -> Section:
         [
             Note(f"{len(changed)} keys differ from the defaults."),
             Table(("key", "value", "default"), changed, text=(0, 1, 2)),
-            Details(f"The other {len(same)} keys, at their defaults", [Table(("key", "value"), same, text=(0, 1))]),
+            Details(f"The other {len(same)} keys, with default values", [Table(("key", "value"), same, text=(0, 1))]),
             _versions(files),
         ],
     )
 
 
 def _versions(files: RunFiles) -> Details:
-    """Each start of the training, and the versions of those that differ from the one before and of what writes this."""
+    """Return all starts of the training, and the versions of this page and of each start that changed them."""
     used: dict[str, dict[str, str]] = {}
     for start in files.starts:
         if not used or start["versions"] != [*used.values()][-1]:

@@ -19,14 +19,14 @@ LINE_EVERY = 15.0  # seconds between lines if stderr is not a terminal
 
 
 class _AboveBars(logging.Handler):
-    """Writes each line to stderr, above the bars that are there."""
+    """Writes each line to stderr, above the active bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)
 
 
 _LOGGER = logging.getLogger("mlmoe_jax")
-if not _LOGGER.handlers:  # a program that uses the package may have set up its own
+if not _LOGGER.handlers:  # a program that uses the package may have set up its own handlers
     _LOGGER.addHandler(_AboveBars())
     _LOGGER.propagate = False
 if _LOGGER.level == logging.NOTSET:
@@ -47,7 +47,7 @@ class Progress:
         watchdog.sign(f"begin to {what}", f"it began to {what}")
 
     def waiting(self, batches: Iterable) -> Iterator:
-        """Yield the batches and measure how long each made the caller wait."""
+        """Yield the batches and measure the time spent waiting for each."""
         batches = iter(batches)
         while True:
             asked = time.perf_counter()
@@ -85,7 +85,7 @@ class Progress:
 
     @property
     def data_wait(self) -> float:
-        """The fraction of the time that was spent waiting for data, 0…1."""
+        """The fraction of the time spent waiting for data, 0…1."""
         return self.waited / max(1e-9, time.perf_counter() - self.started)
 
     def figures(self) -> str:

@@ -1,4 +1,4 @@
-"""Tables of names that stand for objects elsewhere, such as heads and losses: adding one takes one line."""
+"""Tables from names to objects in other modules, such as heads and losses; an entry takes one line."""
 
 import difflib
 import importlib
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names and the objects they stand for, each imported when it is first asked for.
+    """A mapping from names to objects, each imported on first use.
 
-    The names are known without importing anything, so that they can be choices of a config key:
+    The names are known without imports, so they can be choices of a config key:
 
         LOSSES = Registry("loss", {"bce": "mlmoe_jax.models.losses:binary_cross_entropy"})
         list(LOSSES)   # ["bce"]
@@ -21,7 +21,7 @@ class Registry(Generic[T]):
 
     Args:
       kind: one entry in words, for error messages, such as "loss".
-      entries: name -> "package.module:attribute". The dict is kept as it is: an entry added later counts.
+      entries: name -> "package.module:attribute". The dict is not copied: entries added later are included.
     """
 
     def __init__(self, kind: str, entries: dict[str, str]):

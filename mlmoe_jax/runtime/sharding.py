@@ -1,12 +1,12 @@
-"""The device mesh, where each array lives on it, and host batches as global arrays.
+"""The device mesh, the sharding of arrays, and global arrays from host batches.
 
-In the backbone a batch lies over all three axes. In a head that is sharded by label, labels lie over `expert` and the
-batch over `data` × `fsdp` (`models.partition` has the seam between the two). Parameters that have a row a label lie
-over `expert`; large arrays of every kind lie over `fsdp` too.
+In the backbone the batch is sharded over all three axes. In a head that is sharded by label, labels are sharded over
+`expert` and the batch over `data` × `fsdp` (`models.partition` changes between the two). Parameters with one row per
+label are sharded over `expert`; large arrays are also sharded over `fsdp`.
 
-A sharded axis must be a multiple of its devices at rest, so the axis of the labels is padded with zeros there and cut
-to the labels inside the step, before anything is computed with it: padding enters no number, and its gradient is zero.
-Checkpoints hold no padding.
+The size of a sharded axis must be a multiple of its number of devices between steps, so the label axis is padded with
+zeros. The step removes the padding before any computation: it has no effect on results, and its gradient is zero.
+Checkpoints contain no padding.
 """
 
 import math
@@ -23,28 +23,28 @@ from ml_collections import ConfigDict
 from mlmoe_jax.errors import UserError
 
 AXES = ("data", "fsdp", "expert")
-BATCH = PartitionSpec(AXES)  # in the backbone the batch lies over every axis
+BATCH = PartitionSpec(AXES)  # in the backbone the batch is sharded over all axes
 REPLICATED = PartitionSpec()
-LEAST_SHARDED = 2**12  # entries of an array from which on it lies over `fsdp`
+LEAST_SHARDED = 2**12  # minimum number of entries of an array sharded over `fsdp`
 
 
 @dataclass(frozen=True)
 class LabelAxes:
-    """Which axis of a parameter counts the labels: path -> axis; `num_labels` is their number K."""
+    """The label axis of parameters: path -> axis; `num_labels` is the number of labels K."""
 
     num_labels: int
     axis: Mapping[str, int]
 
     def of(self, path: tuple) -> int | None:
-        """Return the label axis of the leaf at a tree path, in which the parameter's own path is one of the keys."""
+        """Return the label axis of the leaf at a tree path that has the path of the parameter as one of its keys."""
         keys = (getattr(key, "key", None) for key in path)
         return next((self.axis[key] for key in keys if key in self.axis), None)
 
 
 def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Build the mesh over all devices, or those given, from `config.mesh`; one axis may be −1 = what remains.
+    """Build the mesh over all devices, or those given, from `config.mesh`; one axis may be −1 = all remaining devices.
 
-    Raises UserError where the sizes do not multiply to the number of devices.
+    Raises UserError if the product of the sizes is not the number of devices.
     """
     devices = np.asarray(jax.devices() if devices is None else devices)
     shape = [sizes[axis] for axis in AXES]
@@ -60,13 +60,13 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 
 def place(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Put a tree of arrays on the mesh, the axis of the labels padded where it does not divide over `expert`."""
+    """Put a tree of arrays on the mesh; pad the label axis if it does not divide over `expert`."""
     padded = jax.tree_util.tree_map_with_path(lambda path, leaf: _pad(leaf, _axis(path, label_axes), mesh), tree)
     return jax.tree.map(jax.device_put, padded, placements(padded, mesh, label_axes))
 
 
 def placements(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return the NamedSharding of every leaf of `tree` at rest. Leaves may be ShapeDtypeStructs."""
+    """Return the NamedSharding of each leaf of `tree` between steps. Leaves may be ShapeDtypeStructs."""
 
     def placement(path: tuple, leaf: Any) -> NamedSharding:
         return NamedSharding(mesh, _spec(np.shape(leaf), _axis(path, label_axes), mesh))
@@ -75,14 +75,14 @@ def placements(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> An
 
 
 def unpadded(tree: Any, label_axes: LabelAxes | None) -> Any:
-    """Cut the padding of `place` off the axis of the labels; for use inside jit and grad."""
+    """Remove the padding of `place` from the label axis; for use inside jit and grad."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _cut(leaf, _axis(path, label_axes), label_axes), tree)
 
 
 def without_padding(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return placed arrays as a checkpoint holds them: what was padded is cut and replicated, the rest is untouched.
+    """Return placed arrays as in checkpoints: padded arrays are cut and replicated, all others are unchanged.
 
-    Leaves may be ShapeDtypeStructs, which come back as such, with shardings.
+    Leaves may be ShapeDtypeStructs, which are returned as such, with shardings.
     """
     everywhere = NamedSharding(mesh, REPLICATED)
 
@@ -99,7 +99,7 @@ def without_padding(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) 
 
 
 def abstract(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return what `place` would give, as ShapeDtypeStructs with shardings; nothing is allocated."""
+    """Return the result of `place` as ShapeDtypeStructs with shardings; nothing is allocated."""
 
     def shape_of(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
         axis = _axis(path, label_axes)
@@ -149,7 +149,7 @@ def _cut(leaf: jax.Array, axis: int | None, label_axes: LabelAxes | None) -> jax
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Make global arrays of this process's part of a batch, its leading axis over the whole mesh."""
+    """Make global arrays from this process's part of a batch, with the leading axis sharded over the whole mesh."""
     sharding = NamedSharding(mesh, BATCH)
     return {name: jax.make_array_from_process_local_data(sharding, part) for name, part in batch.items()}
 
@@ -157,7 +157,7 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
 def interleaved(batch: dict[str, jax.Array], parts: int, mesh: Mesh) -> dict[str, jax.Array]:
     """Split a global batch into `parts` along a new leading axis; for use inside jit.
 
-    Part i has the images i, i + parts, …: an equal share of each device's own, so that none has to move.
+    Part i has the images i, i + parts, …: an equal share of the images of each device, so that none is transferred.
     """
     spread = NamedSharding(mesh, PartitionSpec(None, AXES))
 
@@ -169,7 +169,7 @@ def interleaved(batch: dict[str, jax.Array], parts: int, mesh: Mesh) -> dict[str
 
 
 def on_device(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[dict[str, jax.Array]]:
-    """Yield batches as `shard_batch` makes them, the next one under way to the device while one is worked on."""
+    """Yield batches as made by `shard_batch`; the next one is transferred while the current one is used."""
     present = None
     for batch in batches:
         following = shard_batch(batch, mesh)
@@ -183,7 +183,7 @@ def on_device(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[
 def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
     """Set the precision of matrix products, for the whole process, and return the mesh, see `make_mesh`.
 
-    training: `train.batch_size` has to split over the devices and `train.accumulate` (`eval.batch_size` is that of one
+    training: check that `train.batch_size` divides over the devices and `train.accumulate` (`eval.batch_size` is per
     device). Raises UserError if it does not, or the mesh does not fit the devices.
     """
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
@@ -194,7 +194,7 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
 
 
 def require_whole_batch(config: ConfigDict, devices: int) -> None:
-    """Raise UserError unless a training batch splits into equal parts for every device and every accumulation."""
+    """Raise UserError unless a training batch splits into equal parts for all devices and accumulations."""
     size, parts = config.train.batch_size, config.train.accumulate
     if size % (devices * parts):
         near = max(1, round(size / devices / parts)) * devices * parts

@@ -1,4 +1,4 @@
-"""Files that are replaced whole, on local disk or in an object store."""
+"""Folders and files on local disk or in an object store; files are replaced whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from etils import epath
 
 from mlmoe_jax.errors import UserError
 
-_LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # what etils needs for an object store
+_LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -41,7 +41,7 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 class Folder:
     """A folder at a local path or an address such as gs://bucket/name, whose files are replaced whole."""
 
-    kind = "folder"  # what messages call it
+    kind = "folder"  # its name in messages
 
     def __init__(self, path: str | os.PathLike):
         self.path = epath.Path(os.fspath(path))
@@ -55,7 +55,7 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------ opening
     def require_place(self) -> None:
-        """Raise UserError where the folder could not be made, before anything is done that takes time."""
+        """Raise UserError if the folder could not be created; called before long computations."""
         self._require_library()
         if self.is_local:
             path = Path(self.path)
@@ -66,7 +66,7 @@ class Folder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Make the folder and hold its lock; UserError if another process holds it or it cannot be made."""
+        """Create the folder and hold its lock; UserError if another process holds it or it cannot be created."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -120,7 +120,7 @@ class Folder:
         self.write_text(name, buffer.getvalue())
 
     def files(self) -> Iterator[epath.Path]:
-        """Go through all files below the folder."""
+        """Yield all files below the folder."""
         waiting = [self.path]
         while waiting:
             for path in waiting.pop().iterdir():
@@ -143,10 +143,10 @@ class Folder:
 
 @contextlib.contextmanager
 def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
-    """Yield the path of a local file to write, which becomes `path` if the block ends well and else is removed.
+    """Yield the path of a local file to write; it becomes `path` if the block succeeds and is removed otherwise.
 
-    It grows beside its place, hidden, so that renaming is atomic; for an object store, whose uploads are atomic, in a
-    folder for temporary files. alone: no other process writes the same file at the same time.
+    It is a hidden file in the same folder, so that renaming is atomic; for an object store, whose uploads are atomic,
+    it is in a temporary folder. alone: no other process writes the same file at the same time.
     """
     local = "://" not in str(path)
     with contextlib.ExitStack() as stack:
@@ -171,7 +171,7 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(frozen=True)
 class Target:
-    """Where predictions go: a file, or standard output where `path` is None; `kind` is csv or jsonl."""
+    """The target of an output: a file, or standard output if `path` is None; `kind` is its format, such as csv."""
 
     path: epath.Path | None
     kind: str
@@ -185,9 +185,9 @@ class Target:
 def opened(target: Target) -> Iterator[TextIO]:
     """Open a target for writing.
 
-    A file gets its name only when the block ends well, see `whole_file`. Standard output is written line by line; if
-    its reader goes away, the block just ends. Paths that are no UTF-8 keep their bytes. Raises UserError if writing
-    fails.
+    A file gets its name only if the block succeeds, see `whole_file`. Standard output is written line by line; if its
+    reader closes it, the block ends without an error. Paths that are not UTF-8 keep their bytes. Raises UserError if
+    writing fails.
     """
     with _standard_output() if target.path is None else _text_file(target.path) as file:
         yield file
@@ -213,7 +213,7 @@ def _standard_output() -> Iterator[TextIO]:
     )
     try:
         yield file
-    except BrokenPipeError:  # `… | head`; what is still in the buffers goes nowhere, also at the end of the program
+    except BrokenPipeError:  # `… | head`; discard the content of the buffers, also when the program ends
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Names, numbers and tables as text for people."""
+"""Format names, numbers and tables as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """Return up to `most` names of a list, and how many there are if there are more."""
+    """Return up to `most` names of a list, followed by the total number if there are more."""
     return ", ".join(names[:most]) + (f", … ({len(names)})" if len(names) > most else "")
 
 
@@ -19,7 +19,7 @@ def percent(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
 def text_table(rows: Sequence[Sequence[str]], *, align: str = "<>", least: Sequence[int] = (0,)) -> str:
     """Return rows as lines, their cells aligned and two spaces apart.
 
-    A row with fewer cells than the longest ends in free text, which widens no column.
+    The last cell of a row with fewer cells than the longest is free text, which does not widen a column.
 
     Args:
       rows: cells; rows may differ in length.

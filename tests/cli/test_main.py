@@ -190,7 +190,7 @@ def photos(tmp_path_factory):
 def test_predict_writes_one_row_per_image(program, here, trained, photos, tmp_path):
     done = program("--mode=predict", f"--workdir={trained[0]}", f"--images={photos}", f"--output={tmp_path / 'p.csv'}")
     assert done.returncode == 0, done.stderr
-    assert "3 of 3 pictures labelled" in done.stdout
+    assert "3 of 3 images labeled" in done.stdout
     rows = table_of(tmp_path / "p.csv")
     assert [Path(row["image"]).name for row in rows] == ["a.jpg", "b.png", "c.png"]
     for row in rows:
@@ -249,7 +249,7 @@ def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, train
     assert len(rows) == 4
     assert rows["bad.jpg"]["error"]
     assert not rows["a.jpg"]["error"]
-    assert "3 of 4 pictures labelled" in done.stdout
+    assert "3 of 4 images labeled" in done.stdout
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
@@ -260,8 +260,8 @@ def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, train
         (["--mode=eval", "--workdir={tmp}/nothing"], ["no run folder"]),
         (["--mode=predict", "--workdir={tmp}", "--images={tmp}"], ["not the run folder"]),
         (["--mode=predict", "--workdir={run}"], ["--images"]),
-        (["--mode=predict", "--workdir={run}", "--images={tmp}"], ["holds no pictures"]),
-        (["--mode=predict", "--workdir={run}", "--images={tmp}/x.jpg"], ["no picture or folder"]),
+        (["--mode=predict", "--workdir={run}", "--images={tmp}"], ["contains no images"]),
+        (["--mode=predict", "--workdir={run}", "--images={tmp}/x.jpg"], ["does not exist"]),
         (["--mode=predict", "--workdir={run}", "--images={tmp}", "--output=x.txt"], [".csv or .jsonl"]),
         (["--mode=eval", "--workdir={run}", "--config.loss.eps=1"], ["keys under data, eval"]),
         (["--mode=eval", "--workdir={run}", "--config=mlvpt_digits"], ["leave --config out"]),

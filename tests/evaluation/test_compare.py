@@ -174,15 +174,15 @@ def test_what_cannot_be_compared(two, tmp_path, refusal):
     assert "not of tset; run --mode=eval" in refusal(compare_runs, a, b, split="tset")
     assert "not of val; run --mode=eval" in refusal(compare_runs, a, write_run(tmp_path / "one", test), split="val")
     named = write_run(tmp_path / "named", test, names="abd")
-    assert "has 3, among them c, which" in refusal(compare_runs, a, named)
+    assert "has 3 including c, which" in refusal(compare_runs, a, named)
     fewer = write_run(tmp_path / "fewer", test.with_labels(np.array([0, 1])), names="ab")
-    assert "has 3, among them c, which" in refusal(compare_runs, fewer, a)
+    assert "has 3 including c, which" in refusal(compare_runs, fewer, a)
     renamed = replace(test, ids=np.char.add("other/", test.ids))
     assert "no image of test is in both runs" in refusal(compare_runs, a, write_run(tmp_path / "ids", renamed))
     codes = test.codes.copy()
     codes[[3, 8], 1] = 1 - np.abs(codes[[3, 8], 1])
     text = refusal(compare_runs, a, write_run(tmp_path / "codes", replace(test, codes=codes)))
-    assert "2 of 40 images of test are labelled otherwise" in text
+    assert "2 of 40 images of test have other labels" in text
     assert "the first is test/3.jpg at label b" in text
     twice = write_run(tmp_path / "twice", test.take(np.array([0, 1, 1])))
     assert "has the image test/1.jpg 2 times" in refusal(compare_runs, a, twice)

@@ -196,7 +196,7 @@ def test_a_model_that_has_diverged_is_no_unreadable_image(refusal):
     data.image_size = 8
     options = {"data_config": data, "batch_size": 4, "mesh": make_mesh(default_config().mesh)}
     sentence = refusal(score_split, eval_step, {}, {}, make_split(6), **options)
-    assert sentence.startswith("the model gives no finite score for 6 images of val: it has diverged")
+    assert sentence.startswith("the scores of 6 images of val are not finite: the model has diverged")
 
 
 # ------------------------------------------------------------------------------------------ runs and their folders

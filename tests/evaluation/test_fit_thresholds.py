@@ -89,9 +89,9 @@ def test_what_is_refused(tmp_path, refusal):
     bare = write_run(tmp_path / "bare", test, data__val_split="", eval__select_on="test")
     assert "no validation split" in refusal(fit_run, bare)
     empty = write_run(tmp_path / "empty", replace(val, codes=np.zeros_like(val.codes)))
-    assert "no label has a positive image among the 40 of val" in refusal(fit_run, empty)
+    assert "no label has a positive among the 40 images of val" in refusal(fit_run, empty)
     unread = write_run(tmp_path / "unread", replace(val, scores=np.full(val.scores.shape, np.nan)))
-    assert "no label has a positive image among the 0" in refusal(fit_run, unread)
+    assert "no label has a positive among the 0" in refusal(fit_run, unread)
     wrong = write_run(tmp_path / "wrong", replace(val, scores=np.where(val.codes == 1, 0.25, 0.75)))
     text = refusal(fit_run, wrong, [("thresholds.goal", "precision")])
     assert "a precision of 0.9 is not reached on val" in text
@@ -102,4 +102,4 @@ def test_what_is_refused(tmp_path, refusal):
 def test_training_images_are_pointed_out(tmp_path, capsys):
     folder = write_run(tmp_path / "run", drawn_split("train"))
     fit_run(folder, [("thresholds.split", "train")])
-    assert "warning: train is what the model was trained on" in capsys.readouterr().err
+    assert "warning: the model was trained on train" in capsys.readouterr().err

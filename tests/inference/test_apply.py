@@ -1,4 +1,4 @@
-"""The one way in which a model is applied: its two modes, the padding of labels, attention maps."""
+"""`apply`, through which every step runs a model: its two modes, the padding of labels, attention maps."""
 
 from typing import ClassVar
 
@@ -16,11 +16,11 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runtime.sharding import LabelAxes, make_mesh
 
 SIDE, K, B = 4, 3, 8
-LOOK = Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1))
+PREPROCESS = Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1))
 
 
 class Model(nnx.Module):
-    """Batch norm, dropout and a linear layer; it notes what it is called with."""
+    """Batch norm, dropout and a linear layer; it records its arguments."""
 
     seen: ClassVar[dict[str, bool]] = {}
 
@@ -37,7 +37,7 @@ class Model(nnx.Module):
 
 @pytest.fixture
 def parts():
-    """(structure, values) of the model, its statistics among them."""
+    """(structure, values) of the model; the values include its statistics."""
     definition, params, stats = ModelDef.split(Model(rngs=nnx.Rngs(0)))
     return definition, {**params, **stats}
 
@@ -56,8 +56,8 @@ def mesh():
 
 def test_without_a_key_the_model_evaluates(parts, batch, mesh):
     definition, values = parts
-    prediction, stats = apply(definition, values, {"image": batch["image"]}, LOOK, mesh)
-    image = prepare(batch, LOOK).reshape(B, -1)
+    prediction, stats = apply(definition, values, {"image": batch["image"]}, PREPROCESS, mesh)
+    image = prepare(batch, PREPROCESS).reshape(B, -1)
     expected = image / np.sqrt(1 + 1e-5) @ values["head/kernel"] + values["head/bias"]
     np.testing.assert_allclose(prediction.logits, expected, rtol=1e-4, atol=1e-5)
     assert stats.keys() == {"norm/mean", "norm/var"}
@@ -72,7 +72,7 @@ def test_with_a_key_the_model_trains(parts, batch, mesh):
     augmentation.brightness = 0.5
 
     def trained(seed, augmentation=augmentation):
-        return apply(definition, values, batch, LOOK, mesh, augmentation=augmentation, key=jax.random.key(seed))
+        return apply(definition, values, batch, PREPROCESS, mesh, augmentation=augmentation, key=jax.random.key(seed))
 
     (one, stats), (again, _), (other, _) = trained(1), trained(1), trained(2)
     assert Model.seen["labels"]
@@ -80,22 +80,22 @@ def test_with_a_key_the_model_trains(parts, batch, mesh):
     assert not np.allclose(one.logits, other.logits), "dropout and augmentation are drawn from the key"
     assert not np.allclose(stats["norm/mean"], values["norm/mean"]), "batch norm takes the statistics of the batch"
     _, plain = trained(1, default_config().augment)
-    np.testing.assert_allclose(plain["norm/mean"], 0.01 * prepare(batch, LOOK).mean((0, 1, 2)), rtol=1e-4)
+    np.testing.assert_allclose(plain["norm/mean"], 0.01 * prepare(batch, PREPROCESS).mean((0, 1, 2)), rtol=1e-4)
     assert not np.allclose(stats["norm/mean"], plain["norm/mean"]), "the images are augmented"
 
 
-def test_the_padding_of_labels_is_cut_off(parts, batch, mesh):
+def test_the_padding_of_labels_is_removed(parts, batch, mesh):
     definition, values = parts
-    whole, _ = apply(definition, values, batch, LOOK, mesh)
+    whole, _ = apply(definition, values, batch, PREPROCESS, mesh)
     padded = {
         **values,
         "head/kernel": jnp.pad(values["head/kernel"], [(0, 0), (0, 2)], constant_values=9.0),
         "head/bias": jnp.pad(values["head/bias"], (0, 2), constant_values=9.0),
     }
     axes = LabelAxes(K, {"head/kernel": 1, "head/bias": 0})
-    np.testing.assert_array_equal(apply(definition, padded, batch, LOOK, mesh, axes)[0].logits, whole.logits)
+    np.testing.assert_array_equal(apply(definition, padded, batch, PREPROCESS, mesh, axes)[0].logits, whole.logits)
 
 
-def test_attention_maps_are_asked_for(parts, batch, mesh):
-    apply(*parts, batch, LOOK, mesh, return_attention=True)
+def test_attention_maps_are_returned_on_request(parts, batch, mesh):
+    apply(*parts, batch, PREPROCESS, mesh, return_attention=True)
     assert Model.seen["return_attention"]

@@ -34,21 +34,21 @@ CLASSES = ("a", "b", "c", "d")
 
 
 class SomeUnreadable(ArrayImages):
-    """Every picture but those in `bad`."""
+    """All images except those in `bad`."""
 
     bad = (2,)
 
     def read(self, row, at_least=0):
         if row in self.bad:
-            raise BadImage(f"picture {row} is damaged")
+            raise BadImage(f"image {row} is damaged")
         return super().read(row, at_least)
 
 
 def made_up(kind=ArrayImages):
     draw = np.random.default_rng(0)
-    pictures = draw.integers(0, 256, (IMAGES, 64, 64, 3)).astype(np.uint8)
+    images = draw.integers(0, 256, (IMAGES, 64, 64, 3)).astype(np.uint8)
     labels = draw.integers(-1, 3, (IMAGES, K)).astype(np.int8)
-    return Split("test", CLASSES, labels, [f"folder/{row}.jpg" for row in range(IMAGES)], kind(pictures))
+    return Split("test", CLASSES, labels, [f"folder/{row}.jpg" for row in range(IMAGES)], kind(images))
 
 
 MLMOE = "mlmoe_dinov2:dataset=digits"  # has gates, prompts and label queries
@@ -101,10 +101,10 @@ def make_run(tiny_vit, drawn_parts, runs):
 
 
 def predicted(run, split):
-    """Logits and gates of all pictures of a split from the model that is not asked to explain."""
+    """Logits and gates of all images of a split from the model that is not asked to explain."""
     step = explain.make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=False)
-    pictures = np.zeros((2, 8, 64, 64, 3), np.uint8)
-    pictures.reshape(-1, 64, 64, 3)[:IMAGES] = split.images.array
+    images = np.zeros((2, 8, 64, 64, 3), np.uint8)
+    images.reshape(-1, 64, 64, 3)[:IMAGES] = split.images.array
     zeros = np.zeros(8, np.int32)
     batches = [
         {
@@ -114,7 +114,7 @@ def predicted(run, split):
             "mask": zeros.astype(np.float32),
             "id": zeros,
         }
-        for x in pictures
+        for x in images
     ]
     found = [step(run.values, run.frozen, batch)["prediction"] for batch in on_device(iter(batches), run.mesh)]
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:IMAGES], *found)

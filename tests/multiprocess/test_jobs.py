@@ -139,7 +139,7 @@ def test_prediction_on_three_processes_equals_that_of_one(start_job, config_file
         flags = ["--mode=predict", f"--workdir={folder}", f"--images={images}", f"--output={output}"]
         job = start_job(count, *flags)
         assert job.wait() == [2] * count, "one image is broken"
-        assert "12 of 13 pictures labelled" in job.printed(0)
+        assert "12 of 13 images labeled" in job.printed(0)
         assert all(job.printed(number) == "" for number in range(1, count))
         with open(output) as file:
             tables.append(list(csv.DictReader(file)))

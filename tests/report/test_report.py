@@ -212,7 +212,7 @@ def test_missing_files_are_explained_in_one_line(tmp_path, run, no_bundle):
     assert [name for name in SECTIONS if not missing[name]] == ["summary", "config"]
     assert all(line.endswith(".") and "\n" not in line for line in missing.values() if line)
     text = page.write_report(folder).read_text()
-    assert "metrics.jsonl appears with the first logged step." in section(text, "curves")
+    assert "metrics.jsonl is written from the first logged step on." in section(text, "curves")
 
 
 def test_the_output_can_be_another_folder(run, tmp_path, no_bundle):
@@ -288,8 +288,8 @@ def test_metrics_are_in_percent_with_their_definitions(text, run):
         assert f"{name} {100 * results['val'][name]:.2f} {100 * results['test'][name]:.2f}" in found
     cut = [f"{100 * results['test'][f'{name}@top3']:.2f}" for name in ("CP", "CR", "CF1")]
     assert f"top3 test {' '.join(cut)}" in found
-    assert "the 3 highest labels of every image are predicted" in found
-    assert "Further numbers" not in found  # every metric of today has a meaning here
+    assert "the 3 highest labels of each image are predicted" in found
+    assert "Other values" not in found  # all metrics have a meaning
 
 
 def test_differences_are_those_of_the_comparison(text, run, other):
@@ -407,7 +407,7 @@ def test_conditional_probabilities_and_the_graph():
     graph = labels.label_graph("g", "groups", space, np.arange(4), space.co_group, given)
     assert [(edge["source"], edge["target"], edge["p"]) for edge in graph.edges] == [(1, 0, 0.75)]
     assert graph.edges[0]["text"] == "p(a | b) = 0.75, reverse 0.60"
-    assert graph.edges[0]["colour"] is None  # between two groups
+    assert graph.edges[0]["color"] is None  # between two groups
     assert [node["group"] for node in graph.nodes] == [1, 2, 1, 2]
     assert all(node["x"] ** 2 + node["y"] ** 2 == pytest.approx(1, abs=1e-3) for node in graph.nodes)
     around = sorted(graph.nodes, key=lambda node: node["angle"])

@@ -1,8 +1,9 @@
-"""The paired bootstrap over images: the metrics of many resamples of a split, exact, from one sort of each class.
+"""The paired bootstrap over images: the metrics of many resamples of a split, exact, from one sort per class.
 
-A resample draws N of the N images with replacement. It is kept as how often each image was drawn, so that metrics of
-resamples are weighted metrics of the images, and a class is ranked only once. Shape letters: N images, K classes,
-R resamples.
+A resample draws N of the N images with replacement. It is represented by the number of times each image was drawn, so
+that metrics of resamples are weighted metrics of the images, and each class is ranked only once.
+
+Shape letters: N images, K classes, R resamples.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from scipy.sparse import csr_matrix
 from mlmoe_jax.evaluation.metrics.multilabel import top_k
 from mlmoe_jax.evaluation.metrics.rates import Floats, mean_defined, precision_recall_f1_of, ratio
 
-CHUNK = 100  # resamples at a time: their weights of 40,000 images take 16 MB
+CHUNK = 100  # resamples at a time: their weights take 16 MB for 40,000 images
 
 
 def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]]:
-    """Draw resamples; yield how often each image is in them, f32[N,R'] with R' ≤ CHUNK, `resamples` in all.
+    """Draw resamples; yield the number of times each image is in them, f32[N,R'] with R' ≤ CHUNK, `resamples` in total.
 
-    Both runs of a comparison get the same resamples, which is what makes it paired.
+    A comparison is paired because both runs use the same resamples.
     """
     generator = np.random.default_rng(seed)
     for first in range(0, resamples, CHUNK):
@@ -32,13 +33,13 @@ def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]
 
 
 class WeightedMetrics:
-    """The metrics of `groups.evaluate_scores` at one threshold, for images that count several times or not at all.
+    """The metrics of `groups.evaluate_scores` at one threshold, for images with integer weights.
 
     Args:
       scores: f[N,K], probabilities.
-      labels: [N,K], positive where they equal 1.
-      mask: [N,K], 0 where an entry must not count.
-      threshold: from which on a class is predicted.
+      labels: [N,K], positive if equal to 1.
+      mask: [N,K], 0 for entries to ignore.
+      threshold: minimum score for predicting a class.
     """
 
     def __init__(self, scores: ArrayLike, labels: ArrayLike, mask: ArrayLike, threshold: float):
@@ -46,7 +47,7 @@ class WeightedMetrics:
         positive, predicted = (np.asarray(labels) == 1) & valid, (scores >= threshold) & valid
         self.suffix = f"@{threshold:g}"
         self.ranked = [_Ranked.of(*columns) for columns in zip(scores.T, positive.T, valid.T, strict=True)]
-        # Products with counts are exact in float32, whose integers reach to 16 million.
+        # Products with counts are exact in float32, whose integers are exact up to 16 million.
         self.counted = [x.astype(np.float32) for x in (positive & predicted, predicted, positive)]
         top = top_k(np.where(valid, scores, -np.inf), 1) & positive
         self.top, self.any = (x.any(axis=1).astype(np.float32) for x in (top, valid))
@@ -54,7 +55,7 @@ class WeightedMetrics:
     def __call__(self, weights: NDArray[np.float32]) -> tuple[dict[str, Floats], Floats]:
         """Return (metrics by name, f64[R] each; average precision f64[R,K]) for weights f32[N,R]; nan where undefined.
 
-        Sums over the classes leave out those that a resample has no positive of, or no prediction.
+        Means over classes leave out those without a positive, or without a prediction, in a resample.
         """
         curves = [ranked.average_precision(weights) for ranked in self.ranked]
         plain, envelope = (np.stack(kind, axis=1) for kind in zip(*curves, strict=True))
@@ -69,9 +70,9 @@ class WeightedMetrics:
 
 
 def percentile_interval(values: Floats, confidence: float = 0.95) -> tuple[Floats, Floats]:
-    """Return the ends of the percentile interval of values f64[R,…] over resamples, nan where none is defined.
+    """Return the ends of the percentile interval of values f64[R,…] over resamples, nan if all are nan.
 
-    Resamples whose value is nan, such as the AP of a class that they have no positive of, are left out.
+    Resamples whose value is nan, such as the AP of a class without a positive in them, are left out.
     Source: B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", 1993, section 13.3.
     """
     undefined = np.isnan(values).all(axis=0)
@@ -82,9 +83,9 @@ def percentile_interval(values: Floats, confidence: float = 0.95) -> tuple[Float
 
 @dataclass(frozen=True)
 class _Ranked:
-    """A class with its images by falling score, cut behind every score that a positive has: J segments.
+    """A class with its images by decreasing score, cut after each distinct score of a positive into J segments.
 
-    seen, found: [J,N], which images, and which positives, lie in each segment. None for a class without positives.
+    seen, found: [J,N], the images and the positives of each segment. None for a class without positives.
     """
 
     seen: csr_matrix | None
@@ -92,13 +93,13 @@ class _Ranked:
 
     @classmethod
     def of(cls, scores: Floats, positive: NDArray[np.bool_], valid: NDArray[np.bool_]) -> _Ranked:
-        """Rank the valid ones of the images by scores f64[N]."""
+        """Rank the valid images by scores f64[N]."""
         rows = np.flatnonzero(valid)
         rows = rows[np.argsort(-scores[rows])]
         ranks = np.flatnonzero(positive[rows])
         if not ranks.size:
             return cls(None, None)
-        # Equal scores enter together: a segment ends where the score falls, as in multilabel.average_precision.
+        # Equal scores count as one step: a segment ends before a lower score, as in multilabel.average_precision.
         falls = np.append(np.flatnonzero(np.diff(scores[rows])) + 1, rows.size)
         ends = np.unique(falls[np.searchsorted(falls, ranks, side="right")])
 
@@ -110,7 +111,7 @@ class _Ranked:
         return cls(segments(rows, ends), segments(rows[ranks], np.searchsorted(ranks, ends)))
 
     def average_precision(self, weights: NDArray[np.float32]) -> tuple[Floats, Floats]:
-        """Return the AP without and with the envelope, f64[R] each, nan where all positives have weight 0."""
+        """Return the AP without and with the envelope, f64[R] each, nan if all positives have weight 0."""
         if self.seen is None:
             undefined = np.full(weights.shape[1], np.nan)
             return undefined, undefined
@@ -118,6 +119,6 @@ class _Ranked:
         found, seen = np.cumsum(gained, axis=0), np.cumsum(self.seen @ weights, axis=0, dtype=np.float64)
         total = found[-1].copy()
         precision = np.divide(found, np.maximum(seen, 1, out=seen), out=found)
-        # Between two segments precision only falls, so that the largest at higher recalls is at the end of a segment.
+        # Within a segment precision only decreases, so the largest one at higher recalls is at the end of a segment.
         best = np.maximum.accumulate(precision[::-1])[::-1]
         return tuple(ratio(np.einsum("jr,jr->r", gained, curve), total) for curve in (precision, best))

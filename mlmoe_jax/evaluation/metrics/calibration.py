@@ -1,8 +1,8 @@
-"""Do scores mean what they say? Reliability bins, expected calibration error and Brier score of multi-label scores.
+"""Calibration of multi-label scores: reliability bins, expected calibration error and Brier score.
 
-Every valid entry (image, class) is one binary forecast: its score is the probability that the class is there (Naeini et
-al. 2015; a class at a time, the classwise calibration of Kull et al. 2019). Guo et al. (2017) bin the score of the
-*predicted* class of a softmax instead, which has no counterpart where several labels hold.
+Each valid entry (image, class) is one binary forecast: its score is the probability that the class is present (Naeini
+et al. 2015; per class, the classwise calibration of Kull et al. 2019). Guo et al. (2017) bin the score of the
+*predicted* class of a softmax instead, which has no counterpart for several labels per image.
 
 Shape letters: B images, K classes, M bins.
 """
@@ -21,10 +21,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Reliability:
-    """Sums over the valid entries of a split, a row a class, from which every figure of this module follows.
+    """Sums over the valid entries of a split, one row per class, from which all metrics of this module follow.
 
-    Bin m holds the scores with floor(M · score) = m, the last one 1 as well: M bins of equal width.
-    count, positive i64[K,M], entries and positives in each bin; score f64[K,M], the sum of their scores;
+    Bin m holds the scores with floor(M · score) = m, the last one also 1: M bins of equal width.
+    count, positive i64[K,M], entries and positives per bin; score f64[K,M], the sum of their scores;
     squared_error f64[K], the sum of (score − label)².
     """
 
@@ -55,26 +55,26 @@ class Reliability:
 
     @property
     def brier(self) -> Floats:
-        """Mean of (score − label)² of every class (Brier 1950), f64[K] in [0, 1], nan without entries."""
+        """Mean of (score − label)² per class (Brier 1950), f64[K] in [0, 1], nan without entries."""
         return ratio(self.squared_error, self.count.sum(axis=1))
 
     def pooled(self) -> "Reliability":
-        """The same over all classes together: K = 1. Every entry weighs the same, and classes may offset each other."""
+        """Return the sums over all classes, K = 1. Entries have equal weights, so errors of classes can cancel."""
         fields = (self.count, self.positive, self.score, self.squared_error)
         return Reliability(*(x.sum(axis=0, keepdims=True) for x in fields))
 
 
 def reliability(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, bins: int = 15) -> Reliability:
-    """Sort the entries of a split into bins by their score, in one pass.
+    """Sort the entries of a split into bins by score, in one pass.
 
     Args:
       scores: f[B,K], probabilities.
-      labels: [B,K], positive where 1.
-      mask: [B,K] or None; entries where it is 0 do not count, whatever they hold.
-      bins: M. More bins see finer errors and, with few entries in each, more that is mere chance.
+      labels: [B,K], positive if equal to 1.
+      mask: [B,K] or None; entries with 0 are ignored, even if they are NaN.
+      bins: M. More bins resolve finer errors, but with few entries per bin they also measure noise.
 
     Raises:
-      ValueError: wrong shapes, no bin, or a valid score that is NaN or outside [0, 1].
+      ValueError: wrong shapes, bins below 1, or a valid score that is NaN or outside [0, 1].
     """
     if bins < 1:
         raise ValueError(f"bins must be at least 1, not {bins}")
@@ -86,7 +86,7 @@ def reliability(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None 
         keep = valid[rows]
         score, label = scores[rows][keep].astype(np.float64), positive[rows][keep]
         if score.size and not (score.min() >= 0 and score.max() <= 1):
-            raise ValueError("calibration is defined for probabilities, and a score lies outside [0, 1]")
+            raise ValueError("calibration is defined for probabilities, and a score is outside [0, 1]")
         of_class = np.broadcast_to(np.arange(classes), keep.shape)[keep]
         bin_ = of_class * bins + np.minimum((score * bins).astype(np.int64), bins - 1)
         count += np.bincount(bin_, minlength=count.size)
@@ -97,14 +97,14 @@ def reliability(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None 
 
 
 MEANINGS = {
-    r"ECE_pooled": "mean distance between scores and shares of positives, bin by bin, over all scores together",
-    r"ECE_macro": "the same of each label on its own, then the mean",
+    r"ECE_pooled": "mean distance between score and share of positives per bin, over all scores pooled",
+    r"ECE_macro": "the same per label, averaged over labels",
     r"Brier_pooled": "mean squared distance between score and truth",
 }
 
 
 def measure(entries: Entries) -> dict[str, float]:
-    """Return the metrics that MEANINGS names: over all entries together (pooled), or the mean over classes (macro)."""
+    """Return the metrics that MEANINGS names: over all entries (pooled), or as the mean over classes (macro)."""
     binned = reliability(entries.scores, entries.positive, mask=entries.valid, bins=entries.bins)
     pooled = binned.pooled()
     return {
@@ -114,4 +114,4 @@ def measure(entries: Entries) -> dict[str, float]:
     }
 
 
-CALIBRATION = MetricGroup("Calibration: are scores shares? Lower is better", MEANINGS, measure)
+CALIBRATION = MetricGroup("Calibration (lower is better)", MEANINGS, measure)

@@ -1,19 +1,20 @@
-"""Co-occurrence overfitting: does a model report b because it sees a, and miss b where a is not?
+"""Co-occurrence overfitting: does a model predict b because a is present, and miss b if a is absent?
 
-Pairs (a, b) are chosen from the *training* labels alone, where a nearly always brings b, so that they are the same for
-every model and split. The test images fall into four cells, a and b each there or not, and two questions are asked:
+Pairs (a, b) are chosen from the *training* labels alone, such that b is frequent in images with a; they are therefore
+the same for all models and splits. The test images fall into four cells, a and b each present or absent, and there are
+two questions:
 
-* Images without b: does a raise the score of b? The false-positive rate and the mean score of b where a is, against
-  where a is not either. Conditioning on the absence of b takes the frequency of the pair out: a model that sees b as it
-  is has a gap near 0 on any split. (A small gap may be honest: scenes with a may also look more like b.)
-* Images with b: is b found without a? AP of b over its co-occurring positives (with a) and over its exclusive ones
-  (without a), each against all negatives of b. These are the "co-occur" and "exclusive" distributions of Singh et al.,
-  "Don't Judge an Object by Its Context" (CVPR 2020), who choose pairs by the scores of a model (their bias is the ratio
-  of the mean scores of b with a and without). AP grows with the number of positives: each of the two compares between
-  models, not with the other. AUC does not depend on it, so its gap does compare.
+* Images without b: does a raise the score of b? Compare the false-positive rate and the mean score of b in images with
+  a and without a. Conditioning on the absence of b removes the frequency of the pair: a model that recognizes b itself
+  has a gap near 0 on any split. (A small gap can be legitimate: scenes with a may also look more like b.)
+* Images with b: is b found without a? Compare the AP of b over its co-occurring positives (with a) and its exclusive
+  ones (without a), each against all negatives of b. These are the "co-occur" and "exclusive" distributions of Singh et
+  al., "Don't Judge an Object by Its Context" (CVPR 2020), who choose pairs by the scores of a model (their bias is the
+  ratio of the mean scores of b with and without a). AP increases with the number of positives, so each AP can be
+  compared between models, but not with the other. AUC does not depend on that number, so its gap is meaningful.
 
-Relatives: out-of-context objects (Choi, Torralba & Willsky 2012), bias amplification (Zhao et al. 2017), which counts
-predicted pairs and so mixes the two questions.
+Related work: out-of-context objects (Choi, Torralba & Willsky 2012), bias amplification (Zhao et al. 2017), which
+counts predicted pairs and so mixes the two questions.
 
 Shape letters: N images, K labels.
 """
@@ -31,7 +32,7 @@ from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, checked, rank
 
 @dataclass(frozen=True)
 class Pair:
-    """Labels a, b and how they come together in training: p(b | a), p(b), and the images that show both."""
+    """Labels a, b with their training statistics: p(b | a), p(b), and the number of images with both."""
 
     a: int
     b: int
@@ -42,7 +43,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Cells:
-    """The number of images of each cell of a pair, among those with both labels known."""
+    """The number of images per cell of a pair, among those with both labels known."""
 
     both: int
     a_only: int
@@ -52,7 +53,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class WithoutB:
-    """Images without b: the share that is predicted b (fpr), and the mean score of b, with a and without."""
+    """Images without b: the share predicted as b (fpr) and the mean score of b, with and without a."""
 
     fpr_with_a: float
     fpr_without_a: float
@@ -87,7 +88,7 @@ class WithB:
 
 @dataclass(frozen=True)
 class PairBias:
-    """What a model does with one pair on one split; a figure is nan if one of its cells has too few images."""
+    """The metrics of one pair on one split; a metric is nan if one of its cells has too few images."""
 
     pair: Pair
     images: Cells
@@ -95,12 +96,12 @@ class PairBias:
     with_b: WithB
 
     def row(self) -> dict[str, float]:
-        """Return all of it by name, as cooccurrence.csv has it."""
+        """Return all values by name, as in cooccurrence.csv."""
         images = {f"images_{cell}": count for cell, count in vars(self.images).items()}
         return {**vars(self.pair), **images, **vars(self.without_b), **vars(self.with_b)}
 
 
-# The figures of the two questions; those of one question are averaged over the same pairs.
+# The metrics of the two questions; those of one question are averaged over the same pairs.
 _QUESTIONS = (
     (
         "pairs_fpr",
@@ -110,8 +111,8 @@ _QUESTIONS = (
     ("pairs_ap", "with_b", ("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive", "auc_gap")),
 )
 MEANINGS = {
-    r"mAP_fall_from_test": "mAP on test minus that on this split, where labels no longer come together as in training",
-    r"cooccurrence/fpr_with_a": "false-positive rate of b in images with a, which often brings b in training",
+    r"mAP_fall_from_test": "mAP on test minus mAP on this split, in which labels do not co-occur as in training",
+    r"cooccurrence/fpr_with_a": "false-positive rate of b in images with a, for pairs that often co-occur in training",
     r"cooccurrence/fpr_without_a": "the same in images without a",
     r"cooccurrence/fpr_gap": "how much a raises the false-positive rate of b",
     r"cooccurrence/score_with_a": "mean score of an absent b in images with a",
@@ -120,25 +121,25 @@ MEANINGS = {
     r"cooccurrence/ap_cooccurring": "average precision of b over its positives with a",
     r"cooccurrence/ap_exclusive": "the same over its positives without a",
     r"cooccurrence/auc_cooccurring": "chance that b with a scores higher than images without b",
-    r"cooccurrence/auc_exclusive": "the same of b without a",
+    r"cooccurrence/auc_exclusive": "the same for b without a",
     r"cooccurrence/auc_gap": "how much worse b is found without a",
 }
-COOCCURRENCE = MetricGroup("Overfitting to co-occurrence, means over pairs of labels", MEANINGS)
+COOCCURRENCE = MetricGroup("Co-occurrence overfitting, means over pairs of labels", MEANINGS)
 
 
 def training_pairs(
     together: csr_array | ArrayLike, positives: ArrayLike, images: int, *, level: float = 0.4, support: int = 20
 ) -> list[Pair]:
-    """Choose the ordered pairs (a, b) with p(b | a) ≥ level > 0 and above p(b), the strongest first.
+    """Choose the ordered pairs (a, b) with p(b | a) ≥ level > 0 and above p(b), by decreasing p(b | a).
 
     Args:
-      together: i64[K,K], sparse or not, training images with both labels. positives: i64[K]. images: how many there
-        are. All as in `data.labels.LabelSpace`.
-      level: 0.4 is where ML-GCN draws an edge of its label graph.
-      support: training images that must show both, because a few images make any frequency.
+      together: i64[K,K], sparse or not, training images with both labels. positives: i64[K]. images: number of
+        training images. All as in `data.labels.LabelSpace`.
+      level: minimum p(b | a); 0.4 is the threshold of an edge in ML-GCN's label graph.
+      support: minimum number of training images with both, because frequencies of a few images are noise.
 
-    A label that most images show reaches any level with most others by chance (COCO's person); only pairs that come
-    together more often than that count.
+    A very frequent label (COCO's person) reaches any level with most others by chance; only pairs that co-occur more
+    often than by chance are chosen.
     """
     together, positives = csr_array(together).tocoo(), np.asarray(positives, np.int64)
     if together.shape != (positives.size, positives.size):
@@ -162,15 +163,15 @@ def pair_biases(
     mask: ArrayLike | None = None,
     fewest: int = 10,
 ) -> list[PairBias]:
-    """Measure every pair on a split, in the order of `pairs`.
+    """Measure each pair on a split, in the order of `pairs`.
 
     Args:
       scores: f[N,K], probabilities.
-      labels: [N,K], positive where 1.
-      thresholds: a number or f[K]; b is predicted where its score ≥ its threshold.
-      mask: [N,K] or None; an image counts for a pair only where both labels are known, a negative of b for the AP also
-        where a is not.
-      fewest: images that every cell behind a figure must have.
+      labels: [N,K], positive if equal to 1.
+      thresholds: a number or f[K]; b is predicted if its score ≥ its threshold.
+      mask: [N,K] or None; an image counts for a pair only if both labels are known; negatives of b count for the AP
+        even if a is unknown.
+      fewest: minimum number of images in each cell that a metric uses.
 
     Raises:
       ValueError: wrong shapes, or a NaN score in a valid entry.
@@ -181,21 +182,21 @@ def pair_biases(
 
 
 def summarize(splits: Mapping[str, Sequence[PairBias]]) -> dict[str, dict[str, float]]:
-    """Average the pairs of one or several splits so that the splits can be set side by side.
+    """Average the pairs of one or several splits so that the splits are comparable.
 
-    Every pair weighs the same, whatever its number of images, or the commonest label would be the whole result. A pair
-    enters the means of a question (see the module) only where *every* split defines all figures of that question, so
-    that all splits and both sides of a gap average the same pairs.
+    All pairs have the same weight regardless of their number of images, because the most frequent label would dominate
+    otherwise. A pair enters the means of a question (see the module) only if all metrics of that question are defined
+    on *all* splits, so that all splits and both sides of a gap average the same pairs.
 
     Args:
-      splits: name -> what `pair_biases` returned, for the same pairs.
+      splits: name -> result of `pair_biases`, for the same pairs.
 
     Returns:
-      name -> pairs, how many there are; pairs_fpr, over how many of them the means of fpr_* and score_* are, and
-      pairs_ap, those of ap_* and auc_*; the mean of each of these figures and of the gaps, nan over none.
+      name -> pairs, their number; pairs_fpr, the number of pairs in the means of fpr_* and score_*, and pairs_ap, in
+      those of ap_* and auc_*; the mean of each of these metrics and of the gaps, nan without pairs.
 
     Raises:
-      ValueError: the splits have other pairs.
+      ValueError: the splits have different pairs.
     """
     asked = [[(row.pair.a, row.pair.b) for row in rows] for rows in splits.values()]
     if any(pairs != asked[0] for pairs in asked):

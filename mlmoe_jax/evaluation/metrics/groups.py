@@ -1,4 +1,4 @@
-"""All metrics of a split, group by group; a new group is one file and one line of `GROUPS`."""
+"""All metrics of a split by group; a new group takes one file and one line of `GROUPS`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mlmoe_jax.runtime.registry import Registry
 
 @dataclass(frozen=True)
 class MetricGroup:
-    """Metrics that belong together: one table of the report.
+    """Related metrics: one table of the report.
 
-    caption: the heading of the table. meanings: name, as a regular expression -> one sentence that says what it is,
-    with {0} for the first group of the expression. measure: `Entries` -> name -> fraction, nan if undefined; None if
-    the metrics need more than the scores of one split (`evaluation.evaluate` then adds them).
+    caption: the heading of the table. meanings: regular expression for names -> definition in one sentence, with {0}
+    for the first group of the expression. measure: `Entries` -> name -> fraction, nan if undefined; None if the metrics
+    need more than the scores of one split (`evaluation.evaluate` then adds them).
     """
 
     caption: str
@@ -42,9 +42,9 @@ GROUPS: Registry[MetricGroup] = Registry(
 
 @dataclass(frozen=True)
 class Entries:
-    """The scores of a split with the truth, and what several groups compute from them, each once.
+    """The scores of a split with the truth, and cached values that several groups use.
 
-    scores f[B,K], probabilities; positive, valid bool[B,K], which labels are there and which count. thresholds, k,
+    scores f[B,K], probabilities; positive, valid bool[B,K], the present and the valid labels. thresholds, k,
     minimum and bins as in `evaluate_scores`.
     """
 
@@ -58,12 +58,12 @@ class Entries:
 
     @cached_property
     def of_class(self) -> dict[str, NDArray]:
-        """What the ranking of every class says, see `multilabel.per_class`."""
+        """The ranking metrics per class, see `multilabel.per_class`."""
         return per_class(self.scores, self.positive, mask=self.valid)
 
     @cached_property
     def top(self) -> Bools:
-        """The k highest valid classes of every image, bool[B,K]."""
+        """The k highest valid classes per image, bool[B,K]."""
         return top_k(self.scores, self.k, mask=self.valid)
 
 
@@ -77,23 +77,23 @@ def evaluate_scores(
     minimum: float = 0.5,
     bins: int = 15,
 ) -> dict[str, float]:
-    """Every reported number of a split, each under a name that says its definition.
+    """Return all metrics of a split, each under a name that states its definition.
 
     Args:
       scores: f[B,K], probabilities.
-      labels: [B,K], positive where they equal 1.
-      mask: [B,K], 0 where an entry must not count; None counts all.
+      labels: [B,K], positive if equal to 1.
+      mask: [B,K], 0 for entries to ignore; None: none.
       thresholds: name -> a number or f64[K]; a class is predicted if score ≥ threshold. See `thresholds.reported`,
-        which marks those that look at the evaluated split itself as transductive.
-      k: classes an image returns in mAP@k and @topk.
-      minimum: the score that a class also needs in @topk_min.
-      bins: bins of equal width of the calibration error.
+        which marks cuts that depend on the evaluated split itself as transductive.
+      k: number of classes per image in mAP@k and @topk.
+      minimum: minimum score of a class in @topk_min.
+      bins: number of bins of equal width for the calibration error.
 
     Returns:
-      The metrics of every group of GROUPS that measures one split: those of `ranked`, `predictions` and `calibration`.
+      The metrics of all groups in GROUPS that measure one split: those of `ranked`, `predictions` and `calibration`.
 
     Raises:
-      ValueError: wrong shapes, or a valid score that is NaN or no probability.
+      ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].
     """
     entries = Entries(*checked(scores, labels, mask), thresholds, k, minimum, bins)
     found: dict[str, float] = {}

@@ -1,8 +1,8 @@
 """Multi-label metrics over a whole split: exact, in float64, on the host.
 
-Shape letters: B images, K classes. Everywhere: `scores` f[B,K] are any real numbers, larger = more likely;
-`labels` [B,K] are positive where they equal 1 (0, −1 and False are negative); `mask` [B,K] is 0 where an entry must not
-count (padding, unknown or difficult labels), None counts all. Results are fractions in [0, 1], and nan where undefined.
+Shape letters: B images, K classes. In all functions, `scores` f[B,K] are real numbers, larger = more likely;
+`labels` [B,K] are positive if equal to 1 (0, −1 and False are negative); `mask` [B,K] is 0 for entries to ignore
+(padding, unknown or difficult labels), None for none. Results are fractions in [0, 1], and nan if undefined.
 """
 
 import numpy as np
@@ -19,22 +19,22 @@ Ints = NDArray[np.int64]
 def average_precision(
     scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, interpolation: str = "none"
 ) -> Floats:
-    """Average precision of every class.
+    """Return the average precision per class.
 
-    Entries with equal scores are one step of the precision-recall curve: they enter together, so no order among them
-    matters. (Published evaluators leave that order to the sort; without ties all agree.)
+    Entries with equal scores are one step of the precision-recall curve, so their order does not matter. (In published
+    evaluators it depends on the sort; without ties all agree.)
 
     Args:
       scores: f[B,K].
       labels: [B,K].
       mask: [B,K] or None.
-      interpolation: "none", mean of the precision at every positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder);
-        "envelope", the same of the largest precision at this or any higher recall (VOC 2010+, SSGRL, Q2L, ML-VPT),
+      interpolation: "none", mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder);
+        "envelope", the same with the largest precision at this or any higher recall (VOC 2010+, SSGRL, Q2L, ML-VPT),
         never below "none";
         "11point", mean of that largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls compared exactly).
 
     Returns:
-      f64[K], nan where a class has no positive.
+      f64[K], nan for classes without a positive.
 
     Raises:
       ValueError: unknown interpolation, wrong shapes, or a NaN score in a valid entry.
@@ -43,18 +43,18 @@ def average_precision(
 
 
 def roc_auc(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None) -> Floats:
-    """Area under the ROC curve of every class: the chance that a positive scores above a negative, ties counting half.
+    """Return the area under the ROC curve per class: how likely a positive scores above a negative, ties counting half.
 
-    Returns f64[K], nan where a class has no positive or no negative. Arguments as for `average_precision`.
+    Returns f64[K], nan for classes without a positive or without a negative. Arguments as for `average_precision`.
     """
     return np.array([r.roc_auc() for r in rank_classes(*checked(scores, labels, mask))])
 
 
 def per_class(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None) -> dict[str, NDArray]:
-    """Everything that the ranking of a class says, from one sort of each class.
+    """Return all ranking metrics per class, from one sort per class.
 
     Returns:
-      positives i64[K]; AP, AP_envelope, AP_11point, AUC f64[K], nan where undefined.
+      positives i64[K]; AP, AP_envelope, AP_11point, AUC f64[K], nan if undefined.
     """
     ranked = [
         (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
@@ -68,17 +68,18 @@ def per_class(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = 
 def micro_average_precision(
     scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, interpolation: str = "none"
 ) -> float:
-    """AP of all entries ranked in one list, whatever their class; nan without positives.
+    """Return the AP of the entries of all classes ranked in one list; nan without positives.
 
-    It asks that scores compare across classes, unlike every other AP here. Arguments as for `average_precision`.
+    Unlike the other forms of AP, it requires scores that are comparable between classes. Arguments as for
+    `average_precision`.
     """
     return rank_all(*checked(scores, labels, mask)).average_precision(interpolation)
 
 
 def mean_average_precision(ap: ArrayLike, *, weights: ArrayLike | None = None) -> float:
-    """Mean over the classes that have a positive (ap f64[K] is not nan); nan where there is none.
+    """Return the mean over the classes that have a positive (ap f64[K] is not nan); nan if there are none.
 
-    weights: f[K] or None, all equal (macro). The number of positives of every class gives the weighted mAP.
+    weights: f[K], or None for equal weights (macro). With the number of positives per class, it is the weighted mAP.
     """
     ap = np.asarray(ap, np.float64)
     if weights is None:
@@ -91,7 +92,7 @@ def mean_average_precision(ap: ArrayLike, *, weights: ArrayLike | None = None) -
 def precision_recall_f1(
     predicted: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, empty: str = "skip"
 ) -> dict[str, float]:
-    """Precision, recall and F1, per class and overall, of predicted [B,K] (true = predicted).
+    """Return precision, recall and F1, per class and overall, of predicted [B,K] (true = predicted).
 
     With TP, P (predicted) and G (positive) counts of a class:
     CP, CR = means over classes of TP/P and TP/G; OP, OR = ΣTP/ΣP and ΣTP/ΣG;
@@ -102,11 +103,11 @@ def precision_recall_f1(
       predicted: [B,K].
       labels: [B,K].
       mask: [B,K] or None.
-      empty: what 0/0 counts: "skip", a class is left out of the mean, and an overall value is nan (ML-VPT); "zero", 0
-        (scikit-learn); "one", as "skip" but P is at least 1 for every class, also inside ΣP (ML-GCN, ADD-GCN).
+      empty: the value of 0/0: "skip", a class is left out of the mean, and an overall value is nan (ML-VPT); "zero", 0
+        (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
 
     Returns:
-      CP CR CF1 CF1_mean OP OR OF1. F1 is 0 where precision and recall both are, nan where either is.
+      CP CR CF1 CF1_mean OP OR OF1. F1 is 0 if precision and recall are both 0, and nan if either is nan.
     """
     if empty not in ("skip", "zero", "one"):
         raise ValueError(f"empty must be 'skip', 'zero' or 'one', not {empty!r}")
@@ -118,13 +119,13 @@ def precision_recall_f1(
 
 
 def top_k(scores: ArrayLike, k: int, *, minimum: float | None = None, mask: ArrayLike | None = None) -> Bools:
-    """The k highest classes of every image, as bool[B,K]; all of them where k ≥ K.
+    """Return the k highest classes per image as bool[B,K]; all classes if k ≥ K.
 
-    Of equal scores the lower class index wins. Classes whose mask [B,K] is 0 are passed over. Without `minimum` an
-    image gets exactly k (forced; older work); with it a class is also dropped where its score is below (ML-GCN's top-3
-    asks for logit ≥ 0).
+    Of equal scores, the lower class index ranks higher. Classes whose mask [B,K] is 0 are skipped. Without `minimum`,
+    each image has exactly k classes (older work); with it, classes with a lower score are dropped (ML-GCN's top-3
+    requires logit ≥ 0).
 
-    Raises ValueError for k below 1, or a NaN score where the mask is not 0.
+    Raises ValueError for k below 1, or a NaN score in a valid entry.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
@@ -150,18 +151,18 @@ def top_k(scores: ArrayLike, k: int, *, minimum: float | None = None, mask: Arra
 def map_at_k(
     scores: ArrayLike, labels: ArrayLike, k: int, *, mask: ArrayLike | None = None, minimum: float | None = None
 ) -> float:
-    """mAP when every image only returns its k highest valid classes (DR-MoE names it without details).
+    """Return the mAP if each image returns only its k highest valid classes (DR-MoE names it without details).
 
-    A class ranks the images that returned it; its positives in other images count with precision 0. With `minimum` an
-    image also keeps back what scores below it. Equal to the plain mAP where k ≥ K and there is no minimum. Never above
-    1; nan where no class has a positive.
+    A class ranks the images that returned it; its positives in other images count with precision 0. With `minimum`,
+    images do not return classes with a lower score. Equal to the plain mAP for k ≥ K without a minimum. At most 1; nan
+    if no class has a positive.
     """
     scores, positive, valid = checked(scores, labels, mask)
     return map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
 
 
 def _counts(predicted: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Ints, Ints, Ints]:
-    """Hits, predictions and positives of every class among its valid entries, i64[K] each."""
+    """Return hits, predictions and positives per class among its valid entries, i64[K] each."""
     predicted = np.asarray(predicted)
     positive, valid = flags(labels, mask)
     if predicted.shape != positive.shape:
@@ -174,7 +175,7 @@ def _counts(predicted: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> 
 
 
 def map_of_returned(scores: Floats, positive: Bools, valid: Bools, returned: Bools) -> float:
-    """Return the mAP of rankings that hold the `returned` entries only, all [B,K]; see `map_at_k`."""
+    """Return the mAP of rankings of only the `returned` entries, all [B,K]; see `map_at_k`."""
     positives = _counts(positive, positive, valid)[2]
     gained = [
         r.positives * r.average_precision() if r.positives else 0.0 for r in rank_classes(scores, positive, returned)

@@ -8,27 +8,28 @@ from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 FIGURES = {
     "CP": "mean over labels of precision",
     "CR": "mean over labels of recall",
-    "CF1": "harmonic mean of CP and CR, as nearly all published tables have it",
-    "CF1_mean": "mean over labels of each label's own F1",
+    "CF1": "harmonic mean of CP and CR, as in nearly all published tables",
+    "CF1_mean": "mean over labels of F1",
     "OP": "precision of all predictions together",
     "OR": "recall of all positives together",
     "OF1": "harmonic mean of OP and OR",
 }
 CUTS = {
-    r"([\d.]+)": "a label is predicted where its score is at least {0}",
-    r"fitted": "every label is predicted from its own threshold on, fitted on another split (see Thresholds)",
-    r"prior_matched_transductive": "every label is predicted as often as it was positive in training; such cuts look "
-    "at the scores of the very images that they cut (transductive), so they serve comparison with published tables, "
-    "never prediction",
-    r"top(\d+)": "the {0} highest labels of every image are predicted",
-    r"top(\d+)_min([\d.]+)": "the {0} highest labels of every image are predicted where their score is at least {1}",
+    r"([\d.]+)": "a label is predicted if its score is at least {0}",
+    r"fitted": "a label is predicted if its score is at least its own threshold, fitted on another split "
+    "(see Thresholds)",
+    r"prior_matched_transductive": "each label is predicted as often as it was positive in training; these cuts are "
+    "computed from the scores of the evaluated images themselves (transductive), so they are for comparison with "
+    "published tables, never for prediction",
+    r"top(\d+)": "the {0} highest labels of each image are predicted",
+    r"top(\d+)_min([\d.]+)": "the {0} highest labels of each image are predicted if their score is at least {1}",
 }
 
 
 def measure(entries: Entries) -> dict[str, float]:
-    """Return FIGURES of `precision_recall_f1` with empty="skip" at every threshold and at two cuts of the k highest.
+    """Return FIGURES of `precision_recall_f1` with empty="skip" at each threshold and for the k highest labels.
 
-    These are exactly k an image (@top3), and those of the k that reach the minimum (@top3_min0.5).
+    The latter are exactly k per image (@top3), and those of the k that reach the minimum (@top3_min0.5).
     """
     scores, top, k, minimum = entries.scores, entries.top, entries.k, entries.minimum
     cuts = {name: scores >= np.asarray(threshold, np.float64) for name, threshold in entries.thresholds.items()}

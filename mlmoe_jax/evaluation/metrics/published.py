@@ -1,37 +1,39 @@
-"""The row of a published table, as that paper's own evaluator prints it.
+"""Metrics as the evaluators of the papers compute them.
 
-`groups.evaluate_scores` reports one set of definitions for every method. A published number has those of its authors,
-and they differ in more than the model, so a comparison with a table goes through here.
+`groups.evaluate_scores` uses one set of definitions for all methods. Published numbers use those of their authors,
+which differ between papers, so comparisons with a published table use this module.
 
 | | mlvpt | q2l | mlgcn | asl | drmoe |
 |---|---|---|---|---|---|
 | AP | envelope | envelope | plain | plain | plain |
-| predicted where | score ≥ prior-matched cut | ≥ 0.5 | ≥ 0.5 (logit ≥ 0) | > 0.8 | ≥ 0.5 |
-| class without positives | mAP is nan, left out of CR | mAP, CR, CF1 are nan | the same | counts 0 | left out |
-| class without predictions | left out of CP | P at least 1, also in OP | the same | counts 0 | left out |
+| predicted if | score ≥ prior-matched cut | ≥ 0.5 | ≥ 0.5 (logit ≥ 0) | > 0.8 | ≥ 0.5 |
+| class without positives | mAP is nan, left out of CR | mAP, CR, CF1 are nan | same as q2l | counts 0 | left out |
+| class without predictions | left out of CP | P at least 1, also in OP | same as q2l | counts 0 | left out |
 | top 3 | exactly 3 | of 3, those ≥ 0.5 | of 3, those ≥ 0.5 | none | none |
 | difficult labels | negative | negative | left out of AP, else negative | negative | negative |
 
-CF1 is the harmonic mean of CP and CR, CF1_mean the mean of the classes' F1, wherever they appear. An unknown label
-never counts: none of these papers has any.
+CF1 is the harmonic mean of CP and CR, CF1_mean the mean over classes of F1, for all papers. Unknown labels, which none
+of these papers has, are ignored.
 
-mlvpt: `sl_mAP_cf1_of1` of its repository (4fd40e4), which prints the tables' figures. A class is predicted for the
-  floor(r · N) images that score highest, r its share of the training images; where that is 0 an index wraps around and
-  *every* image is predicted. The cuts look at the evaluated scores (transductive). The top 3 are printed, not tabled.
+mlvpt: `sl_mAP_cf1_of1` of its repository (4fd40e4), which prints the numbers of the tables. A class is predicted for
+  the floor(r · N) images that score highest, r its share of the training images; if that is 0, an index wraps around
+  and *all* images are predicted. The cuts depend on the evaluated scores (transductive). The top-3 metrics are printed,
+  but not in the tables.
 q2l: mAP is `voc_mAP` of its repository (55eb050), which is that of SSGRL. The code of the other columns is not public;
-  they follow ML-GCN here, whose table they continue. Their top 3 must have had a minimum: the OF1 of 78.3 printed for
-  ResNet-101 at 576 pixels is above 76.7, the most that exactly three labels an image can reach on COCO's val2014.
+  they follow ML-GCN here, whose table they extend. Their top 3 must have a minimum: the OF1 of 78.3 printed for
+  ResNet-101 at 576 pixels is above 76.7, the maximum for exactly three labels per image on COCO's val2014.
 mlgcn: `AveragePrecisionMeter` of its repository (5517d6f), also ADD-GCN's. Without positives it divides by zero and
-  stops; the figures that this would concern are nan here.
+  stops; the affected metrics are nan here.
 asl: `mAP` and `validate_multi` of its repository (8c9e0bd), also ML-Decoder's. The code prints CF1_mean under the name
-  F_C; the CF1 of its published table equals the harmonic mean. Its AP divides by positives + 1e-8, which is left out.
-drmoe: no code; its text words CF1 as CF1_mean, while every row that its table quotes from elsewhere is the harmonic
-  mean. The table prints CF1 under OF1 and OF1 under CF1 in the rows it quotes; here each has its own name. Threshold,
-  AP and difficult labels are not stated: the most common choices.
+  F_C; the CF1 of its published table equals the harmonic mean. Its AP divides by positives + 1e-8, which is omitted
+  here.
+drmoe: no code; its text defines CF1 as CF1_mean, while all rows quoted from other papers are harmonic means. In the
+  quoted rows the table prints CF1 under OF1 and OF1 under CF1; here each has its own name. Threshold, AP and difficult
+  labels are not stated; the most common choices are used.
 
-Which images a split holds (those without any label are dropped by some) is the data set's affair. Equal scores enter a
-ranking together, where the authors' sorts leave their order open. An F1 of nothing right is 0, where some code gives
-nan.
+The data set determines the images of a split (some papers drop images without labels). Equal scores are one step of a
+ranking, while their order in the authors' sorts is undefined. F1 without true positives is 0, while it is nan in some
+of the code.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,32 +62,32 @@ _TABLE = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What one paper's evaluator does; `preset` says what the fields mean."""
+    """The definitions of one paper's evaluator, applied by `preset`."""
 
-    predict: Callable[[Floats, Bools, ArrayLike | None], Bools]  # scores, known and frequency -> what is predicted
+    predict: Callable[[Floats, Bools, ArrayLike | None], Bools]  # scores, known and frequency -> predictions
     shown: tuple[str, ...] = _TABLE
     interpolation: str = "none"
     ap_without_positives: float | None = np.nan  # None: the class is left out of the mean
     empty: str = "skip"  # of `precision_recall_f1`
-    difficult_in_ap: str = "negative"  # of `data.batch.targets`; everywhere else difficult labels are negative
-    top3: tuple[str, float | None] | None = None  # the name of these figures, and the score that a class also needs
+    difficult_in_ap: str = "negative"  # of `data.batch.targets`; difficult labels are negative in all other metrics
+    top3: tuple[str, float | None] | None = None  # suffix of the metrics, and the minimum score
 
 
 def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLike | None) -> dict[str, float]:
-    """Return the figures that a paper's evaluator prints of a split, as fractions; the module says how each works.
+    """Return the metrics that a paper's evaluator prints for a split, as fractions; see the module for definitions.
 
     Args:
       name: mlvpt, q2l, mlgcn, asl or drmoe.
       scores: f[N,K], probabilities.
       codes: i8[N,K]: 1, 0, −1 unknown, 2 difficult.
-      frequency: f[K], the share of training images that have each label; only mlvpt needs it, None elsewhere will do.
+      frequency: f[K], the share of training images with each label; required by mlvpt only.
 
     Returns:
       mAP; CP CR CF1 OP OR OF1 at the paper's threshold (drmoe: CF1 CF1_mean OF1; asl: CF1_mean as well); the first six
-      again @top3 (exactly three an image) or @top3_min0.5 where the paper has them.
+      also @top3 (exactly three per image) or @top3_min0.5 if the paper has them.
 
     Raises:
-      UserError: another name.
+      UserError: unknown name.
       ValueError: wrong shapes, a NaN score, or no frequency for mlvpt.
     """
     if name not in PRESETS:

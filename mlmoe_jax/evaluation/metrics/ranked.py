@@ -6,12 +6,12 @@ from mlmoe_jax.evaluation.metrics.ranking import rank_all
 from mlmoe_jax.evaluation.metrics.rates import mean_defined, ratio
 
 MEANINGS = {
-    r"mAP": "mean over the labels with a positive of average precision, the mean precision at every positive",
+    r"mAP": "mean of average precision, the mean precision at each positive, over the labels with a positive",
     r"mAP_envelope": "the same with the largest precision at this or any higher recall (VOC 2010+, Q2L, ML-VPT)",
     r"mAP_11point": "the same at recall 0, 0.1 … 1 (VOC 2007)",
     r"mAP_weighted": "mean of average precision weighted by the positives of each label",
-    r"mAP_micro": "average precision of all scores in one list, whatever their label",
-    r"mAP@(\d+)": "mAP where every image only returns its {0} highest labels",
+    r"mAP_micro": "average precision of the scores of all labels in one list",
+    r"mAP@(\d+)": "mAP if each image returns only its {0} highest labels",
     r"AUC_macro": "mean over labels of the chance that a positive scores higher than a negative",
     r"precision@1": "share of the images whose highest label is right",
 }
@@ -21,8 +21,8 @@ def measure(entries: Entries) -> dict[str, float]:
     """Return the metrics that MEANINGS names.
 
     mAP (plain), mAP_envelope, mAP_11point and AUC_macro are means over classes; mAP_weighted is weighted by the number
-    of positives; mAP_micro ranks all entries in one list. precision@1 counts the images with a valid entry, and one
-    without positives is a miss.
+    of positives; mAP_micro ranks all entries in one list. precision@1 is over the images with a valid entry; images
+    without positives are misses.
     """
     of_class, positive, valid = entries.of_class, entries.positive, entries.valid
     first = top_k(entries.scores, 1, mask=valid)
@@ -38,4 +38,4 @@ def measure(entries: Entries) -> dict[str, float]:
     }
 
 
-RANKING = MetricGroup("Ranking: no threshold is involved", MEANINGS, measure)
+RANKING = MetricGroup("Ranking, without thresholds", MEANINGS, measure)

@@ -1,4 +1,4 @@
-"""How the positives of a class stand among its negatives: the one sort behind AP in every form and AUC.
+"""Rank the positives of a class among its negatives: one sort for all forms of AP and for AUC.
 
 Shape letters: B images, K classes, P positives of one class.
 """
@@ -14,16 +14,16 @@ Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 
 INTERPOLATIONS = ("none", "envelope", "11point")
-_ENTRIES = 1 << 22  # worked on at a time, so that a split of any size needs little memory besides itself
-_CLASSES = 8  # taken out of a row-major matrix at a time: one cache line of float64
+_ENTRIES = 1 << 22  # processed at a time, to limit additional memory
+_CLASSES = 8  # columns of a row-major matrix copied at a time: one cache line of float64
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What each positive of a class has above it, from the lowest score to the highest.
+    """Counts for each positive of a class, from the lowest score to the highest.
 
-    found i64[P], positives that score at least as high; above, level i64[P], negatives that score higher and the same;
-    negatives, how many there are.
+    found i64[P], positives with at least this score; above, level i64[P], negatives with a higher and with the same
+    score; negatives, their number.
     """
 
     found: Ints
@@ -37,7 +37,7 @@ class Ranking:
         return self.found.size
 
     def average_precision(self, interpolation: str = "none") -> float:
-        """AP as `metrics.average_precision` defines it; nan without positives."""
+        """Return AP as defined by `multilabel.average_precision`; nan without positives."""
         if interpolation not in INTERPOLATIONS:
             raise ValueError(f"interpolation must be 'none', 'envelope' or '11point', not {interpolation!r}")
         if not self.positives:
@@ -45,7 +45,7 @@ class Ranking:
         precision = self.found / (self.found + self.above + self.level)
         if interpolation == "none":
             return float(precision.mean())
-        highest = np.maximum.accumulate(precision)  # at this or any higher recall, that is any lower score
+        highest = np.maximum.accumulate(precision)  # at this or any higher recall, that is, any lower score
         if interpolation == "envelope":
             return float(highest.mean())
         # Integers: a recall of 3/10 in floating point may fall short of 0.3.
@@ -53,7 +53,7 @@ class Ranking:
         return float(highest[last].mean())
 
     def roc_auc(self) -> float:
-        """The chance that a positive scores higher than a negative, a tie counting half; nan without either."""
+        """Return the chance that a positive scores higher than a negative; ties count half; nan without either."""
         if not self.positives or not self.negatives:
             return float("nan")
         lost = 2 * int(self.above.sum()) + int(self.level.sum())
@@ -62,7 +62,7 @@ class Ranking:
 
 
 def rank(positives: Floats, negatives: Iterable[Floats]) -> Ranking:
-    """Rank the scores f[P] of positives among those of negatives, which may come in parts f[n]."""
+    """Rank the scores f[P] of positives among those of negatives, given in parts f[n]."""
     positives = np.sort(positives)
     found = positives.size - np.searchsorted(positives, positives)
     above, level, total = np.zeros_like(found), np.zeros_like(found), 0
@@ -79,7 +79,7 @@ def rank(positives: Floats, negatives: Iterable[Floats]) -> Ranking:
 
 
 def rank_classes(scores: Floats, positive: Bools, valid: Bools) -> Iterator[Ranking]:
-    """The ranking of every class, over its valid entries; arguments as `checked` returns them."""
+    """Yield the ranking of each class over its valid entries; arguments as returned by `checked`."""
     for first in range(0, scores.shape[1], _CLASSES):
         columns = (np.ascontiguousarray(x[:, first : first + _CLASSES].T) for x in (scores, positive, valid))
         for s, y, v in zip(*columns, strict=True):
@@ -87,15 +87,15 @@ def rank_classes(scores: Floats, positive: Bools, valid: Bools) -> Iterator[Rank
 
 
 def rank_all(scores: Floats, positive: Bools, valid: Bools) -> Ranking:
-    """The ranking of all valid entries in one list, whatever their class."""
+    """Return the ranking of the valid entries of all classes in one list."""
     of_positives = scores[positive & valid]
-    # Large parts, because every positive is looked up in each.
+    # Large parts, because all positives are searched in each.
     blocks = row_blocks(*scores.shape, entries=max(4 * _ENTRIES, of_positives.size))
     return rank(of_positives, (scores[rows][valid[rows] & ~positive[rows]] for rows in blocks))
 
 
 def checked(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Floats, Bools, Bools]:
-    """Return (scores f32 or f64[B,K], positive bool[B,K], valid bool[B,K]), without a copy where none is needed.
+    """Return (scores f32 or f64[B,K], positive bool[B,K], valid bool[B,K]), without a copy if possible.
 
     Raises ValueError for other shapes, or a NaN score in a valid entry.
     """
@@ -122,6 +122,6 @@ def flags(labels: ArrayLike, mask: ArrayLike | None) -> tuple[Bools, Bools]:
 
 
 def row_blocks(images: int, classes: int, *, entries: int | None = None) -> Iterator[slice]:
-    """Slices that cover all rows of a matrix [B,K], of about `entries` entries each."""
+    """Return slices that cover all rows of a matrix [B,K], of about `entries` entries each."""
     step = max(1, (entries or _ENTRIES) // max(1, classes))
     return (slice(first, first + step) for first in range(0, images, step))

@@ -1,6 +1,6 @@
-"""Precision, recall and F1 from counts, and the means and quotients that all metrics share.
+"""Precision, recall and F1 from counts, and the means and ratios used by all metrics.
 
-Shape letters: K classes; … any leading axes, such as one of resamples.
+Shape letters: K classes; … any leading axes, such as resamples.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ def precision_recall_f1_of(
 ) -> dict[str, Floats]:
     """Return CP CR CF1 CF1_mean OP OR OF1, f64[…] each, as `multilabel.precision_recall_f1` defines them.
 
-    hits, claimed, actual: [...,K], what is predicted and positive, predicted, and positive. fill: the value of 0/0; nan
+    hits, claimed, actual: [...,K], counts of true positives, predictions, and positives. fill: the value of 0/0; nan
     leaves a class out of the means.
     """
     hits, claimed, actual = map(np.asarray, (hits, claimed, actual))
