@@ -111,6 +111,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str,
 def evaluate(workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, dict[str, float]]:
     """Evaluate the trained model of a run folder on its test splits, and write the results to `eval/` in the folder.
 
+    Like `--mode=eval`, it also writes sample images for the report if `report.samples` is above 0.
+
     Args:
       workdir: the folder of a run.
       overrides: dotted key -> value, as in `load_config`, of keys that may differ from the training, such as

@@ -187,7 +187,7 @@ def test_what_cannot_be_compared(two, tmp_path, refusal):
     twice = write_run(tmp_path / "twice", test.take(np.array([0, 1, 1])))
     assert "has the image test/1.jpg 2 times" in refusal(compare_runs, a, twice)
     unread = write_run(tmp_path / "unread", replace(test, scores=np.full(test.scores.shape, np.nan)))
-    assert "none of the 40 images of test" in refusal(compare_runs, a, unread)
+    assert "none of the 40 common images of test" in refusal(compare_runs, a, unread)
 
 
 def test_mistakes_on_the_command_line(two, refusal, tmp_path):

@@ -25,7 +25,7 @@ from mlmoe_jax.runtime.sharding import make_mesh
 
 
 def make_split(rows: int, name: str = "val", seed: int = 0) -> Split:
-    """Return a split whose picture `row` is of colour `row` all over."""
+    """Return a split whose image `row` has all pixels equal to `row`."""
     labels = np.random.default_rng(seed).integers(-1, 3, (rows, len(CLASSES))).astype(np.int8)
     images = np.broadcast_to(np.arange(rows, dtype=np.uint8)[:, None, None, None], (rows, 8, 8, 3))
     return Split(name, CLASSES, labels, [f"{name}/{row}" for row in range(rows)], ArrayImages(images))
@@ -188,7 +188,7 @@ def test_results_are_shown_in_percent():
     assert len({len(line) for line in text.splitlines()}) == 1
 
 
-def test_a_model_that_has_diverged_is_no_unreadable_image(refusal):
+def test_a_diverged_model_is_a_user_error(refusal):
     def eval_step(values, frozen, batch):
         return {"logits": jnp.full((4, 3), jnp.nan), "id": batch["id"], "mask": batch["mask"]}
 
@@ -250,7 +250,7 @@ def test_another_data_set_is_refused(config, tmp_path, refusal, monkeypatch):
 
 
 class Unreadable(ArrayImages):
-    """Pictures of which the first cannot be read."""
+    """Images of which the first cannot be read."""
 
     def read(self, row, at_least=0):
         if row == 0:

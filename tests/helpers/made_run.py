@@ -1,8 +1,10 @@
 """A made-up run folder with every file that a report reads, small and drawn once."""
 
 import csv
+import html
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,11 @@ from mlmoe_jax.runs.folder import RunFolder
 
 # Names that would do harm if a page took them for markup.
 NAMES = ("cat", "dog", "<script>window.hurt=1</script>", "<img src=x onerror=window.hurt=1>", "pears & </script> plums")
+# The sections of a page, in order.
+SECTIONS = (
+    *("summary", "curves", "metrics", "labels", "differences", "groups", "gates", "attention"),
+    *("scores", "mistakes", "thresholds", "cost", "config"),
+)
 STEPS, IMAGES, GRID = (20, 40, 60), 40, (2, 3)
 
 
@@ -134,3 +141,10 @@ def data_block(page: str, name: str):
     """The JSON of a page's data block."""
     start = page.index(f'id="data-{name}">') + len(f'id="data-{name}">')
     return json.loads(page[start : page.index("</script>", start)])
+
+
+def section(text: str, name: str) -> str:
+    """Return the visible text of a section."""
+    inner = text.split(f'<section id="{name}"')[1].split("</section>")[0]
+    inner = re.sub(r"<script.*?</script>", "", inner, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", inner)).split())

@@ -101,7 +101,7 @@ def make_run(tiny_vit, drawn_parts, runs):
 
 
 def predicted(run, split):
-    """Logits and gates of all images of a split from the model that is not asked to explain."""
+    """Logits and gates of all images of a split from the step without attention."""
     step = explain.make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=False)
     images = np.zeros((2, 8, 64, 64, 3), np.uint8)
     images.reshape(-1, 64, 64, 3)[:IMAGES] = split.images.array
@@ -120,7 +120,7 @@ def predicted(run, split):
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:IMAGES], *found)
 
 
-# ------------------------------------------------------------------------------------------------------- the choice
+# -------------------------------------------------------------------------------------------------- choose_samples
 def test_every_label_is_among_the_samples():
     draw = np.random.default_rng(1)
     codes = np.where(draw.random((500, 40)) < 0.04, POSITIVE, draw.integers(-1, 3, (500, 40)))
@@ -130,22 +130,22 @@ def test_every_label_is_among_the_samples():
     assert len(rows) == len(set(rows)) == 30
     assert (np.diff(rows) > 0).all()
     occurs = (codes == POSITIVE).any(axis=0)
-    assert occurs.sum() > 30, "it takes images with several labels"
+    assert occurs.sum() > 30, "some images need several labels"
     assert ((codes[rows] == POSITIVE).any(axis=0) == occurs).all()
     np.testing.assert_array_equal(rows, choose_samples(codes, 30))
 
 
-def test_labels_are_seen_as_often_as_images_allow():
+def test_labels_are_chosen_evenly():
     codes = np.eye(3, dtype=np.int8)[[0, 0, 0, 0, 0, 0, 1, 1, 2]]
     assert choose_samples(codes, 6).tolist() == [0, 1, 2, 6, 7, 8]
     assert choose_samples(np.concatenate([0 * codes[:2], codes]), 10).tolist() == [0, *range(2, 11)]
     assert choose_samples(codes, 64).tolist() == list(range(9))
 
 
-def test_a_quarter_are_the_worst_mistakes_each_label_in_turn():
+def test_a_quarter_are_the_worst_mistakes_of_each_label_in_turn():
     codes = np.zeros((40, 3), np.int8)
     codes[:, 0] = 1
-    codes[7, 1] = 2  # difficult: no mistake, whatever the score
+    codes[7, 1] = 2  # difficult: never a mistake
     scores = np.tile([0.9, 0.1, 0.2], (40, 1))
     scores[[30, 31, 32, 33], 1] = 0.99, 0.98, 0.97, 0.96
     scores[35, 2], scores[36, 2], scores[38, 0], scores[7, 1] = 0.7, 0.6, 0.45, 1.0
@@ -156,8 +156,8 @@ def test_a_quarter_are_the_worst_mistakes_each_label_in_turn():
     assert 35 not in choose_samples(codes, 40, scores)
 
 
-# -------------------------------------------------------------------------------------------------------- the names
-def test_prompts_are_named_in_the_models_order():
+# ---------------------------------------------------------------------------------------------------- prompt_places
+def test_prompt_places_are_in_the_order_of_the_model():
     config = load_config("mlvpt_digits", [])
     config.model.prompts.num_groups, config.model.prompts.per_group = 3, 2
     places = prompt_places(config)
@@ -172,10 +172,10 @@ def test_prompts_are_named_in_the_models_order():
 
 # ------------------------------------------------------------------------------------------------------- the samples
 @pytest.mark.parametrize("reference", [MLMOE, pytest.param("mlvpt_digits", marks=pytest.mark.slow)])
-def test_samples_are_what_the_model_makes_of_them(make_run, tmp_path, reference):
+def test_samples_have_the_scores_gates_and_attention_of_the_model(make_run, tmp_path, reference):
     run, folder = make_run(reference), RunFolder(tmp_path)
     split = made_up(SomeUnreadable)
-    folder.write_bytes("samples/0063.jpg", b"of an earlier time")
+    folder.write_bytes("samples/0063.jpg", b"earlier")
     write_samples(folder, run, split, count=10, side=32)
 
     index = folder.read_json("samples/index.json")
@@ -211,14 +211,14 @@ def test_samples_are_what_the_model_makes_of_them(make_run, tmp_path, reference)
     assert read.entries == index["entries"]
 
 
-def test_a_thumbnail_is_the_view_that_the_model_got():
+def test_a_thumbnail_is_the_reduced_image():
     view = np.zeros((64, 64, 3), np.uint8)
     view[:, 32:] = 200
     for side, expected in ((224, 64), (32, 32)):
         content = thumbnail(view, side)
-        with Image.open(io.BytesIO(content)) as picture:
-            assert (picture.format, picture.size) == ("JPEG", (expected, expected))
-            pixels = np.asarray(picture).astype(int)
+        with Image.open(io.BytesIO(content)) as opened:
+            assert (opened.format, opened.size) == ("JPEG", (expected, expected))
+            pixels = np.asarray(opened).astype(int)
         assert np.abs(pixels[:, : expected // 4]).max() < 8
         assert np.abs(pixels[:, -expected // 4 :] - 200).max() < 8
 
@@ -233,7 +233,7 @@ def test_arrays_that_are_too_large_are_left_out(make_run, tmp_path, monkeypatch,
     assert "attention/prompts of 11 samples" in capsys.readouterr().err
 
 
-def test_mistakes_are_refused(make_run, tmp_path, refusal):
+def test_invalid_requests_are_user_errors(make_run, tmp_path, refusal):
     run, folder, split = make_run(MLMOE), RunFolder(tmp_path), made_up()
     assert "report.samples is 65" in refusal(write_samples, folder, run, split, count=65)
     assert "report.sample_side is 500" in refusal(write_samples, folder, run, split, count=4, side=500)
@@ -247,17 +247,17 @@ def test_mistakes_are_refused(make_run, tmp_path, refusal):
 
 
 def test_a_run_explains_its_first_test_split(make_run, tmp_path, monkeypatch):
-    run, asked = make_run(MLMOE), []
+    run, names = make_run(MLMOE), []
     run = replace(run, config=run.config.copy_and_resolve_references())
     run.config.data.test_splits = ("test_shift", "test")
 
-    def opened(data, name, **how):
-        asked.append((name, how["classes"]))
+    def open_split(data, name, **how):
+        names.append((name, how["classes"]))
         return made_up()
 
-    monkeypatch.setattr(explain, "open_split", opened)
+    monkeypatch.setattr(explain, "open_split", open_split)
     explain_run(RunFolder(tmp_path), run, count=2)
-    assert asked == [("test_shift", run.label_space.names)]
+    assert names == [("test_shift", run.label_space.names)]
     assert len(RunFolder(tmp_path).read_json("samples/index.json")["samples"]) == 2
     run.config.data.test_splits, run.config.data.val_split = (), "dev"
     assert sample_split(run.config.data) == "dev"
@@ -280,7 +280,7 @@ def test_statistics_of_gates_against_numpy():
     assert summarize_gates([]) is None
 
 
-def test_statistics_leave_out_padding_and_what_cannot_be_read(make_run):
+def test_statistics_leave_out_padding_and_unreadable_images(make_run):
     run, split = make_run(MLMOE), made_up(SomeUnreadable)
     gates = predicted(run, split).gates
     real = np.arange(IMAGES) != 2
@@ -290,7 +290,7 @@ def test_statistics_leave_out_padding_and_what_cannot_be_read(make_run):
 
 
 @pytest.mark.slow
-def test_static_gates_are_kept_once(make_run):
+def test_static_gates_are_stored_once(make_run):
     run, split = make_run("drmoe_resnet101:dataset=digits", gate="static"), made_up()
     explained = explain_images(run, split)
     experts = run.config.model.head.routing.shared_experts + run.config.model.head.routing.task_experts

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from helpers.metric_cases import hard_case, probable
 
-from mlmoe_jax.evaluation.metrics import groups
+from mlmoe_jax.evaluation import thresholds
+from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel, ranking
 from mlmoe_jax.evaluation.metrics.groups import GROUPS, Entries, evaluate_scores
 from mlmoe_jax.evaluation.metrics.rates import harmonic, mean_defined, precision_recall_f1_of, ratio
 
@@ -61,3 +63,56 @@ def test_quotients_and_means_leave_out_what_is_undefined():
     np.testing.assert_array_equal(mean_defined([[1.0, np.nan, 3.0], [np.nan] * 3]), [2, np.nan])
     assert mean_defined([0.25, np.nan]) == 0.25
     np.testing.assert_array_equal(harmonic([0.0, 1.0, np.nan], [0.0, 0.5, 1.0]), [0, 2 / 3, np.nan])
+
+
+def test_evaluate_scores_names_every_figure():
+    scores, labels, mask = hard_case()
+    scores = probable(scores)
+    cuts = thresholds.reported(scores, labels.mean(axis=0))
+    report = evaluate_scores(scores, labels, mask, cuts)
+    parts = ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1")
+    ranked = ("mAP", "mAP_envelope", "mAP_11point", "mAP_weighted", "mAP_micro", "AUC_macro", "precision@1", "mAP@3")
+    at = ("0.5", "prior_matched_transductive", "top3", "top3_min0.5")
+    calibrated = ("ECE_pooled", "ECE_macro", "Brier_pooled")
+    assert list(report) == [*ranked, *(f"{part}@{name}" for name in at for part in parts), *calibrated]
+    assert all(type(value) is float for value in report.values())
+    ap = {
+        kind: multilabel.average_precision(scores, labels, mask=mask, interpolation=kind)
+        for kind in ranking.INTERPOLATIONS
+    }
+    binned = calibration.reliability(scores, labels, mask=mask)
+    expected = {
+        "mAP": np.nanmean(ap["none"]),
+        "mAP_envelope": np.nanmean(ap["envelope"]),
+        "mAP_11point": np.nanmean(ap["11point"]),
+        "mAP_weighted": multilabel.mean_average_precision(ap["none"], weights=(labels * mask).sum(axis=0)),
+        "mAP_micro": multilabel.micro_average_precision(scores, labels, mask=mask),
+        "AUC_macro": np.nanmean(multilabel.roc_auc(scores, labels, mask=mask)),
+        "mAP@3": multilabel.map_at_k(scores, labels, 3, mask=mask),
+        "ECE_pooled": binned.pooled().expected_calibration_error[0],
+        "ECE_macro": binned.expected_calibration_error.mean(),
+        "Brier_pooled": ((scores - labels) ** 2)[mask > 0].mean(),
+    }
+    assert {name: report[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+    predicted = {name: scores >= cut for name, cut in cuts.items()}
+    predicted |= {"top3": multilabel.top_k(scores, 3, mask=mask)}
+    predicted |= {"top3_min0.5": multilabel.top_k(scores, 3, mask=mask, minimum=0.5)}
+    for name, entries in predicted.items():
+        figures = multilabel.precision_recall_f1(entries, labels, mask=mask)
+        assert {part: report[f"{part}@{name}"] for part in parts} == figures
+
+
+def test_evaluate_scores_names_its_options():
+    scores, labels, _ = hard_case()
+    report = evaluate_scores(probable(scores), labels, None, {}, k=2, minimum=0.7, bins=4)
+    assert {name.partition("@")[2] for name in report} == {"", "1", "2", "top2", "top2_min0.7"}
+    binned = calibration.reliability(probable(scores), labels, bins=4)
+    assert report["ECE_pooled"] == binned.pooled().expected_calibration_error[0]
+
+
+def test_precision_at_one():
+    """Image 0: right. 1: its highest class is masked, the next is right. 2: wrong. 3: no positive. 4: padding."""
+    scores = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.4, 0.3], [0.9, 0.1]])
+    labels = np.array([[1, 0], [0, 1], [0, 1], [0, 0], [1, 0]])
+    mask = np.array([[1, 1], [0, 1], [1, 1], [1, 1], [0, 0]])
+    assert evaluate_scores(scores, labels, mask, {})["precision@1"] == pytest.approx(2 / 4)

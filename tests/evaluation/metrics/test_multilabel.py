@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.metric_cases import hard_case
 from helpers.paths import PARITY
 from sklearn.metrics import (
     average_precision_score,
@@ -13,27 +14,12 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from mlmoe_jax.evaluation import thresholds
-from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel, ranking
+from mlmoe_jax.evaluation.metrics import groups, multilabel
 
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
 S, P, Y, DIFFICULT = (ARRAYS[name] for name in ("S", "P", "Y", "T_difficult"))
 KINDS = ("none", "envelope", "11point")
-
-
-def hard_case(seed=0, images=60, classes=9):
-    """Scores with many ties, a fifth of the entries masked, a class without positives and one with nothing else."""
-    random = np.random.default_rng(seed)
-    labels = (random.random((images, classes)) < 0.3).astype(np.float32)
-    scores = (random.normal(size=labels.shape) + labels).round(1).astype(np.float32)
-    mask = (random.random(labels.shape) < 0.8).astype(np.float32)
-    labels[:, 2], labels[:, 5] = 0, 1
-    return scores, labels, mask
-
-
-def probable(scores):
-    return 1 / (1 + np.exp(-np.asarray(scores, np.float64)))
 
 
 def percents(figures, names):
@@ -289,139 +275,6 @@ def test_map_at_k_is_a_sum_over_returned_positives():
             precision = [labels[:, k][at].mean() for at, hit in zip(at_least, hits, strict=True) if hit]
             values.append(sum(precision) / (labels[:, k] * mask[:, k]).sum())
         assert multilabel.map_at_k(scores, labels, 3, mask=mask, minimum=minimum) == pytest.approx(np.mean(values))
-
-
-def test_evaluate_scores_names_every_figure():
-    scores, labels, mask = hard_case()
-    scores = probable(scores)
-    cuts = thresholds.reported(scores, labels.mean(axis=0))
-    report = groups.evaluate_scores(scores, labels, mask, cuts)
-    parts = ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1")
-    ranked = ("mAP", "mAP_envelope", "mAP_11point", "mAP_weighted", "mAP_micro", "AUC_macro", "precision@1", "mAP@3")
-    at = ("0.5", "prior_matched_transductive", "top3", "top3_min0.5")
-    calibrated = ("ECE_pooled", "ECE_macro", "Brier_pooled")
-    assert list(report) == [*ranked, *(f"{part}@{name}" for name in at for part in parts), *calibrated]
-    assert all(type(value) is float for value in report.values())
-    ap = {kind: multilabel.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS}
-    binned = calibration.reliability(scores, labels, mask=mask)
-    expected = {
-        "mAP": np.nanmean(ap["none"]),
-        "mAP_envelope": np.nanmean(ap["envelope"]),
-        "mAP_11point": np.nanmean(ap["11point"]),
-        "mAP_weighted": multilabel.mean_average_precision(ap["none"], weights=(labels * mask).sum(axis=0)),
-        "mAP_micro": multilabel.micro_average_precision(scores, labels, mask=mask),
-        "AUC_macro": np.nanmean(multilabel.roc_auc(scores, labels, mask=mask)),
-        "mAP@3": multilabel.map_at_k(scores, labels, 3, mask=mask),
-        "ECE_pooled": binned.pooled().expected_calibration_error[0],
-        "ECE_macro": binned.expected_calibration_error.mean(),
-        "Brier_pooled": ((scores - labels) ** 2)[mask > 0].mean(),
-    }
-    assert {name: report[name] for name in expected} == pytest.approx(expected, abs=1e-12)
-    predicted = {name: scores >= cut for name, cut in cuts.items()}
-    predicted |= {"top3": multilabel.top_k(scores, 3, mask=mask)}
-    predicted |= {"top3_min0.5": multilabel.top_k(scores, 3, mask=mask, minimum=0.5)}
-    for name, entries in predicted.items():
-        figures = multilabel.precision_recall_f1(entries, labels, mask=mask)
-        assert {part: report[f"{part}@{name}"] for part in parts} == figures
-
-
-def test_evaluate_scores_names_its_options():
-    scores, labels, _ = hard_case()
-    report = groups.evaluate_scores(probable(scores), labels, None, {}, k=2, minimum=0.7, bins=4)
-    assert {name.partition("@")[2] for name in report} == {"", "1", "2", "top2", "top2_min0.7"}
-    binned = calibration.reliability(probable(scores), labels, bins=4)
-    assert report["ECE_pooled"] == binned.pooled().expected_calibration_error[0]
-
-
-def test_precision_at_one():
-    """Image 0: right. 1: its highest class is masked, the next is right. 2: wrong. 3: no positive. 4: padding."""
-    scores = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.4, 0.3], [0.9, 0.1]])
-    labels = np.array([[1, 0], [0, 1], [0, 1], [0, 0], [1, 0]])
-    mask = np.array([[1, 1], [0, 1], [1, 1], [1, 1], [0, 0]])
-    assert groups.evaluate_scores(scores, labels, mask, {})["precision@1"] == pytest.approx(2 / 4)
-
-
-# --- invariants
-
-
-def everything(scores, labels, mask):
-    """Every figure that only looks at the order of scores, at the classes an image returns, or at neither."""
-    of_class = multilabel.per_class(scores, labels, mask=mask)
-    micro = [multilabel.micro_average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS]
-    predicted = multilabel.top_k(scores, 3, mask=mask)
-    figures = multilabel.precision_recall_f1(predicted, labels, mask=mask)
-    at_k = multilabel.map_at_k(scores, labels, 2, mask=mask)
-    return np.concatenate([*of_class.values(), micro, list(figures.values()), [at_k]])
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_order_of_images_does_not_matter(seed):
-    case = hard_case(seed)
-    order = np.random.default_rng(seed).permutation(len(case[0]))
-    np.testing.assert_allclose(everything(*(x[order] for x in case)), everything(*case), rtol=1e-13)
-
-
-def test_only_the_order_of_scores_matters():
-    scores, labels, mask = hard_case()
-    np.testing.assert_array_equal(
-        everything(np.exp(scores.astype(np.float64)) - 3, labels, mask), everything(scores, labels, mask)
-    )
-
-
-@pytest.mark.parametrize("anything", [-99.0, 99.0, np.inf, -np.inf, np.nan])
-def test_masked_entries_may_hold_anything(anything):
-    scores, labels, mask = hard_case()
-    spoilt = np.where(mask > 0, scores, anything), np.where(mask > 0, labels, 1 - labels)
-    for kind in KINDS:
-        expected = multilabel.average_precision(scores, labels, mask=mask, interpolation=kind)
-        np.testing.assert_array_equal(
-            multilabel.average_precision(*spoilt, mask=mask, interpolation=kind), expected, err_msg=kind
-        )
-    np.testing.assert_array_equal(everything(*spoilt, mask), everything(scores, labels, mask))
-    cuts, scores = {"0.5": 0.5}, probable(scores)
-    spoilt = np.where(mask > 0, scores, anything), spoilt[1]
-    assert groups.evaluate_scores(*spoilt, mask, cuts) == groups.evaluate_scores(scores, labels, mask, cuts)
-
-
-@pytest.mark.parametrize("entries", [1, 20, 130])
-def test_blocks_change_nothing(monkeypatch, entries):
-    """A split is worked on in blocks of rows, far larger than any of these tests."""
-    scores, labels, mask = hard_case()
-    scores = probable(scores)
-    expected = everything(scores, labels, mask), groups.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
-    monkeypatch.setattr(ranking, "_ENTRIES", entries)
-    np.testing.assert_array_equal(everything(scores, labels, mask), expected[0])
-    assert groups.evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_type_of_scores_does_not_matter(dtype):
-    scores, labels, mask = hard_case()
-    scores = scores.astype(np.float16)
-    expected = everything(scores.astype(np.float64), labels, mask)
-    np.testing.assert_array_equal(everything(scores.astype(dtype), labels > 0, mask > 0), expected)
-    np.testing.assert_array_equal(everything(np.asfortranarray(scores.astype(dtype)), labels, mask), expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_by_masked_images_changes_nothing(kind):
-    scores, labels, mask = hard_case()
-    scores[3] = -np.inf  # ties with whatever the padding is ranked as
-    padded = [np.concatenate([x, np.full((7, x.shape[1]), fill)]) for x, fill in ((scores, 9), (labels, 1), (mask, 0))]
-    np.testing.assert_array_equal(
-        multilabel.average_precision(*padded[:2], mask=padded[2], interpolation=kind),
-        multilabel.average_precision(scores, labels, mask=mask, interpolation=kind),
-    )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_envelope_is_never_below_plain(seed):
-    scores, labels, mask = hard_case(seed)
-    plain, envelope = (
-        multilabel.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in ("none", "envelope")
-    )
-    assert np.all(envelope >= plain, where=~np.isnan(plain))
-    assert np.any(envelope > plain + 1e-3)
 
 
 def test_only_ones_are_positive():
