@@ -1,1 +1,1 @@
-"""What the training labels say about one another: names, groups, graphs, word vectors."""
+"""Statistics of the training labels: names, counts, groups, graphs and word vectors."""

@@ -1,4 +1,4 @@
-"""Label groups from the co-occurrence of the training labels, as ML-VPT and CPSD (BoostMLC) form them.
+"""Label groups from the co-occurrence of the training labels, as in ML-VPT and CPSD (BoostMLC).
 
 Shape letters: N images, K labels.
 """
@@ -17,8 +17,9 @@ def cooccurrence(labels: ArrayLike) -> tuple[csr_array, NDArray[np.int64]]:
     """Count pairs and single labels in labels i8[N,K]; only 1 is positive (not 0, −1 unknown, 2 difficult).
 
     Returns:
-      counts, a sparse i64[K,K], images that show both labels, with a zero diagonal: of 20,000 labels few pairs ever
-      meet; positives i64[K], images that show the label.
+      counts: sparse i64[K,K], the number of images with both labels, with a zero diagonal. Sparse because with 20,000
+        labels few pairs occur at all.
+      positives: i64[K], the number of images with each label.
     """
     labels = np.asarray(labels)
     counts = csr_array((labels.shape[1], labels.shape[1]), dtype=np.int64)
@@ -33,23 +34,27 @@ def cooccurrence(labels: ArrayLike) -> tuple[csr_array, NDArray[np.int64]]:
 
 
 def affinity(counts: ArrayLike, positives: ArrayLike, *, tau: float, side: str = "co") -> NDArray[np.float64]:
-    """Affinity between labels (ML-VPT; CPSD).
+    """Return the affinity between labels (ML-VPT; CPSD).
 
     With S_ij = counts_ij / positives_j = p(i | j) and R = S^(1/tau):
-    "co", labels that come together: (R + Rᵀ)/2, zero diagonal;
-    "dc", labels that rarely do: the mean of 1 − R and its transpose, ones on the diagonal (the paper's "I" is the
-    matrix of ones).
-    A label without positives comes together with none: S is 0 there.
+    "co", for labels that occur together: (R + Rᵀ)/2, with a zero diagonal;
+    "dc", for labels that rarely do: the mean of 1 − R and its transpose, with ones on the diagonal (the "I" of the
+    paper is the matrix of ones).
+    A label without positives co-occurs with no other label: its entries of S are 0.
 
     Args:
-      counts: i64[K,K], zero diagonal.
-      positives: i64[K].
-      tau: root > 0. 2 gives the published CO groups of COCO; the published DC groups, which cannot be had again
-        exactly, come nearest with 3 (COCO) and 4 (NUS-WIDE).
+      counts: i64[K,K], the number of images with both labels, with a zero diagonal.
+      positives: i64[K], the number of images with each label.
+      tau: root > 0. 2 gives the published CO groups of COCO. The published DC groups cannot be reproduced exactly; the
+        closest values are 3 (COCO) and 4 (NUS-WIDE).
       side: "co" or "dc".
 
     Returns:
       f64[K,K], symmetric, in [0, 1].
+
+    Raises:
+      ValueError: an unknown side.
+      UserError: tau ≤ 0.
     """
     if side not in ("co", "dc"):
         raise ValueError(f"side must be 'co' or 'dc', not {side!r}")
@@ -65,37 +70,38 @@ def affinity(counts: ArrayLike, positives: ArrayLike, *, tau: float, side: str =
 def group_labels(
     counts: ArrayLike, positives: ArrayLike, *, num_groups: int, tau: float, side: str, seed: int
 ) -> NDArray[np.int32]:
-    """Cut the labels into groups by spectral clustering of their affinity.
+    """Divide the labels into groups by spectral clustering of their affinity.
 
-    Spectral clustering with 20 k-means starts is run 4 times and the run with the highest Calinski-Harabasz score of
-    the affinity's rows is kept, as CPSD does. The same inputs and seed give the same groups. Groups are numbered by
-    their first label, so equal partitions are equal arrays: label 0 is in group 0, the first label outside it in 1, …
-    Nothing is merged or repaired: a group may hold one label, and where k-means finds fewer distinct groups than asked
-    for (labels that all behave alike) the highest numbers stay unused.
+    Spectral clustering with 20 k-means starts is run 4 times, and the result with the highest Calinski-Harabasz score
+    on the rows of the affinity is kept, as in CPSD. The same inputs and seed give the same groups. Groups are numbered
+    by their first label, so equal partitions are equal arrays: label 0 is in group 0, the first label outside it in
+    group 1, … Groups are not merged or repaired: a group may have a single label, and if k-means finds fewer distinct
+    groups than requested (identical labels), the highest numbers are unused.
 
     Args:
-      counts: i64[K,K], zero diagonal.
-      positives: i64[K].
-      num_groups: from 1 (all labels in one) to K (a label each).
+      counts: i64[K,K], the number of images with both labels, with a zero diagonal.
+      positives: i64[K], the number of images with each label.
+      num_groups: from 1 (all labels in one group) to K (one label per group).
       tau: see `affinity`.
       side: "co" or "dc".
-      seed: of the clustering's random starts.
+      seed: for the random starts of the clustering.
 
     Returns:
-      i32[K], group of every label.
+      i32[K], the group of each label.
 
     Raises:
+      ValueError: an unknown side.
       UserError: num_groups outside 1 … K, or tau ≤ 0.
     """
     matrix = affinity(counts, positives, tau=tau, side=side)
     labels = len(matrix)
     if not 1 <= num_groups <= labels:
         raise UserError(
-            f"{labels} labels cannot be cut into {num_groups} groups; set model.prompts.num_groups to 1 … {labels}"
+            f"{labels} labels cannot be divided into {num_groups} groups; set model.prompts.num_groups to 1 … {labels}"
         )
     if num_groups in (1, labels):
         return np.arange(labels, dtype=np.int32) % num_groups
-    from sklearn.cluster import SpectralClustering  # here, because it takes a second to import
+    from sklearn.cluster import SpectralClustering  # imported here because it takes a second
 
     random = np.random.RandomState(seed)
     runs = [
@@ -108,7 +114,7 @@ def group_labels(
 
 
 def _separation(rows: NDArray[np.float64], groups: NDArray) -> float:
-    """Calinski-Harabasz score of a partition; −inf where it is not defined (all labels in one group)."""
+    """Return the Calinski-Harabasz score of a partition; −inf if it is undefined (all labels in one group)."""
     from sklearn.metrics import calinski_harabasz_score
 
     return calinski_harabasz_score(rows, groups) if len(np.unique(groups)) > 1 else -np.inf

@@ -1,4 +1,4 @@
-"""What a model may know of the labels: their names and how they occurred in training."""
+"""The label space of a model: the names of the labels and their statistics in training."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007",
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """K label names with their training statistics.
+    """The names of K labels and their statistics in training.
 
-    together: sparse i64[K,K], training images with both labels, zero diagonal; may be given dense. positives: i64[K].
-    images: their number.
+    together: sparse i64[K,K], the number of training images with both labels, with a zero diagonal; a dense array is
+    converted. positives: i64[K], the number of training images with each label. images: the number of training images.
     co_group, dc_group: i32[K], the group of each label on the co-occurrence and the discriminative side.
-    vectors: f32[K,d], a vector for each label's name, where the model needs one.
+    vectors: f32[K,d], one vector per label name, or None if the model does not need them.
     """
 
     names: tuple[str, ...]
@@ -41,16 +41,16 @@ class LabelSpace:
 
     @property
     def counts(self) -> np.ndarray:
-        """`together` as i64[K,K] with its zeros, for what is defined by all pairs."""
+        """`together` as a dense i64[K,K]."""
         return self.together.toarray()
 
     @property
     def frequency(self) -> np.ndarray:
-        """The share of training images that have each label, f64[K]."""
+        """The share of training images with each label, f64[K]."""
         return self.positives / max(1, self.images)
 
     def save(self, path) -> None:
-        """Write everything as one npz to a path or an open file."""
+        """Write the label space as one npz to a path or an open file."""
         pairs = self.together.tocoo()
         np.savez_compressed(
             path,
@@ -65,7 +65,7 @@ class LabelSpace:
 
     @classmethod
     def load(cls, path) -> LabelSpace:
-        """Read what `save` wrote."""
+        """Read a label space that `save` wrote."""
         with np.load(path, allow_pickle=False) as stored:
             labels = len(stored["names"])
             if "counts" in stored:  # runs of earlier versions
@@ -84,28 +84,28 @@ class LabelSpace:
             )
 
 
-def label_space_of(train: Split, data_name: str, model, seed: int, *, vectors: bool = False) -> LabelSpace:
-    """Compute the label space from the labels of the training split, i8[N,K] (never from images).
+def label_space_of(train: Split, data_name: str, model_config, seed: int, *, vectors: bool = False) -> LabelSpace:
+    """Compute the label space from the labels i8[N,K] of the training split; its images are not read.
 
-    `model` is `config.model`: `groups`, `num_groups` and τ of its prompts say how labels are grouped, `graph` of its
-    head where word vectors come from. vectors: whether the model needs them. Raises UserError for groups that are not
-    published for this data set or a file that does not fit.
+    model_config: `config.model`; labels are grouped by `groups`, `num_groups` and τ of its prompts, and word vectors
+    come from `graph` of its head. vectors: whether the model needs word vectors.
+    Raises UserError for groups that are not published for this data set, and for a file that does not match the labels.
     """
     together, positives = cooccurrence(train.labels)
-    co_group, dc_group = _groups(together, positives, data_name, model.prompts, seed)
-    of_names = None
+    co_group, dc_group = _groups(together, positives, data_name, model_config.prompts, seed)
+    word_vectors = None
     if vectors:
-        graph = model.head.graph
-        of_names = (
+        graph = model_config.head.graph
+        word_vectors = (
             read_glove(graph.word_vectors, train.classes)
             if graph.word_vectors
             else cooccurrence_vectors(together.toarray(), positives, len(train), width=graph.vector_width)
         )
-    return LabelSpace(train.classes, together, positives, len(train), co_group, dc_group, of_names)
+    return LabelSpace(train.classes, together, positives, len(train), co_group, dc_group, word_vectors)
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
-    """Return a label space of K made-up labels, spread evenly over the groups, for when there is no data at hand."""
+    """Return a label space of K artificial labels, spread evenly over the groups, for use without a data set."""
     group = (np.arange(labels) % groups).astype(np.int32)
     names = tuple(f"label {k}" for k in range(labels))
     never = csr_array((labels, labels), dtype=np.int64)
@@ -137,10 +137,10 @@ def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) 
 def _published(data_name: str, num_groups: int) -> dict[str, list[int]]:
     table = json.loads(PUBLISHED_GROUPS.read_text()).get(PUBLISHED_FOR.get(data_name, ""), {})
     if str(num_groups) not in table:
-        has = f"published for {', '.join(table)} groups" if table else "not published at all"
+        has = f"published for {', '.join(table)} groups, not for {num_groups}" if table else "not published"
         raise UserError(
-            f"label groups of {data_name} are {has}, not for {num_groups}; set model.prompts.groups=computed to derive "
-            "them from the training labels"
+            f"label groups of {data_name} are {has}; set model.prompts.groups=computed to derive them from the "
+            "training labels"
         )
     return table[str(num_groups)]
 
@@ -151,7 +151,7 @@ def _from_file(path: str) -> dict[str, list[int]]:
         return {side: [int(group) for group in pair[side]] for side in ("co", "dc")}
     except OSError as error:
         raise UserError(
-            f"model.prompts.groups is '{path}', which is neither computed, published nor a file that exists"
+            f"model.prompts.groups is '{path}', which is neither computed, nor published, nor an existing file"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f'{path} should hold {{"co": [a group number a label], "dc": [...]}}') from error
+        raise UserError(f'{path} should contain {{"co": [one group number per label], "dc": [...]}}') from error

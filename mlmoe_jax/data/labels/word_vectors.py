@@ -1,6 +1,6 @@
-"""A vector for every label name: from a file of word vectors, or from how the labels come together in training.
+"""One vector per label name: from a file of word vectors, or from the co-occurrence of labels in training.
 
-Shape letters: K labels, d numbers a vector.
+Shape letters: K labels, d numbers per vector.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from mlmoe_jax.errors import UserError
 
 # VOC writes these names as one word.
 COMPOUNDS = {"diningtable": ("dining", "table"), "pottedplant": ("potted", "plant"), "tvmonitor": ("tv", "monitor")}
-# The deviation of the numbers in GloVe's 300-dimensional vectors of COCO's names.
+# The standard deviation of the numbers in GloVe's 300-dimensional vectors of the COCO label names.
 GLOVE_DEVIATION = 0.377
 _PARTS = re.compile(r"[^\W_]+")
 
 
 def read_glove(path: str | Path, names: Sequence[str]) -> NDArray[np.float32]:
-    """Look label names up in a GloVe text file, a word and d numbers a line (a header of two numbers may come first).
+    """Look up label names in a GloVe text file: one word and d numbers per line, after an optional header (two numbers).
 
-    A name is put into small letters and cut at blanks and underscores; a word that the file lacks is cut at everything
-    that is no letter and no digit (`t-shirt`, `plant(potted)`). The vector of a name is the mean over those of its
-    words that the file has, as ML-GCN makes it. Only the lines that are needed are parsed.
+    A name is converted to lower case and split at blanks and underscores. A word that is not in the file is split at
+    all characters other than letters and digits (`t-shirt`, `plant(potted)`). The vector of a name is the mean of the
+    vectors of its words that are in the file, as in ML-GCN. Only the lines that are needed are parsed.
 
     Args:
-      path: of the file; every embedding in this format will do.
-      names: of the K labels.
+      path: the file; any embedding in this format can be used.
+      names: the names of the K labels.
 
     Returns:
       f32[K,d] with the d of the file.
 
     Raises:
-      UserError: the file cannot be read or is of another kind, or has none of the words of some label.
+      UserError: the file cannot be read or has another format, or it has no word of some label.
     """
     spelled = [_words(name) for name in names]
     wanted = {word for words in spelled for whole in words for word in (whole, *_PARTS.findall(whole))}
@@ -54,8 +54,8 @@ def read_glove(path: str | Path, names: Sequence[str]) -> NDArray[np.float32]:
     if lost:
         listed = ", ".join(map(repr, lost[:5])) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
         raise UserError(
-            f"{path} has no word of the label{'s' * (len(lost) > 1)} {listed}; name labels in the file's language "
-            "or take word vectors from the co-occurrence counts"
+            f"{path} has no word of the label{'s' * (len(lost) > 1)} {listed}; name labels in the language of the file "
+            "or set model.head.graph.word_vectors='' to use the co-occurrence counts"
         )
     return np.asarray(vectors, np.float32)
 
@@ -63,29 +63,29 @@ def read_glove(path: str | Path, names: Sequence[str]) -> NDArray[np.float32]:
 def cooccurrence_vectors(
     counts: ArrayLike, positives: ArrayLike, images: int, *, width: int = 300
 ) -> NDArray[np.float32]:
-    """Vectors of labels from the training labels alone, for when no file of word vectors is at hand.
+    """Compute vectors of labels from the training labels alone, for use without a file of word vectors.
 
-    As word vectors can be had from the words around a word (Levy and Goldberg, "Neural word embedding as implicit
-    matrix factorization", NIPS 2014, sec. 5), by the spectrum of the positive pointwise mutual information
+    As word vectors can be computed from co-occurring words (Levy and Goldberg, "Neural word embedding as implicit
+    matrix factorization", NIPS 2014, sec. 5), from the spectrum of the positive pointwise mutual information
 
         M[i,j] = max(0, log(p(i,j) / (p(i) p(j)))),   p(i,i) = p(i).
 
-    A label comes with itself, so the diagonal is −log p(i). With M = Q Λ Qᵀ, vectors are the rows of Q √Λ over the
-    largest positive eigenvalues: among vectors of this width their products come nearest to M (Eckart and Young). The
-    sign of a column is that which makes its largest entry positive. Columns are filled up with zeros to `width`, and
-    each row is given the length 0.377·√width, that of GloVe's vectors: Levy, Goldberg and Dagan (TACL 2015, sec. 3.3)
-    find that vectors of one length work best, and ML-GCN's published rates fit this one.
+    A label co-occurs with itself, so the diagonal is −log p(i). With M = Q Λ Qᵀ, the vectors are the rows of Q √Λ for
+    the largest positive eigenvalues: among vectors of this width, their products are closest to M (Eckart and Young).
+    The sign of a column makes its largest entry positive. Columns are padded with zeros to `width`, and each row is
+    scaled to the length 0.377·√width, the length of GloVe vectors: Levy, Goldberg and Dagan (TACL 2015, sec. 3.3) find
+    that vectors of equal length work best, and the published learning rates of ML-GCN fit this length.
 
-    Imagined images keep every vector away from zero: one for each label that was never seen, which shows it alone, and
-    one that shows nothing. Where there are no counts at all, the vectors are orthogonal.
+    Imaginary images keep every vector away from zero: one image per label without positives, with this label only, and
+    one image without labels. Without any counts, the vectors are orthogonal.
 
-    The same machine gives the same vectors. Another may turn those of equal eigenvalues into each other: what was
-    trained with vectors must be kept with them.
+    The vectors are reproducible on one machine. Another machine may rotate vectors of equal eigenvalues into each
+    other, so a trained model must be stored with its vectors.
 
     Args:
-      counts: i64[K,K], images that show both labels, zero diagonal.
-      positives: i64[K], images that show the label.
-      images: their number.
+      counts: i64[K,K], the number of images with both labels, with a zero diagonal.
+      positives: i64[K], the number of images with each label.
+      images: the number of images.
       width: d.
 
     Returns:
@@ -96,7 +96,7 @@ def cooccurrence_vectors(
     total = images + np.sum(positives == 0) + 1
     together = np.array(counts, np.float64)
     np.fill_diagonal(together, seen)
-    with np.errstate(divide="ignore"):  # the logarithm of pairs that never occur is cut off at 0
+    with np.errstate(divide="ignore"):  # the logarithm for pairs that never occur is clipped to 0
         information = np.maximum(np.log(together * total / np.outer(seen, seen)), 0)
     values, axes = np.linalg.eigh(information)
     largest = np.argsort(-values, kind="stable")[:width]
@@ -113,7 +113,7 @@ def _words(name: str) -> list[str]:
 
 
 def _rows(path: str | Path, wanted: set[str]) -> dict[str, NDArray[np.float64]]:
-    """Return the vectors of the wanted words that the file has."""
+    """Return the vectors of the wanted words that are in the file."""
     keys, rows = {word.encode(): word for word in wanted}, {}
     try:
         with epath.Path(path).open("rb") as file:
@@ -124,7 +124,7 @@ def _rows(path: str | Path, wanted: set[str]) -> dict[str, NDArray[np.float64]]:
                 if word not in keys or keys[word] in rows:
                     continue
                 numbers = rest.split()
-                # Some words of the largest files contain blanks and begin with a word that is wanted.
+                # Some words in the largest files contain blanks and begin with a wanted word.
                 if len(numbers) == width:
                     rows[keys[word]] = _numbers(path, number, numbers)
     except OSError as error:
@@ -146,12 +146,12 @@ def _numbers(path: str | Path, line: int, fields: list[bytes]) -> NDArray[np.flo
     except ValueError:
         numbers = np.array([])
     if not numbers.size or not np.isfinite(numbers).all():
-        raise UserError(f"line {line} of {path} should be a word and its numbers, as in a GloVe text file")
+        raise UserError(f"line {line} of {path} should have a word and its numbers, as in a GloVe text file")
     return numbers
 
 
 def _with_signs(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turn columns around so that the entry of largest magnitude is positive, the first of those that tie."""
+    """Flip the signs of columns so that the entry of largest magnitude (the first one of ties) is positive."""
     size = np.abs(vectors)
     ties = size >= size.max(axis=0) * (1 - 1e-6)
     pivot = vectors[ties.argmax(axis=0), np.arange(vectors.shape[1])]

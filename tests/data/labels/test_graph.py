@@ -6,7 +6,7 @@ from helpers.paths import PARITY
 
 from mlmoe_jax.data.labels import graph as graphs
 
-# Counts over COCO train2014, classes in category-id order, and over the trainval images of VOC 2007.
+# Counts over COCO train2014 with classes in category-id order, and over the trainval images of VOC 2007.
 COCO = np.load(PARITY / "coco_groups.npz")
 VOC = json.loads((PARITY / "voc2007_counts.json").read_text())
 TWIN = np.load(PARITY / "graph_heads.npz")
@@ -24,7 +24,7 @@ def test_conditional_probabilities_by_hand():
 
 
 def test_the_graph_of_coco():
-    """ML-GCN's graph: 111 edges, 55 of them to `person`, 15 labels that imply none, 57 that none implies."""
+    """The graph of ML-GCN has 111 edges, 55 of them to `person`; 15 labels have no outgoing and 57 no incoming edge."""
     found = edges(COCO["counts"], COCO["positives"])
     assert found.sum() == 111
     assert found[:, PERSON].sum() == 55
@@ -33,7 +33,7 @@ def test_the_graph_of_coco():
     graph = graphs.label_graph(COCO["counts"], COCO["positives"])
     assert graph.dtype == np.float32
     assert ((graph > 0) & ~np.eye(80, dtype=bool)).sum() == 111
-    assert (graph[PERSON] > 0).sum() == 56, "person listens to the labels that imply it"
+    assert (graph[PERSON] > 0).sum() == 56, "person receives from the labels that imply it"
 
 
 def test_the_graph_of_voc():
@@ -52,25 +52,25 @@ def test_label_graph_by_hand():
     d = np.array([1.25, 1.125, 1.125]) ** -0.5
     expected = np.diag(d) @ weights.T @ np.diag(d)
     np.testing.assert_allclose(graphs.label_graph(counts, positives), expected, rtol=2e-6)
-    # as eq. 8 reads: the weights of a row, not of a column, add up
+    # eq. 8: the weights are normalized by row, not by column
     weights = np.array([[1, 0.25, 0], [0.25, 1, 0], [0.25, 0, 1]])
     expected = weights / 1.25
     np.testing.assert_allclose(graphs.label_graph(counts, positives, transpose=False), expected, rtol=2e-6)
 
 
-def test_label_graph_is_that_of_the_torch_twin():
+def test_label_graph_equals_the_torch_reference():
     graph = graphs.label_graph(TWIN["ml_gcn/counts"], TWIN["ml_gcn/positives"])
     assert (graph > 0).sum() > 8
     np.testing.assert_allclose(graph, TWIN["ml_gcn/adjacency"], rtol=1e-6, atol=1e-7)
 
 
-def test_threshold_and_share():
+def test_threshold_removes_edges_and_share_weights_neighbors():
     counts, positives = COCO["counts"], COCO["positives"]
     off = ~np.eye(80, dtype=bool)
     above = [(graphs.label_graph(counts, positives, threshold=t)[off] > 0).sum() for t in (0.1, 0.4, 0.9)]
     assert above[0] > above[1] > above[2]
     np.testing.assert_array_equal(graphs.label_graph(counts, positives, share=0), np.eye(80))
-    # the diagonal 1 − p and the neighbours' sum p differ by a factor from those of the code, which normalising undoes
+    # The diagonal 1 − p and the neighbors' sum p differ from the authors' code by a factor that normalization removes.
     weights = 0.2 * edges(counts, positives) / (edges(counts, positives).sum(axis=0) + 1e-6) + 0.8 * np.eye(80)
     d = weights.sum(axis=1) ** -0.5
     np.testing.assert_allclose(graphs.label_graph(counts, positives), d[:, None] * weights.T * d, rtol=1e-5)
@@ -85,17 +85,17 @@ def test_permuting_labels_permutes_the_graph():
         np.testing.assert_allclose(permuted, graph[order][:, order], rtol=1e-6)
 
 
-def test_labels_without_counts_stand_alone():
+def test_labels_without_counts_have_no_neighbors():
     np.testing.assert_array_equal(graphs.label_graph(np.zeros((3, 3)), np.zeros(3)), np.eye(3))
 
 
 @pytest.mark.parametrize("options", [{"threshold": 0}, {"threshold": 1.5}, {"share": 1}, {"share": -0.1}])
-def test_impossible_settings(options, refusal):
+def test_threshold_and_share_out_of_range_are_refused(options, refusal):
     text = refusal(graphs.label_graph, np.zeros((2, 2)), np.ones(2), **options)
     assert next(iter(options)) in text
 
 
-def test_frequency_order():
+def test_frequency_order_is_by_decreasing_positives():
     order = graphs.frequency_order([3, 7, 0, 7, 5])
     assert order.tolist() == [1, 3, 4, 0, 2]
     assert order.dtype == np.int32

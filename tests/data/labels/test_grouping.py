@@ -5,23 +5,23 @@ from helpers.paths import PARITY
 from mlmoe_jax.data.labels import grouping
 from mlmoe_jax.errors import UserError
 
-# Labels that never come together are what several of these tests are about.
+# Several tests are about labels that never occur together.
 pytestmark = pytest.mark.filterwarnings("ignore:Graph is not fully connected")
 
-# Counts over the 82,081 labelled images of COCO train2014, classes in category-id order; CO partitions published with
-# ML-VPT.
+# Counts over the 82,081 labeled images of COCO train2014 with classes in category-id order, and the CO partitions
+# published with ML-VPT.
 COCO = np.load(PARITY / "coco_groups.npz")
 PERSON, CAR, TRAFFIC_LIGHT, HAIR_DRIER = 0, 2, 9, 78
 
 
 def canonical(groups):
-    """Number groups by first occurrence, the slow way."""
+    """Number groups by their first label, in a plain loop."""
     numbers = {}
     return [numbers.setdefault(int(group), len(numbers)) for group in groups]
 
 
 def blocks(*sizes):
-    """Counts of labels that always come together inside a block and never across."""
+    """Return counts of labels that always occur together within a block and never across blocks, and the blocks."""
     member = np.repeat(np.arange(len(sizes)), sizes)
     counts = np.where(member[:, None] == member, 10, 0)
     np.fill_diagonal(counts, 0)
@@ -37,7 +37,7 @@ def test_cooccurrence_by_hand():
     labels = np.array([[1, 1, 0], [1, 1, 2], [1, -1, 1], [0, 0, 0]], np.int8)
     counts, positives = grouping.cooccurrence(labels)
     np.testing.assert_array_equal(counts.toarray(), [[0, 2, 1], [2, 0, 0], [1, 0, 0]])
-    assert counts.nnz == 4, "pairs that never meet take no memory"
+    assert counts.nnz == 4, "pairs that never occur together take no memory"
     np.testing.assert_array_equal(positives, [3, 2, 1])
     assert counts.dtype == positives.dtype == np.int64
 
@@ -58,7 +58,7 @@ def test_affinity_by_hand():
     np.testing.assert_allclose(grouping.affinity(counts, positives, tau=2, side="dc"), [[1, 0.25], [0.25, 1]])
 
 
-def test_affinity_of_coco_is_the_published_one():
+def test_counts_of_coco_give_the_published_probability():
     """ML-VPT quotes p(car | traffic light) = 0.62."""
     counts, positives = COCO["counts"], COCO["positives"]
     assert positives[[PERSON, HAIR_DRIER]].tolist() == [45174, 128]
@@ -90,7 +90,7 @@ def test_another_root_gives_other_groups_of_coco():
     assert groups.tolist() != canonical(COCO["co5"])
 
 
-def test_blocks_are_found_on_the_co_side_and_split_on_the_dc_side():
+def test_co_groups_are_the_blocks_and_dc_groups_divide_them():
     counts, positives, member = blocks(3, 4, 3)
     co = grouping.group_labels(counts, positives, num_groups=3, tau=2, side="co", seed=0)
     np.testing.assert_array_equal(co, member)
@@ -98,7 +98,7 @@ def test_blocks_are_found_on_the_co_side_and_split_on_the_dc_side():
     assert all(len(set(dc[member == block])) > 1 for block in range(3))
 
 
-def test_groups_are_numbered_by_first_label_whatever_the_order_of_labels():
+def test_groups_are_numbered_by_their_first_label():
     counts, positives, member = blocks(3, 4, 3)
     order = np.random.default_rng(1).permutation(len(member))
     shuffled = grouping.group_labels(counts[order][:, order], positives, num_groups=3, tau=2, side="co", seed=0)
@@ -106,7 +106,7 @@ def test_groups_are_numbered_by_first_label_whatever_the_order_of_labels():
 
 
 @pytest.mark.parametrize("side", ["co", "dc"])
-def test_same_seed_same_groups(side):
+def test_the_same_seed_gives_the_same_groups(side):
     random = np.random.default_rng(0)
     counts, positives = dense_cooccurrence(random.random((200, 12)) < 0.3)
     first, again = (
@@ -116,7 +116,7 @@ def test_same_seed_same_groups(side):
     assert set(first) == set(range(4))
 
 
-def test_one_group_and_a_group_a_label():
+def test_one_group_and_one_group_per_label():
     counts, positives, member = blocks(2, 3)
     every = grouping.group_labels(counts, positives, num_groups=1, tau=2, side="co", seed=0)
     single = grouping.group_labels(counts, positives, num_groups=5, tau=2, side="dc", seed=0)
@@ -128,7 +128,7 @@ def test_one_group_and_a_group_a_label():
 @pytest.mark.parametrize("side", ["co", "dc"])
 @pytest.mark.parametrize("num_groups", [2, 3, 6])
 @pytest.mark.parametrize("silent", [1, 3, 7])
-def test_labels_without_positives_get_a_group_too(side, num_groups, silent):
+def test_labels_without_positives_get_a_group(side, num_groups, silent):
     labels = np.random.default_rng(0).random((50, 7)) < 0.4
     labels[:, -silent:] = False
     counts, positives = dense_cooccurrence(labels)
@@ -138,13 +138,13 @@ def test_labels_without_positives_get_a_group_too(side, num_groups, silent):
 
 
 @pytest.mark.parametrize("num_groups", [-1, 0, 6])
-def test_impossible_number_of_groups(num_groups):
+def test_a_number_of_groups_out_of_range_is_refused(num_groups):
     counts, positives, _ = blocks(2, 3)
     with pytest.raises(UserError, match=f"into {num_groups} groups; set model.prompts.num_groups to 1 … 5"):
         grouping.group_labels(counts, positives, num_groups=num_groups, tau=2, side="co", seed=0)
 
 
-def test_impossible_root_and_side():
+def test_an_invalid_root_or_side_is_refused():
     counts, positives, _ = blocks(2, 3)
     with pytest.raises(UserError, match="tau"):
         grouping.affinity(counts, positives, tau=0)

@@ -83,7 +83,7 @@ def test_save_and_load(tmp_path):
     assert type(loaded.images) is int
 
 
-def test_runs_of_earlier_versions_hold_the_counts_of_all_pairs(tmp_path):
+def test_label_spaces_of_earlier_versions_with_dense_counts_load(tmp_path):
     space = label_space_of(SMALL, "digits", model(kind="none"), seed=0)
     space.save(tmp_path / "new.npz")
     with np.load(tmp_path / "new.npz") as stored:
@@ -92,7 +92,7 @@ def test_runs_of_earlier_versions_hold_the_counts_of_all_pairs(tmp_path):
     assert_equal(LabelSpace.load(tmp_path / "old.npz"), space)
 
 
-def test_twenty_thousand_labels_take_no_memory_for_all_their_pairs(tmp_path):
+def test_memory_does_not_grow_with_the_square_of_the_labels(tmp_path):
     labels = np.zeros((50, 20_000), np.int8)
     labels[np.arange(50), np.arange(50)] = labels[:, 19_999] = POSITIVE
     split = make_split(labels)
@@ -102,18 +102,18 @@ def test_twenty_thousand_labels_take_no_memory_for_all_their_pairs(tmp_path):
     again = LabelSpace.load(tmp_path / "label_space.npz")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 100e6, "all pairs are 3.2 GB"
+    assert peak < 100e6, "dense counts would take 3.2 GB"
     assert (again.together != space.together).nnz == 0
     assert again.together.nnz == 100
     assert again.positives[[0, 19_999]].tolist() == [1, 50]
 
 
-def test_a_synthetic_label_space_spreads_its_labels():
+def test_a_synthetic_label_space_spreads_labels_over_groups():
     space = synthetic_label_space(7, 3)
     assert len(set(space.names)) == 7
     assert space.co_group.tolist() == space.dc_group.tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert space.counts.shape == (7, 7)
-    assert space.frequency.tolist() == [0] * 7, "no training image, and no division by 0"
+    assert space.frequency.tolist() == [0] * 7, "no training images, but no division by 0"
 
 
 # ---------------------------------------------------------------------------------------------------------- groups
@@ -122,7 +122,7 @@ def random_split(labels: int = 12) -> Split:
     return make_split(draw.random((300, labels)) < draw.random(labels))
 
 
-def test_computed_groups_are_those_of_each_side():
+def test_computed_groups_use_the_root_of_each_side():
     split = random_split()
     space = label_space_of(split, "digits", model(num_groups=3, tau_co=1.5, tau_dc=4.0), seed=7)
     for side, tau in (("co", 1.5), ("dc", 4.0)):
@@ -135,13 +135,13 @@ def test_computed_groups_are_those_of_each_side():
 
 
 @pytest.mark.parametrize("kind", ["none", "deep", "shallow", "e2vpt"])
-def test_without_group_prompts_there_are_no_groups(kind):
+def test_without_group_prompts_all_labels_are_in_group_0(kind):
     space = label_space_of(random_split(), "digits", model(kind=kind, groups="nowhere.json"), seed=0)
     assert space.co_group.tolist() == space.dc_group.tolist() == [0] * 12
 
 
 @pytest.mark.parametrize(("data", "table", "labels"), [("coco2014", "coco", 80), ("voc2012", "voc2007", 20)])
-def test_published_groups(data, table, labels):
+def test_published_groups_are_used(data, table, labels):
     published = json.loads(PUBLISHED_GROUPS.read_text())[table]["3"]
     space = label_space_of(random_split(labels), data, model(groups="published", num_groups=3), seed=0)
     assert space.co_group.tolist() == published["co"]
@@ -149,7 +149,7 @@ def test_published_groups(data, table, labels):
     assert space.co_group.dtype == np.int32
 
 
-def test_published_groups_are_whole():
+def test_published_groups_cover_all_labels():
     tables = json.loads(PUBLISHED_GROUPS.read_text())
     labels = {"coco": 80, "voc2007": 20, "nuswide": 81, "vg256": 256}
     assert set(PUBLISHED_FOR.values()) <= set(tables)
@@ -173,34 +173,34 @@ def test_groups_from_a_file(tmp_path):
 def test_groups_that_are_not_published_are_refused(refusal):
     sentence = refusal(label_space_of, SMALL, "digits", model(groups="published"), seed=0)
     assert sentence == (
-        "label groups of digits are not published at all, not for 2; set model.prompts.groups=computed to derive "
-        "them from the training labels"
+        "label groups of digits are not published; set model.prompts.groups=computed to derive them from the "
+        "training labels"
     )
     sentence = refusal(label_space_of, SMALL, "voc2007", model(groups="published", num_groups=99), seed=0)
     assert sentence.startswith("label groups of voc2007 are published for 1, 2, 3, ")
     assert "groups, not for 99; set model.prompts.groups=computed" in sentence
 
 
-def test_a_file_of_groups_that_is_not_there_is_refused(refusal, tmp_path):
+def test_a_missing_file_of_groups_is_refused(refusal, tmp_path):
     for groups in ("publisht", str(tmp_path)):
         sentence = refusal(label_space_of, SMALL, "digits", model(groups=groups), seed=0)
         assert sentence == (
-            f"model.prompts.groups is '{groups}', which is neither computed, published nor a file that exists"
+            f"model.prompts.groups is '{groups}', which is neither computed, nor published, nor an existing file"
         )
 
 
 @pytest.mark.parametrize(
     "text", ["{", "[0, 1]", '{"co": [0, 1, 1, 0]}', '{"co": 1, "dc": 2}', '{"co": ["x"], "dc": []}']
 )
-def test_a_file_that_holds_no_groups_is_refused(refusal, tmp_path, text):
+def test_a_file_without_groups_is_refused(refusal, tmp_path, text):
     file = tmp_path / "groups.json"
     file.write_text(text)
     sentence = refusal(label_space_of, SMALL, "digits", model(groups=str(file)), seed=0)
-    assert sentence == f'{file} should hold {{"co": [a group number a label], "dc": [...]}}'
+    assert sentence == f'{file} should contain {{"co": [one group number per label], "dc": [...]}}'
 
 
 @pytest.mark.parametrize(
-    ("co", "dc", "says"),
+    ("co", "dc", "start"),
     [
         ([0, 1, 1], [0, 1, 1, 0], "co groups from FILE are 3 numbers from 0 to 1"),
         ([0, 1, 1, 0], [0, 1, 2, 0], "dc groups from FILE are 4 numbers from 0 to 2"),
@@ -208,12 +208,12 @@ def test_a_file_that_holds_no_groups_is_refused(refusal, tmp_path, text):
         ([], [0, 1, 1, 0], "co groups from FILE are 0 numbers from 0 to 0"),
     ],
 )
-def test_groups_that_do_not_fit_the_labels_are_refused(refusal, tmp_path, co, dc, says):
+def test_groups_that_do_not_fit_the_labels_are_refused(refusal, tmp_path, co, dc, start):
     file = tmp_path / "groups.json"
     file.write_text(json.dumps({"co": co, "dc": dc}))
     sentence = refusal(label_space_of, SMALL, "digits", model(groups=str(file)), seed=0)
     assert sentence == (
-        f"the {says.replace('FILE', str(file))}, but the data has 4 labels and model.prompts.num_groups is 2"
+        f"the {start.replace('FILE', str(file))}, but the data has 4 labels and model.prompts.num_groups is 2"
     )
 
 
@@ -223,12 +223,12 @@ def graph_model(**graph):
     return SimpleNamespace(prompts=model(kind="none").prompts, head=settings)
 
 
-def test_a_graph_head_gets_vectors_from_the_counts_or_from_a_file(tmp_path):
+def test_word_vectors_come_from_the_counts_or_from_a_file(tmp_path):
     space = label_space_of(SMALL, "digits", graph_model(), seed=0, vectors=True)
     expected = cooccurrence_vectors(space.counts, space.positives, space.images, width=6)
     np.testing.assert_array_equal(space.vectors, expected)
     path = tmp_path / "glove.txt"
-    path.write_text("".join(f"{k} {k}.0 0.5\n" for k in range(4)))  # of "label 3" it knows the 3
+    path.write_text("".join(f"{k} {k}.0 0.5\n" for k in range(4)))  # of "label 3", the file has only "3"
     from_file = label_space_of(SMALL, "digits", graph_model(word_vectors=str(path)), seed=0, vectors=True)
     np.testing.assert_array_equal(from_file.vectors[:, 0], np.arange(4))
     assert label_space_of(SMALL, "digits", model(kind="none"), seed=0).vectors is None

@@ -5,7 +5,7 @@ from helpers.paths import PARITY
 from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors, read_glove
 
 COCO = np.load(PARITY / "coco_groups.npz")
-# Their places among COCO's classes in category-id order.
+# Their indices among the COCO classes in category-id order.
 FORK, KNIFE, DINING_TABLE, KEYBOARD, MOUSE, ZEBRA = 42, 43, 60, 66, 64, 22
 
 GLOVE = """the 9 9 9
@@ -29,7 +29,7 @@ def glove(tmp_path):
     return path
 
 
-def test_names_are_means_of_their_words(glove):
+def test_the_vector_of_a_name_is_the_mean_of_its_words(glove):
     names = ["Traffic Light", "zebra", "dining_table", "diningtable", "T-shirt", "zebra-table", "Café", "potted(plant)"]
     vectors = read_glove(glove, names)
     assert vectors.dtype == np.float32
@@ -46,11 +46,11 @@ def test_names_are_means_of_their_words(glove):
     np.testing.assert_allclose(vectors, expected, rtol=1e-6)
 
 
-def test_a_word_that_is_missing_is_left_out(glove):
+def test_a_missing_word_is_left_out_of_the_mean(glove):
     np.testing.assert_array_equal(read_glove(glove, ["stop light"]), [[0, 2, 0]])
 
 
-def test_a_header_is_no_word(tmp_path):
+def test_a_header_is_not_read_as_a_word(tmp_path):
     path = tmp_path / "vectors.vec"
     path.write_text("2 3\r\n2 1 1 1\r\nzebra 1 2 3\r\n")
     np.testing.assert_array_equal(read_glove(path, ["zebra", "2"]), [[1, 2, 3], [1, 1, 1]])
@@ -66,13 +66,13 @@ def test_labels_without_any_word_are_named(glove, refusal):
 @pytest.mark.parametrize(
     "content", ["", "zebra\n", "zebra 1 two 3\n", "the 1 2\nzebra 1 nan\n", "PK\x03\x04 \x00\x00\n"]
 )
-def test_files_of_another_kind(tmp_path, content, refusal):
+def test_files_of_another_format_are_refused(tmp_path, content, refusal):
     path = tmp_path / "words.txt"
     path.write_text(content)
-    assert "should be a word and its numbers" in refusal(read_glove, path, ["zebra"])
+    assert "should have a word and its numbers" in refusal(read_glove, path, ["zebra"])
 
 
-def test_no_file(tmp_path, refusal):
+def test_an_unreadable_file_is_refused(tmp_path, refusal):
     assert "none.txt: No such file" in refusal(read_glove, tmp_path / "none.txt", ["zebra"])
     assert "cannot read" in refusal(read_glove, tmp_path, ["zebra"])
 
@@ -95,8 +95,8 @@ def test_labels_of_one_scene_get_similar_vectors():
     assert abs(cosine[FORK, ZEBRA]) < 0.1
 
 
-def test_products_are_the_positive_mutual_information():
-    """Where the matrix has no negative eigenvalue, cosines are its entries over the roots of its diagonal."""
+def test_products_of_vectors_are_the_positive_mutual_information():
+    """If no eigenvalue is negative, the cosines are the entries of the matrix over the roots of its diagonal."""
     labels = np.random.default_rng(0).random((400, 5)) < [0.1, 0.2, 0.3, 0.2, 0.1]
     labels[:, 1] |= labels[:, 0]
     counts, positives = labels.T.astype(int) @ labels, labels.sum(axis=0)
@@ -110,7 +110,7 @@ def test_products_are_the_positive_mutual_information():
     np.testing.assert_array_equal(vectors[:, 5:], 0)
 
 
-def test_fewer_columns_keep_the_largest_axes():
+def test_fewer_columns_keep_the_largest_eigenvalues():
     counts, positives = COCO["counts"], COCO["positives"]
     wide, narrow = (cooccurrence_vectors(counts, positives, 82_081, width=width) for width in (80, 10))
     unit = wide[:, :10] / np.linalg.norm(wide[:, :10], axis=1, keepdims=True)
@@ -119,19 +119,19 @@ def test_fewer_columns_keep_the_largest_axes():
     assert share[0] > share[40] > share[79]
 
 
-def test_same_counts_same_vectors_whatever_the_order_of_labels():
+def test_vectors_are_reproducible_and_do_not_depend_on_the_order_of_labels():
     counts, positives = COCO["counts"], COCO["positives"]
     first, again = (cooccurrence_vectors(counts, positives, 82_081, width=40) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     largest = np.abs(first).argmax(axis=0)
-    # the rows have been given one length after the signs were chosen, so that the largest entry may be another now
+    # Rows are scaled after the signs were chosen, so another entry may be the largest now.
     assert (first[largest, np.arange(40)] > 0).mean() > 0.8
     order = np.random.default_rng(1).permutation(80)
     permuted = cooccurrence_vectors(counts[order][:, order], positives[order], 82_081, width=40)
     np.testing.assert_allclose(permuted, first[order], atol=1e-4)
 
 
-def test_labels_that_were_never_seen_have_vectors_too():
+def test_labels_without_positives_have_vectors():
     counts, positives = np.zeros((3, 3), int), np.array([5, 0, 0])
     cosine = cosines(cooccurrence_vectors(counts, positives, 5, width=4))
     np.testing.assert_allclose(cosine, np.eye(3), atol=1e-6)
