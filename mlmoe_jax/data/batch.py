@@ -1,6 +1,6 @@
 """The arrays of a batch, and its labels from a split's label codes.
 
-A batch is `image u8[B,H,W,3]`, `mask f32[B]` (0 = padding) and `id i32[B]`, the row in the split's table; for training
+A batch is `image u8[B,H,W,3]`, `mask f32[B]` (0 = padding) and `id i32[B]`, the row of the split; in training
 also `label f32[B,K]` in {0,1} and `label_mask f32[B,K]` (0 = unknown or ignored).
 """
 
@@ -12,7 +12,7 @@ from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN
 def targets(labels: np.ndarray, difficult: str) -> tuple[np.ndarray, np.ndarray]:
     """Convert label codes i8[...] to (label, label_mask), both f32[...].
 
-    difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
+    difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`. Raises ValueError for any other value.
     """
     positive = labels == POSITIVE
     known = labels != UNKNOWN
@@ -21,5 +21,5 @@ def targets(labels: np.ndarray, difficult: str) -> tuple[np.ndarray, np.ndarray]
     elif difficult == "ignore":
         known &= labels != DIFFICULT
     elif difficult != "negative":
-        raise ValueError(f"difficult labels are treated as negative, ignore or positive, not {difficult!r}")
+        raise ValueError(f"data.difficult must be negative, ignore or positive, not {difficult!r}")
     return positive.astype(np.float32), known.astype(np.float32)

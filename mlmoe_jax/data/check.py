@@ -1,6 +1,6 @@
-"""A check-up of a data set (`--mode=data`): what is in it, and what would spoil a training or its figures.
+"""Check a data set (`--mode=data`): report its contents, and problems that would invalidate training or metrics.
 
-`check_splits` is the part of it that every training goes through: labels and ids only, no pixels.
+Every training runs `check_splits`, which only reads labels and ids, not pixels.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.text import text_table
 
-TOP = 10  # co-occurrences, and pairs that never meet
-EXAMPLES = 5  # of anything that is wrong
-SHOWN_CLASSES = 60  # on a screen; JSON has them all
-MOST_LABELS = 8  # images with more are counted together on a screen
-SAME = {"id": "the same id", "content": "the same file content", "look": "the same look"}
+TOP = 10  # listed co-occurrences, and pairs of labels that never occur together
+EXAMPLES = 5  # listed per problem
+SHOWN_CLASSES = 60  # in the text; JSON contains all
+MOST_LABELS = 8  # rows of images by number of labels in the text; the last counts all larger numbers
+SAME = {"id": "same id", "content": "same file content", "look": "similar appearance"}
 
 
 # ------------------------------------------------------------------------------------------------ before each training
 def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
-    """Look at labels and ids only; return warnings, one sentence each.
+    """Check labels and ids, without reading images; return warnings, one sentence each.
 
-    others: the splits for validation and test; one of the same name as another is taken for the same.
-    Raises UserError for a split without images and for images whose id is in two splits.
+    others: the splits for validation and test; splits of the same name are taken to be the same.
+    Raises UserError for a split without images or positive labels, and for an id that is in two splits.
     """
     splits = list({split.name: split for split in (train, *others)}.values())
     for split in splits:
@@ -43,8 +43,8 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
             raise UserError(f"split {split.name} has no images; check the data set or name another split")
         if not (split.labels == POSITIVE).any():
             raise UserError(
-                f"no image of split {split.name} has a positive label, so that nothing can be learned or measured "
-                "there; correct its labels, name another split, or hold out more with data.val_fraction"
+                f"no image of split {split.name} has a positive label, so it can be used neither for training nor for "
+                "evaluation; correct its labels, name another split, or hold out more with data.val_fraction"
             )
     ids = {split.name: set(split.ids) for split in splits}
     for first, second in itertools.combinations(splits, 2):
@@ -72,34 +72,34 @@ def _count(split: Split, value: int) -> list[int]:
     return (split.labels == value).sum(axis=0).tolist()
 
 
-# ----------------------------------------------------------------------------------------------------------- check-up
+# -------------------------------------------------------------------------------------------------------------- report
 def print_checkup(config: ConfigDict, as_json: bool, sample: int = 0) -> int:
-    """Check the data set of `config.data` and print what was found; return 1 where something is wrong, else 0."""
+    """Check the data set of `config.data` and print the report; return 1 if there are problems, else 0."""
     report = check_up(config, sample)
     print(to_json(report, indent=2) if as_json else format_checkup(report))
     return 1 if report["problems"] else 0
 
 
 def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
-    """Open every split that `config.data` names, decode its images, and return all that was found, ready for JSON.
+    """Open every split that `config.data` names, decode its images, and return the report as a JSON-serializable dict.
 
-    sample: decode at most this many images of each split, evenly spread; 0 = all.
-    `problems` lists what must be put right, `warnings` what one should know. Raises UserError where the training split
-    does not open or has no images.
+    sample: decode at most this many images per split, evenly spaced; 0 = all.
+    `problems` lists errors that have to be corrected, `warnings` notes about the data. Raises UserError if the training
+    split cannot be opened or has no images, and for a negative `sample`.
     """
     if sample < 0:
-        raise UserError(f"--sample={sample} should be a number of images of each split, or 0 for all")
+        raise UserError(f"--sample={sample} should be a number of images per split, or 0 for all")
     splits, problems = _open_splits(config)
     rows = [_spread(len(split), sample) for split in splits]
     progress = Progress("check", sum(map(len, rows)), 1)
     try:
-        pictures = [inspect(split, chosen, progress.advance) for split, chosen in zip(splits, rows, strict=True)]
+        inspected = [inspect(split, chosen, progress.advance) for split, chosen in zip(splits, rows, strict=True)]
     finally:
         progress.close()
     if config.data.name == "packed":
         problems += _damaged_files(config.data.root)
-    twice = duplicates(splits, pictures)
-    checked = list(zip(splits, pictures, strict=True))
+    twice = duplicates(splits, inspected)
+    checked = list(zip(splits, inspected, strict=True))
     return {
         "name": config.data.name,
         "root": config.data.root,
@@ -117,20 +117,20 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
 
 
 def _open_splits(config: ConfigDict) -> tuple[list[Split], list[str]]:
-    """Return the splits that open and have images, the training split first, and sentences about those that do not."""
+    """Return the splits that are usable, the training split first, and one sentence per split that is not."""
     data_config = config.data.copy_and_resolve_references()
-    data_config.bad_images = "skip"  # missing images are counted here, where opening would stop at them
+    data_config.bad_images = "skip"  # missing images are counted here instead of raising when a split is opened
     names, errors = (data_config.val_split, *data_config.test_splits), []
     train, *others = open_splits(data_config, names, seed=config.seed, refused=errors.append).values()
     check_splits(train, [])
-    sound = [train]
+    usable = [train]
     for split in others:
         try:
             check_splits(split, [])
-            sound.append(split)
+            usable.append(split)
         except UserError as error:
             errors.append(error)
-    return sound, list(map(str, errors))
+    return usable, list(map(str, errors))
 
 
 def _spread(images: int, sample: int) -> np.ndarray:
@@ -138,8 +138,8 @@ def _spread(images: int, sample: int) -> np.ndarray:
 
 
 def _of_split(split: Split, found: InspectedImages) -> dict[str, Any]:
-    labels_an_image = (split.labels == POSITIVE).sum(axis=1)
-    bad = [{"id": split.ids[row], "missing": _is_missing(why), "why": str(why)} for row, why in found.bad.items()]
+    labels_per_image = (split.labels == POSITIVE).sum(axis=1)
+    bad = [{"id": split.ids[row], "missing": _is_missing(error), "why": str(error)} for row, error in found.bad.items()]
     return {
         "images": len(split),
         "decoded": len(found.rows) + len(bad),
@@ -148,8 +148,8 @@ def _of_split(split: Split, found: InspectedImages) -> dict[str, Any]:
         "bad": bad,
         "width": _range(found.width),
         "height": _range(found.height),
-        "mean_labels": float(labels_an_image.mean()),
-        "images_by_labels": np.bincount(labels_an_image).tolist(),
+        "mean_labels": float(labels_per_image.mean()),
+        "images_by_labels": np.bincount(labels_per_image).tolist(),
         "positive": _count(split, POSITIVE),
         "difficult": _count(split, DIFFICULT),
         "unknown": _count(split, UNKNOWN),
@@ -165,13 +165,13 @@ def _is_missing(error: BadImage) -> bool:
 
 
 def _together(train: Split) -> dict[str, Any]:
-    """Return the strongest p(b|a), and the pairs that never meet, first those that chance would bring together most."""
+    """Return the largest p(b|a), and the pairs that never occur together, by decreasing number expected by chance."""
     counts, positives = cooccurrence(train.labels)
     met = counts.tocoo()
-    # Two images of `a`, both with `b`, are little evidence of p = 1: rank as if five more had come without.
+    # Two images of `a`, both with `b`, are little evidence of p = 1: rank as if there were five more without `b`.
     rank = met.data / (positives[met.row] + 5)
     strongest = [(int(met.row[at]), int(met.col[at])) for at in np.argsort(-rank, kind="stable")[:TOP]]
-    never, examples = _never_met(counts, positives)
+    never, examples = _never_together(counts, positives)
     present, name = int(np.count_nonzero(positives)), train.classes
     return {
         "split": train.name,
@@ -193,10 +193,11 @@ def _together(train: Split) -> dict[str, Any]:
     }
 
 
-def _never_met(counts: csr_array, positives: np.ndarray) -> tuple[int, list[tuple[int, int, int]]]:
-    """Return how many pairs of labels that are there never meet, and of the TOP most frequent ones (product, a, b).
+def _never_together(counts: csr_array, positives: np.ndarray) -> tuple[int, list[tuple[int, int, int]]]:
+    """Return the number of pairs of used labels that never occur together, and (product, a, b) of the TOP largest.
 
-    product: of their positives. Of 20,000 labels all pairs would be gigabytes, so one label is looked at at a time.
+    product: of their numbers of positives. All pairs of 20,000 labels would take gigabytes, so labels are processed one
+    by one.
     """
     never, best = 0, []
     for a in np.flatnonzero(positives):
@@ -221,9 +222,9 @@ def _entry(item: Duplicates) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------- what is wrong, in words
+# ----------------------------------------------------------------------------------------------- problems as sentences
 def _damaged_files(root: str) -> list[str]:
-    """Compare the files of a packed data set with their checksums."""
+    """Compare the files of a packed data set with their checksums; return one sentence per damaged file."""
     from mlmoe_jax.data.sources import packed
 
     splits = packed.read_manifest(root)[1]["splits"].values()
@@ -238,8 +239,8 @@ def _damaged_files(root: str) -> list[str]:
 
 
 def _bad_images(split: Split, found: InspectedImages) -> list[str]:
-    missing = [row for row, why in found.bad.items() if _is_missing(why)]
-    unreadable = [row for row, why in found.bad.items() if not _is_missing(why)]
+    missing = [row for row, error in found.bad.items() if _is_missing(error)]
+    unreadable = [row for row, error in found.bad.items() if not _is_missing(error)]
     sentences = []
     for rows, what in ((missing, "found"), (unreadable, "read")):
         if rows:
@@ -250,7 +251,7 @@ def _bad_images(split: Split, found: InspectedImages) -> list[str]:
 
 
 def _is_leak(item: Duplicates) -> bool:
-    """Return whether a model would be tested on what it learned; a mere likeness is left to people to judge."""
+    """Return whether a model would be evaluated on images it was trained on; similar images are only a warning."""
     return item.first is not item.second and item.kind != "look"
 
 
@@ -258,16 +259,16 @@ def _sentence(item: Duplicates) -> str:
     i, j = item.pairs[0]
     those = f"{item.images:,} of its {len(item.second):,} images"
     what = f"has {those} twice" if item.first is item.second else f"shares {those} with split {item.first.name}"
-    relabelled = f", {item.other_labels:,} of them with other labels" if item.other_labels else ""
+    relabeled = f", {item.other_labels:,} of them with other labels" if item.other_labels else ""
     return (
-        f"split {item.second.name} {what} ({SAME[item.kind]}{relabelled}), such as {item.second.ids[j]} as "
+        f"split {item.second.name} {what} ({SAME[item.kind]}{relabeled}), such as {item.second.ids[j]} as "
         f"{item.first.ids[i]}"
     )
 
 
-# --------------------------------------------------------------------------------------------------------- on a screen
+# ---------------------------------------------------------------------------------------------------------------- text
 def format_checkup(report: dict[str, Any]) -> str:
-    """Return the check-up as text for people."""
+    """Return the report as text."""
     where = f" in {report['root']}" if report["root"] else ""
     parts = [
         f"data set {report['name']}{where}: {len(report['classes']):,} classes",
@@ -278,7 +279,7 @@ def format_checkup(report: dict[str, Any]) -> str:
             [f"problem: {sentence}" for sentence in report["problems"]]
             + [f"warning: {sentence}" for sentence in report["warnings"]]
         )
-        or "nothing is wrong",
+        or "no problems found",
     ]
     return "\n\n".join(parts)
 
@@ -286,13 +287,13 @@ def format_checkup(report: dict[str, Any]) -> str:
 def _split_table(splits: dict[str, dict[str, Any]]) -> str:
     rows = [["images", *(f"{split['images']:,}" for split in splits.values())]]
     if any(split["decoded"] < split["images"] for split in splits.values()):
-        rows.append(["  looked at", *(f"{split['decoded']:,}" for split in splits.values())])
+        rows.append(["  decoded", *(f"{split['decoded']:,}" for split in splits.values())])
     for key in ("missing", "unreadable"):
         rows.append([f"  {key}", *(f"{split[key]:,}" for split in splits.values())])
     for key in ("width", "height"):
         ranges = [split[key] for split in splits.values()]
-        rows.append([f"{key}, pixels: least, median, most", *(" ".join(map(str, r)) if r else "-" for r in ranges)])
-    rows.append(["labels an image, mean", *(f"{split['mean_labels']:.2f}" for split in splits.values())])
+        rows.append([f"{key} in pixels: min, median, max", *(" ".join(map(str, r)) if r else "-" for r in ranges)])
+    rows.append(["labels per image, mean", *(f"{split['mean_labels']:.2f}" for split in splits.values())])
     longest = max(len(split["images_by_labels"]) for split in splits.values())
     for labels in range(min(longest, MOST_LABELS)):
         more = labels == MOST_LABELS - 1 and longest > MOST_LABELS
@@ -307,7 +308,7 @@ def _share(count: int, whole: int) -> str:
 
 
 def _class_table(classes: list[str], splits: dict[str, dict[str, Any]]) -> str:
-    """One line a class, the most frequent in the first split first."""
+    """Return one line per class, by decreasing frequency in the first split."""
     columns, header = [], ["class"]
     for name, split in splits.items():
         columns.append([f"{count:,}" for count in split["positive"]])
@@ -321,7 +322,7 @@ def _class_table(classes: list[str], splits: dict[str, dict[str, Any]]) -> str:
     shown = order if len(order) <= SHOWN_CLASSES else order[: SHOWN_CLASSES // 2] + order[-SHOWN_CLASSES // 2 :]
     rows = [[classes[k], *(column[k] for column in columns)] for k in shown]
     if len(shown) < len(order):
-        rows.insert(SHOWN_CLASSES // 2, [f"… {len(order) - len(shown):,} more (--json has all)", *[""] * len(columns)])
+        rows.insert(SHOWN_CLASSES // 2, [f"… {len(order) - len(shown):,} more (all with --json)", *[""] * len(columns)])
     return text_table([header, *rows])
 
 
@@ -333,11 +334,11 @@ def _pairs(together: dict[str, Any]) -> str:
     never = [[f"  {pair['a']}, {pair['b']}", f"{pair['by_chance']:.1f}"] for pair in together["never_examples"]]
     return "\n".join(
         [
-            f"labels that come together most, in split {together['split']}",
+            f"labels that occur together most often, in split {together['split']}",
             text_table(rows),
             "",
-            f"{together['never']:,} of {together['pairs']:,} pairs of labels never meet there; the images in which "
-            "chance alone would bring them together",
+            f"{together['never']:,} of {together['pairs']:,} pairs of labels never occur together there; the number of "
+            "images expected by chance",
             text_table(never),
         ]
     )

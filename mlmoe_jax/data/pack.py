@@ -1,8 +1,9 @@
-"""Any data set into a few large files (`--mode=pack`), for disks and object stores that are slow with many small ones.
+"""Pack a data set into a few large files (`--mode=pack`), for storage that is slow with many small files.
 
-`data/sources/packed.py` describes the files and reads them. A shard is written beside its place, or on local disk for
-an object store, and appears under its name only when it is whole; `unfinished.json` lists the finished ones, so that
-the same command goes on where it was stopped. What a shard holds does not depend on how many processes write.
+`data/sources/packed.py` describes and reads these files. A shard is written to a temporary file in the same folder, or
+on local disk for an object store, and gets its name only when it is complete. `unfinished.json` lists the finished
+shards, so that the same command resumes an interrupted one. The content of a shard does not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from mlmoe_jax.runtime.storage import Folder
 def pack(config: ConfigDict, output: str | os.PathLike) -> int:
     """Pack every split that `config.data` names into the folder, or gs:// address, `output`; return the exit code.
 
-    Without a split of its own for validation (`data.val_fraction`) the training split is packed whole, so that the same
-    config draws the same images from the packed one. 130: stopped on request; the same command goes on.
-    Raises UserError for an unreadable image (unless `data.bad_images` is skip) and for a folder with something else.
+    If `data.val_fraction` holds out images for validation, the training split is packed whole, so that the same config
+    holds out the same images of the packed data set. The exit code is 130 if packing was stopped on request; the same
+    command resumes it.
+    Raises UserError for an unreadable image (unless `data.bad_images` is skip) and for a folder with other content.
     """
     settings = Settings.of(config)
     splits = _open_splits(config)
@@ -48,7 +50,7 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
         finally:
             folder.write_json(UNFINISHED, manifest)
         if asked.is_set():
-            status(f"stopped with {folder} packed in part; the same command goes on from there")
+            status(f"packing into {folder} was stopped; the same command resumes it")
             return 130
         _finish(folder, manifest, splits)
     _print_summary(folder, manifest, splits)
@@ -56,7 +58,7 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
 
 
 def _open_splits(config: ConfigDict) -> list[Split]:
-    """Open the splits that `config.data` names, whole, with the classes of the training split."""
+    """Open all splits that `config.data` names, complete, with the classes of the training split."""
     data_config = config.data.copy_and_resolve_references()
     others = [data_config.val_split if not data_config.val_fraction else "", *data_config.test_splits]
     data_config.val_fraction = 0.0
@@ -69,17 +71,17 @@ def _open_splits(config: ConfigDict) -> list[Split]:
 
 @contextlib.contextmanager
 def _plain_errors(folder: Folder) -> Iterator[None]:
-    """Turn what goes wrong with the output folder into one sentence."""
+    """Convert errors of the output folder to UserError."""
     try:
         yield
-    except ImportError as error:  # what etils needs for object stores is installed on demand
+    except ImportError as error:  # etils imports the packages for object stores on demand
         raise UserError(f"cannot write to {folder}: {error}") from error
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"cannot write to {folder}: {reason}; put that right and give the command again") from error
+        raise UserError(f"cannot write to {folder}: {reason}; correct this and repeat the command") from error
 
 
-# ----------------------------------------------------------------------------------------------------------- manifest
+# ------------------------------------------------------------------------------------------------------------ manifest
 def _empty_manifest(config: ConfigDict, settings: Settings, splits: Sequence[Split]) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -99,19 +101,19 @@ def _empty_manifest(config: ConfigDict, settings: Settings, splits: Sequence[Spl
 
 
 def _fingerprint(split: Split) -> str:
-    """Return a sha256 over the ids and the labels, in their order."""
+    """Return a sha256 over ids and labels in order."""
     digest = hashlib.sha256("\0".join(split.ids).encode())
     digest.update(np.ascontiguousarray(split.labels, np.int8).tobytes())
     return digest.hexdigest()
 
 
 def _resume(folder: Folder, wanted: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return `wanted` with the shards that are in the folder already; UserError where it holds something else."""
+    """Return `wanted` with the shards that are already in the folder; UserError if it has other content."""
     found = next((name for name in (UNFINISHED, MANIFEST) if (folder / name).exists()), None)
     if found is None:
-        there = folder.path.iterdir() if folder.path.is_dir() else ()  # an empty folder is none on an object store
+        there = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
         if there := sorted(path.name for path in there if not path.name.startswith(".")):
-            raise UserError(f"{folder} holds other files, such as {there[0]}; give a new or empty folder as --output")
+            raise UserError(f"{folder} contains other files, such as {there[0]}; set --output to a new or empty folder")
         return wanted
     before = folder.read_json(found)
     _require_same(folder, before, wanted)
@@ -126,13 +128,13 @@ def _resume(folder: Folder, wanted: dict[str, Any], settings: Settings) -> dict[
 
 def _require_same(folder: Folder, before: dict[str, Any], wanted: dict[str, Any]) -> None:
     if before.get("format") != FORMAT:
-        raise UserError(f"{folder} was packed by another version of mlmoe_jax; give another --output")
+        raise UserError(f"{folder} was packed by another version of mlmoe_jax; set another --output")
     if before["source"] != wanted["source"]:
-        raise UserError(f"{folder} holds images of {before['source']}, not {wanted['source']}; give another --output")
+        raise UserError(f"{folder} contains images of {before['source']}, not {wanted['source']}; set another --output")
     for key, value in wanted["settings"].items():
         if before["settings"][key] != value:
             raise UserError(
-                f"{folder} was packed with pack.{key}={before['settings'][key]}, not {value}; give that value, or "
+                f"{folder} was packed with pack.{key}={before['settings'][key]}, not {value}; use that value, or set "
                 "another --output"
             )
     changed = [
@@ -144,7 +146,7 @@ def _require_same(folder: Folder, before: dict[str, Any], wanted: dict[str, Any]
         changed.insert(0, "the classes")
     if changed:
         raise UserError(
-            f"{folder} was packed when {wanted['source']} had other images or labels ({', '.join(changed)}); give "
+            f"{folder} was packed when {wanted['source']} had other images or labels ({', '.join(changed)}); set "
             "another --output"
         )
 
@@ -161,17 +163,17 @@ def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -
         kept = np.ones(len(split), bool)
         kept[[item["row"] for entry in of_split["shards"] for item in entry["left_out"]]] = False
         if not kept.any():
-            raise UserError(f"no image of split {split.name} can be read; see {folder / UNFINISHED} for each")
+            raise UserError(f"no image of split {split.name} can be read; the reasons are in {folder / UNFINISHED}")
         file = f"{_stem(split.name)}.npz"
         ids = [name.encode() for name, keep in zip(split.ids, kept, strict=True) if keep]
         folder.write_npz(file, labels=split.labels[kept].astype(np.int8), ids=np.array(ids))
         content = (folder / file).read_bytes()
         of_split["images"] = int(kept.sum())
         of_split["labels"] = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    # An earlier command may have been stopped within a split that this one does not name.
-    whole = {name: of_split for name, of_split in manifest["splits"].items() if of_split["labels"]}
-    folder.write_json(MANIFEST, manifest | {"splits": whole})
-    if len(whole) == len(manifest["splits"]):
+    # An earlier command may have been interrupted in a split that this command does not name.
+    complete = {name: of_split for name, of_split in manifest["splits"].items() if of_split["labels"]}
+    folder.write_json(MANIFEST, manifest | {"splits": complete})
+    if len(complete) == len(manifest["splits"]):
         (folder / UNFINISHED).unlink()
 
 
@@ -195,4 +197,4 @@ def _missing(manifest: dict[str, Any], split: Split, settings: Settings) -> Iter
 
 
 def _stem(split: str) -> str:
-    return quote(split, safe="")  # names such as train[:50%] are for readers of the manifest, not for file systems
+    return quote(split, safe="")  # file systems do not accept names such as train[:50%]

@@ -1,8 +1,8 @@
-"""Batches from a split, on Grain: the data position is a function of the step.
+"""Batches from a split, built on Grain: the data position is a function of the step.
 
-Shuffling and repeating happen on the global data set, before a process takes its part: the global batch of a step is
-the same, in the same order, for any number of processes and workers, and training resumes at any step by slicing. (The
-order matters: augmentation draws its numbers by the step and the place in the global batch.)
+The global data set is shuffled and repeated before a process takes its part. The global batch of a step, including its
+order, is therefore the same for any number of processes and workers, and training resumes at any step by slicing. (The
+order matters because augmentation draws random numbers by step and position in the global batch.)
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Batch = dict[str, np.ndarray]
 
 
 class _Examples(grain.transforms.MapWithIndex):
-    """(step, rows of a global batch) -> this process's examples of them; rows beyond the split are padding.
+    """Map (step, rows of a global batch) to the examples of this process; rows beyond the split are padding.
 
-    An object and not a closure, because worker processes receive it pickled.
+    This is an object, not a closure, because it is pickled for worker processes.
     """
 
     def __init__(self, split: Split, data_config, augment, seed: int, labels: bool, process: tuple[int, int]):
@@ -68,7 +68,7 @@ class _Examples(grain.transforms.MapWithIndex):
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
-    """Return the number of whole batches in an epoch; at least 1, since epochs run on into one another."""
+    """Return the number of whole batches per epoch; at least 1, since a batch can contain images of two epochs."""
     return max(1, images // batch_size)
 
 
@@ -85,13 +85,14 @@ def build_loader(
 ) -> Iterator[Batch]:
     """Return this process's part of every global batch of `batch_size` images.
 
-    data_config: `config.data`. augment: `config.augment` for training: shuffled by `seed`, repeated for ever and
-    augmented, from the batch of `first_step` on. Without it every image comes once, in order, the last batch padded,
-    with equal numbers of batches on every process. labels: with `label` and `label_mask`, which only training reads.
-    process: (index, count); `count` divides `batch_size`.
+    data_config: `config.data`. augment: `config.augment` for training: images are shuffled by `seed`, repeated without
+    end and augmented, starting with the batch of `first_step`. Without it, each image is returned once, in order; the
+    last batch is padded, and each process gets the same number of batches. labels: add `label` and `label_mask`, which
+    are only used in training. process: (index, count); `count` divides `batch_size`.
 
-    `mask` is 0 and `id` −1 for padding. Where an image cannot be read, the loader raises its BadImage, or, with
-    data.bad_images=skip, gives it `mask` 0 and its own `id` (see `SkippedImages`).
+    `mask` is 0 and `id` −1 for padding. If an image cannot be read, the loader raises BadImage; with
+    data.bad_images=skip, the example has `mask` 0 and the `id` of the image (see `SkippedImages`).
+    Raises ValueError if `count` does not divide `batch_size`.
     """
     if batch_size % process[1]:
         raise ValueError(f"a global batch of {batch_size} does not split over {process[1]} processes")
@@ -104,7 +105,7 @@ def build_loader(
     threads = grain.ReadOptions(num_threads=data_config.threads, prefetch_buffer_size=2 * data_config.threads)
     loader = batches.to_iter_dataset(threads)
     if data_config.workers:
-        flags.FLAGS.mark_as_parsed()  # Grain's workers inherit absl's flags, which nobody parsed here
+        flags.FLAGS.mark_as_parsed()  # Grain's workers inherit absl's flags, which are not parsed here
         loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=data_config.workers))
     return iter(loader)
 
@@ -116,23 +117,23 @@ class SkippedImages:
         self.split, self.rows = split, set(rows)
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Pass batches on and note what was skipped in them."""
+        """Yield the batches and record the images that were skipped in them."""
         for batch in batches:
             skipped = (batch["mask"] == 0) & (batch["id"] >= 0)
             self.rows.update(batch["id"][skipped].tolist())
             yield batch
 
     def everywhere(self) -> SkippedImages:
-        """Return those that any process skipped, each of which sees its own part of the images; all have to call it."""
+        """Return the images that any process skipped; all processes must call it, as each reads a part of them."""
         return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
 
     def table(self) -> list[list[str]]:
-        """Return (split, id, why) of each; why is found out by reading it once more."""
-        return [[self.split.name, str(self.split.ids[row]), self._why(row)] for row in sorted(self.rows)]
+        """Return (split, id, reason) per image; each image is read again to find the reason."""
+        return [[self.split.name, str(self.split.ids[row]), self._reason(row)] for row in sorted(self.rows)]
 
-    def _why(self, row: int) -> str:
+    def _reason(self, row: int) -> str:
         try:
             self.split.images.read(row)
         except BadImage as error:
             return str(error)
-        return "it could not be read then, and now it can"
+        return "it could not be read before, but now it can"

@@ -12,7 +12,7 @@ Batch = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The input format of a backbone: image side in pixels, and mean and standard deviation per channel, for 0…1."""
+    """The input format of a backbone: image side in pixels, and mean and standard deviation per channel in 0…1."""
 
     image_size: int
     mean: tuple[float, float, float]
@@ -20,7 +20,7 @@ class Preprocess:
 
 
 def prepare(batch: Batch, preprocess: Preprocess, augmentation=None, key: jax.Array | None = None) -> jax.Array:
-    """Return the network's input f32[B,H,W,3] from `batch["image"]` u8[B,H,W,3]; with a key, augmented first.
+    """Return the network's input f32[B,H,W,3] from `batch["image"]` u8[B,H,W,3]; with a key, augment it first.
 
     Training, evaluation and prediction all use this function, so that their inputs cannot differ.
     """

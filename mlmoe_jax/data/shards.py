@@ -1,6 +1,6 @@
-"""The shards of a packed data set: what one holds, and the processes that write them.
+"""Write the shards of a packed data set in worker processes.
 
-What worker processes import must not bring JAX along.
+Modules that worker processes import must not import JAX.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.storage import Folder, whole_file
 
-SAVE_EVERY = 5.0  # seconds; an object store limits how often one object may be replaced
-LOOK_EVERY = 0.2  # seconds between looks at how far the workers are
+SAVE_EVERY = 5.0  # seconds; object stores limit how often one object can be replaced
+UPDATE_EVERY = 0.2  # seconds between updates of the progress bar
 
-# One record a group gives random access to each image; compressing what is compressed already only costs time.
+# One record per group gives random access to each image; compressing already compressed images only costs time.
 RECORD_OPTIONS = "group_size:1,uncompressed"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the content of the shards: `config.pack`, and skip_bad, whether unreadable images are left out."""
+    """The settings that determine the content of shards: `config.pack`; skip_bad: leave out unreadable images."""
 
     shard_images: int
     short_side: int
@@ -50,7 +50,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: ConfigDict) -> Settings:
-        """Read a config; UserError for numbers out of range."""
+        """Read a config; UserError for values out of range."""
         pack = config.pack
         if pack.short_side < 0 or pack.processes < 0 or pack.quality > 100:
             raise UserError("pack.short_side and pack.processes must be at least 0 and pack.quality at most 100")
@@ -59,7 +59,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard to write: the images `rows` of a split, as number `number` of its shards."""
+    """A shard to write: the images `rows` of a split, as the shard with index `number`."""
 
     split: str
     number: int
@@ -68,27 +68,27 @@ class Shard:
 
 
 class Tally:
-    """What the workers tell, the number of images done, and what they are told, to stop."""
+    """Values shared with the workers: `done`, the number of images written, and `stop`, a request to stop."""
 
     def __init__(self, context):
         self.done, self.stop = context.Value("q", 0), context.Value("b", 0)
 
 
 class _Stopped(Exception):
-    """A worker was told to stop within a shard."""
+    """A worker was asked to stop within a shard."""
 
 
 class Packer:
-    """Writes one shard after the other; picklable, for worker processes."""
+    """Writes shards one after another; can be pickled for worker processes."""
 
     def __init__(self, folder: str, splits: Sequence[Split], settings: Settings):
         self.folder, self.settings = folder, settings
         self.sources: dict[str, tuple[Images, Sequence[str]]] = {s.name: (s.images, s.ids) for s in splits}
 
     def __call__(self, shard: Shard, tally: Tally) -> dict[str, Any] | None:
-        """Write a shard and return its entry for the manifest; None when told to stop.
+        """Write a shard and return its entry for the manifest; None if it was asked to stop.
 
-        Raises BadImage for an image that cannot be read, unless those are left out, and OSError where it cannot write.
+        Raises BadImage for an unreadable image, unless these are left out, and OSError if writing fails.
         """
         try:
             with whole_file(Folder(self.folder) / shard.file) as partial:
@@ -102,7 +102,7 @@ class Packer:
         return {"file": shard.file, "records": records, "bytes": size, "sha256": sha256, "left_out": left_out}
 
     def _write(self, shard: Shard, path: str, tally: Tally) -> list[dict[str, Any]]:
-        """Write the images of a shard to a local file; return what was left out. Raises _Stopped when told to stop."""
+        """Write the images of a shard to a local file; return the ones left out. Raises _Stopped if asked to stop."""
         images, ids = self.sources[shard.split]
         left_out = []
         with _record_file(path) as write:
@@ -122,19 +122,19 @@ class Packer:
 
 @contextlib.contextmanager
 def _record_file(path: str) -> Iterator[Callable[[bytes], None]]:
-    """Open a local ArrayRecord file; yield what writes one record, which raises OSError where that fails."""
+    """Open a local ArrayRecord file; yield a function that writes one record and raises OSError if that fails."""
     try:
         with contextlib.closing(ArrayRecordWriter(path, RECORD_OPTIONS)) as writer:
             yield writer.write
-    except RuntimeError as error:  # what the C++ library raises for anything
+    except RuntimeError as error:  # the C++ library raises it for every error
         raise OSError(str(error).partition(";")[0]) from error
 
 
 def stored_bytes(images: Images, row: int, name: str, settings: Settings) -> bytes:
-    """Return what is stored for image `row`: its file as it is, or a JPEG with the short side of the settings.
+    """Return the bytes to store for image `row`: its unchanged file, or a JPEG with the short side of the settings.
 
-    Every image is decoded, so that what is packed can be read. Only larger images are stored anew.
-    Raises BadImage, which says `name`.
+    Every image is decoded, so that all packed images can be read. Only larger images are encoded again.
+    Raises BadImage with `name` if the image cannot be read.
     """
     data = images.encoded(row)
     pixels = read_image(data, name=name)
@@ -144,27 +144,30 @@ def stored_bytes(images: Images, row: int, name: str, settings: Settings) -> byt
     scale = settings.short_side / min(height, width)
     image = Image.fromarray(pixels).resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    # Training resizes once more. Lanczos and full colour resolution bring that 6 dB nearer to resizing the original
-    # than the bilinear filter and 4:2:0 do, for 29 % more bytes.
+    # Training resizes the image again. With Lanczos and full color resolution, the result is 6 dB closer to the resized
+    # original than with the bilinear filter and 4:2:0, for 29 % more bytes.
     image.save(buffer, "JPEG", quality=settings.quality, subsampling="4:4:4")
     return buffer.getvalue()
 
 
-# ------------------------------------------------------------------------------------------------------------ workers
+# ------------------------------------------------------------------------------------------------------------- workers
 def write_shards(
     packer: Packer, shards: Sequence[Shard], processes: int, asked: threading.Event, manifest: dict[str, Any]
 ) -> None:
-    """Write `shards` and enter each into the manifest; return early when asked to stop."""
+    """Write `shards` and add each to the manifest; return early if asked to stop.
+
+    Raises UserError if a worker process was killed, and the errors of `Packer`.
+    """
     total = sum(len(images) for images, _ in packer.sources.values())
     progress = Progress("pack", total, 1, first=total - sum(len(shard.rows) for shard in shards))
-    context = multiprocessing.get_context("spawn")  # a fork could stop for ever at a lock of one of JAX's threads
+    context = multiprocessing.get_context("spawn")  # a forked process could deadlock on a lock of one of JAX's threads
     tally = Tally(context)
     executor, run = _workers(packer, tally, context, min(processes or cores(), len(shards)))
     shown, saved = 0, time.monotonic()
     try:
         pending = {_submitted(executor, run, shard): shard for shard in shards}
         while pending and not asked.is_set():
-            finished, _ = wait(pending, timeout=LOOK_EVERY, return_when=FIRST_COMPLETED)
+            finished, _ = wait(pending, timeout=UPDATE_EVERY, return_when=FIRST_COMPLETED)
             for _ in range(tally.done.value - shown):
                 progress.advance()
                 shown += 1
@@ -175,15 +178,15 @@ def write_shards(
                 Folder(packer.folder).write_json(UNFINISHED, manifest)
                 saved = time.monotonic()
     except BrokenProcessPool as error:
-        for worker in multiprocessing.active_children():  # the pool waits for one that was started while it broke
+        for worker in multiprocessing.active_children():  # the pool would wait for a worker that started while it broke
             worker.kill()
         raise UserError(
-            "a packing process was killed, perhaps for lack of memory; lower --config.pack.processes and give the same "
-            "command again to go on"
+            "a packing process was killed, perhaps because memory ran out; lower --config.pack.processes and repeat "
+            "the command to resume"
         ) from error
     finally:
         tally.stop.value = 1
-        with contextlib.suppress(OSError):  # a pool that broke may have closed its pipes already
+        with contextlib.suppress(OSError):  # a broken pool may already have closed its pipes
             executor.shutdown(cancel_futures=True)
         progress.close()
 
@@ -191,26 +194,26 @@ def write_shards(
 def _submitted(executor: Executor, run: Callable, shard: Shard) -> Future:
     try:
         return executor.submit(run, shard)
-    except (OSError, ValueError) as error:  # from the pipes of a pool that broke since the last shard
+    except (OSError, ValueError) as error:  # from the pipes of a pool that broke after the last shard
         raise BrokenProcessPool(str(error)) from error
 
 
 def _workers(packer: Packer, tally: Tally, context, count: int) -> tuple[Executor, Callable[[Shard], dict | None]]:
-    """Return what runs shards, and the function it runs: a thread of this process, or `count` processes."""
-    # Not threads: reading a small photograph holds Python's lock for a fifth of the time, enough for five cores.
+    """Return an executor for shards, a thread of this process or `count` processes, and the function it runs."""
+    # Not threads: reading a small photograph holds the GIL for a fifth of the time, which limits threads to five cores.
     if count <= 1:
         return ThreadPoolExecutor(1), functools.partial(packer, tally=tally)
     return ProcessPoolExecutor(count, context, _start_worker, (packer, tally)), _work
 
 
-# Set once in each worker process, which gets its packer and tally when it starts, not with every shard.
+# Set once per worker process, so that the packer and the tally are not sent with every shard.
 _in_worker: tuple[Packer, Tally] | None = None
 
 
 def _start_worker(packer: Packer, tally: Tally) -> None:
     global _in_worker
     _in_worker = packer, tally
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent decides when to stop
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -1,7 +1,7 @@
-"""What happens to a picture on the host, before it is part of a batch.
+"""Transforms of single images on the host, before they are batched.
 
-Everything here takes u8[h,w,3] and leaves it untouched; what is random draws from a NumPy generator, so that a
-picture's augmentation is decided by that generator alone.
+All functions take u8[h,w,3] and do not modify it. Random ones draw from a NumPy generator, so the augmentation of an
+image is determined by that generator alone.
 """
 
 import math
@@ -14,15 +14,15 @@ from PIL import Image
 from mlmoe_jax.data import randaugment
 from mlmoe_jax.data.randaugment import Policy
 
-# ITU-R 601-2, as Pillow converts RGB to grey.
+# ITU-R 601-2, the weights with which Pillow converts RGB to gray.
 LUMA = (0.299, 0.587, 0.114)
 
-# ML-GCN's crop: the sides as fractions of the short side; height and width lie at most two places apart here.
+# The crop of ML-GCN: its sides as fractions of the short side; height and width are at most two entries apart.
 CROP_SCALES = (1.0, 0.875, 0.75, 0.66, 0.5)
 CROP_DISTORTION = 2
-# A side this near to the wanted one, in pixels, is taken as the wanted one, which then needs no resampling.
+# A side that differs from the output size by at most this many pixels is set to it, to avoid resampling.
 CROP_SNAP = 2
-# Where the crop lies, (right, down) in quarters of the free room: corners, centre, edge middles, quarter points.
+# The position of the crop, (right, down) in quarters of the margin: corners, center, edge midpoints, quarter points.
 CROP_PLACES = (
     *((0, 0), (4, 0), (0, 4), (4, 4)),
     (2, 2),
@@ -31,13 +31,12 @@ CROP_PLACES = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------------- geometry
+# ------------------------------------------------------------------------------------------------------------ geometry
 def resize_square(image: np.ndarray | Image.Image, size: int) -> np.ndarray:
-    """Resize u8[h,w,3], or Pillow's RGB picture, to u8[size,size,3] whatever its aspect.
+    """Resize u8[h,w,3], or an RGB image of Pillow, to u8[size,size,3] without keeping its aspect ratio.
 
-    The filter is Pillow's antialiased bilinear one.
-
-    ML-VPT's code does this in training and in evaluation. A picture of that size already is returned as it is.
+    The filter is Pillow's antialiased bilinear one, as in training and evaluation of ML-VPT. An image that already has
+    this size is returned unchanged.
     """
     return _resize(image, (size, size))
 
@@ -51,7 +50,7 @@ def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def centre_crop(image: np.ndarray, size: int) -> np.ndarray:
-    """Cut u8[size,size,3] from the middle of u8[h,w,3], whose sides are at least `size`."""
+    """Crop u8[size,size,3] from the center of u8[h,w,3], whose sides are at least `size`."""
     top, left = (round((side - size) / 2) for side in image.shape[:2])
     return image[top : top + size, left : left + size]
 
@@ -63,10 +62,12 @@ def random_resized_crop(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> np.ndarray:
-    """Cut a random rectangle from u8[h,w,3] and resize it to u8[size,size,3].
+    """Crop a random rectangle from u8[h,w,3] and resize it to u8[size,size,3].
 
-    scale: its share of the area. ratio: its width / height, uniform in the logarithm. After ten draws that do not fit
-    it is the largest central rectangle within `ratio`. (Inception's crop, with torchvision's rounding.)
+    This is the Inception crop, rounded as in torchvision.
+
+    scale: range of its share of the area. ratio: range of its width / height, which is uniform in the logarithm. After
+    ten draws that do not fit, the crop is the largest central rectangle within `ratio`.
     """
     height, width = image.shape[:2]
     for _ in range(10):
@@ -84,10 +85,10 @@ def random_resized_crop(
 
 
 def multi_scale_crop(image: np.ndarray, random: np.random.Generator, size: int) -> np.ndarray:
-    """Cut one of 19 rectangles at one of 13 places from u8[h,w,3] and resize it to u8[size,size,3].
+    """Crop one of 19 rectangles at one of 13 positions from u8[h,w,3] and resize it to u8[size,size,3].
 
-    The sides are two of CROP_SCALES times the short side, rounded down (ML-GCN, ADD-GCN, after TSN). Snapping never
-    makes the crop larger than the picture here, where the authors' code would add a black border.
+    The sides are the short side times two of CROP_SCALES, rounded down (ML-GCN, ADD-GCN, after TSN). A crop is never
+    larger than the image, even if a side is set to the output size; the authors' code adds a black border then.
     """
     height, width = image.shape[:2]
     sides = [max(1, int(min(height, width) * scale)) for scale in CROP_SCALES]
@@ -105,24 +106,24 @@ def multi_scale_crop(image: np.ndarray, random: np.random.Generator, size: int) 
 
 
 def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarray:
-    """Resize a picture to `size` (width, height)."""
+    """Resize an image to `size` (width, height)."""
     if isinstance(image, np.ndarray):
         if image.shape[1::-1] == size:
             return image
         image = Image.fromarray(image)
-    # Pillow's own `box` would let pixels outside a crop into its borders; torchvision and the papers crop first.
+    # Pillow's own `box` would let pixels outside a crop affect its borders; torchvision and the papers crop first.
     return np.array(image.resize(size, Image.Resampling.BILINEAR))
 
 
 # ---------------------------------------------------------------------------------------- pixels; the size is the same
-# The same definitions as on the device (mlmoe_jax.data.augment), with the result rounded to whole grey levels.
+# The same definitions as on the device (mlmoe_jax.data.augment), with results rounded to integer levels.
 def flip(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Mirror u8[h,w,3] left to right, every second time."""
+    """Mirror u8[h,w,3] left to right with probability 1/2."""
     return image[:, ::-1] if random.random() < 0.5 else image
 
 
 def shift(image: np.ndarray, random: np.random.Generator, fraction: float) -> np.ndarray:
-    """Translate u8[h,w,3] by whole pixels, up to `fraction` of each side either way; borders are repeated."""
+    """Translate u8[h,w,3] by whole pixels, up to `fraction` of each side in both directions; borders are repeated."""
     height, width = image.shape[:2]
     down, right = np.rint(random.uniform(-1, 1, 2) * (fraction * height, fraction * width)).astype(int)
     rows = np.clip(np.arange(height) - down, 0, height - 1)
@@ -131,25 +132,25 @@ def shift(image: np.ndarray, random: np.random.Generator, fraction: float) -> np
 
 
 def contrast(image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Scale u8[h,w,3] about the mean of all its values by a factor from 1 ± `strength`."""
+    """Scale u8[h,w,3] about the mean of all its values by a factor in 1 ± `strength`."""
     return _between(image.mean(dtype=np.float64), image, random, strength)
 
 
 def brightness(image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Multiply u8[h,w,3] by a factor from 1 ± `strength`."""
+    """Multiply u8[h,w,3] by a factor in 1 ± `strength`."""
     return _between(0.0, image, random, strength)
 
 
 def saturation(image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Scale u8[h,w,3] about each pixel's grey by a factor from 1 ± `strength`."""
+    """Scale u8[h,w,3] about the gray value of each pixel by a factor in 1 ± `strength`."""
     return _between((image @ np.array(LUMA, np.float32))[..., None], image, random, strength)
 
 
 def cutout(image: np.ndarray, random: np.random.Generator, fraction: float) -> np.ndarray:
-    """Cover one square of u8[h,w,3], of side `fraction`·h, with one random colour.
+    """Cover one square of u8[h,w,3], of side `fraction`·h, with one random color.
 
-    The centre is uniform over the pixels and the square is clipped at the borders; both edges are covered, which makes
-    an unclipped square one pixel larger than its nominal side, as in the authors' code of ASL and ML-VPT.
+    The center is uniform over the pixels and the square is clipped at the borders. Both edges are covered, so an
+    unclipped square is one pixel larger than its nominal side, as in the authors' code of ASL and ML-VPT.
     """
     height, width = image.shape[:2]
     half = cutout_reach(fraction, height)
@@ -162,21 +163,21 @@ def cutout(image: np.ndarray, random: np.random.Generator, fraction: float) -> n
 
 
 def cutout_reach(fraction: float, height: int) -> int:
-    """Return how many pixels a cutout of nominal side `fraction`·`height` reaches from its centre each way."""
+    """Return the distance in pixels from the center of a cutout of nominal side `fraction`·`height` to its edges."""
     return int(fraction * height + 0.5) // 2
 
 
 def _between(origin: np.ndarray | float, image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Return origin + factor·(image − origin) in whole levels, with one factor from 1 ± `strength`."""
+    """Return origin + factor·(image − origin) rounded to u8, with one random factor in 1 ± `strength`."""
     factor = np.float32(random.uniform(1 - strength, 1 + strength))
     origin = np.asarray(origin, np.float32)
     return np.rint(np.clip(origin + factor * (image - origin), 0, 255)).astype(np.uint8)
 
 
-# ------------------------------------------------------------------------------------------------------ the whole way
+# ------------------------------------------------------------------------------------------------------ all transforms
 @dataclass(frozen=True)
 class Geometry:
-    """From an image of any size to one of S × S pixels: `image_size` and the keys under `config.data` and `.augment`.
+    """Convert an image of any size to S × S pixels; the fields are keys of `config.data` and `config.augment`.
 
     fit: square | crop | random_resized_crop | multi_scale_crop.
     """
@@ -189,7 +190,7 @@ class Geometry:
     margin: int = 0
 
     def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None) -> np.ndarray:
-        """Return u8[S,S,3] of u8[h,w,3] or of Pillow's RGB image."""
+        """Return u8[S,S,3] from u8[h,w,3] or an RGB image of Pillow."""
         if self.fit == "square":
             return resize_square(image, self.image_size)
         image = np.asarray(image)
@@ -203,13 +204,13 @@ class Geometry:
 
     @property
     def short_side(self) -> int:
-        """The short side in pixels before the centre crop."""
+        """The short side in pixels before the center crop."""
         return round(self.image_size / self.crop_fraction)
 
 
 @dataclass(frozen=True)
 class PixelTransforms:
-    """What changes pixels and no size, with its strength from `config.augment`. policy: of RandAugment, or None."""
+    """Transforms that keep the size, with strengths from `config.augment`; policy: of RandAugment, or None."""
 
     flip: bool = False
     shift: float = 0.0
@@ -220,7 +221,7 @@ class PixelTransforms:
     policy: Policy | None = None
 
     def __call__(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
-        """Return u8[h,w,3] of u8[h,w,3]."""
+        """Return the transformed image u8[h,w,3] for u8[h,w,3]."""
         if self.flip:
             image = flip(image, random)
         for transform, strength in (
@@ -237,21 +238,21 @@ class PixelTransforms:
 
 @dataclass(frozen=True)
 class HostTransform:
-    """From a decoded image to the one in the batch; picklable, for worker processes."""
+    """Convert a decoded image to the image in the batch; can be pickled for worker processes."""
 
     geometry: Geometry
     pixels: PixelTransforms = PixelTransforms()
 
     def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
-        """Return u8[S,S,3] of u8[h,w,3] or of Pillow's RGB image; in evaluation no generator is needed."""
+        """Return u8[S,S,3] from u8[h,w,3] or an RGB image of Pillow; evaluation needs no generator."""
         return np.ascontiguousarray(self.pixels(self.geometry(image, random), random))
 
 
 def make_host_transform(data_config: ConfigDict, augment: ConfigDict | None, *, training: bool) -> HostTransform:
-    """Build the host's part from `config.data` and `config.augment`; in evaluation that is `data.resize` alone.
+    """Build the transforms on the host from `config.data` and `config.augment`; in evaluation only `data.resize`.
 
-    With `augment.where = device` only the geometry is the host's, and the rest happens in `prepare.prepare`. `augment`
-    is read in training only. Raises UserError for a RandAugment that is not known.
+    With `augment.where = device`, the host only applies the geometry, and `prepare.prepare` does the rest. `augment` is
+    only read in training. Raises UserError for an unknown RandAugment policy.
     """
     size, fraction = data_config.image_size, data_config.crop_fraction
     if not training:
@@ -268,9 +269,9 @@ def make_host_transform(data_config: ConfigDict, augment: ConfigDict | None, *, 
 
 
 def smallest_useful_side(data_config: ConfigDict, augment: ConfigDict | None, *, training: bool) -> int:
-    """Return how small, in pixels of the short side, an image may be decoded without the resize enlarging anything.
+    """Return the smallest short side in pixels to which an image can be decoded so that the resize never enlarges it.
 
-    0: only the full size will do, since a crop of unknown size is cut from the decoded image.
+    0 means that the full size is needed, since a crop of random size is taken from the decoded image.
     """
     geometry = make_host_transform(data_config, augment, training=training).geometry
     if geometry.fit == "multi_scale_crop" and geometry.margin:

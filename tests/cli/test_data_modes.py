@@ -21,7 +21,7 @@ def test_the_report_of_the_data_as_text_and_as_json(run):
     done = run("--mode=data", "--config=mlvpt_digits")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("data set digits: 10 classes\n")
-    assert "nothing is wrong" in done.stdout
+    assert "no problems found" in done.stdout
     done = run("--mode=data", "--config=mlvpt_digits", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -50,14 +50,14 @@ def test_packed_data_pass_the_check_until_they_are_damaged(run, tmp_path):
 
     checked = run("--mode=data", "--config=mlvpt_digits", *use)
     assert checked.returncode == 0, checked.stderr
-    assert "nothing is wrong" in checked.stdout
+    assert "no problems found" in checked.stdout
     shard = Path(output / "train-00001-of-00002.arrayrecord")
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
     checked = run("--mode=data", "--config=mlvpt_digits", *use)
     assert checked.returncode == 1, checked.stderr
-    assert f"problem: {shard} has another content" in checked.stdout
+    assert f"problem: {shard} has changed since it was packed" in checked.stdout
 
     shard.unlink()
     refused(run("--mode=data", "--config=mlvpt_digits", *use), "is missing")
@@ -90,7 +90,7 @@ def test_an_unreadable_image_is_reported(run, tmp_path):
         (["--mode=pack", "--output={tmp}/out"], ["needs --config"]),
         (["--mode=pack", "--config=mlvpt_digits"], ["--output"]),
         (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}/file"], ["file"]),
-        (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}"], ["holds other files, such as file"]),
+        (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}"], ["contains other files, such as file"]),
         (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}/o", "--config.pack.quality=200"], ["pack.quality"]),
         (
             ["--mode=pack", "--config=mlvpt_digits", "--output={tmp}/o", "--config.pack.shard_images=0"],

@@ -1,4 +1,4 @@
-"""The check-up: it counts right, finds what is wrong, and says so."""
+"""The check of a data set: counts, problems and messages."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def split_of(ids, labels=None, name="train") -> Split:
 
 
 # ------------------------------------------------------------------------------------------------ before each training
-def test_sound_splits_pass():
+def test_splits_without_problems_pass():
     train = split_of(["1", "2", "3", "4"], np.eye(4))
     assert check_splits(train, []) == []
     assert check_splits(train, [split_of(["5"], name="val"), split_of(["6"], name="test")]) == []
@@ -44,29 +44,29 @@ def test_splits_that_share_images_are_refused(refusal):
     )
 
 
-def test_an_empty_split_is_refused(refusal):
+def test_a_split_without_images_or_positives_is_refused(refusal):
     assert "split val has no images" in refusal(check_splits, split_of(["1"]), [split_of([], name="val")])
     assert "split train has no images" in refusal(check_splits, split_of([]), [])
     nothing = split_of(["2"], [0, -1, 2, 0], name="val")
     assert refusal(check_splits, split_of(["1"]), [nothing]).startswith(
-        "no image of split val has a positive label, so that nothing can be learned or measured there"
+        "no image of split val has a positive label, so it can be used neither for training nor for evaluation"
     )
 
 
 def test_classes_without_positives_are_a_warning():
-    marks = np.array([[1, 0, 2, -1]])  # difficult and unknown are no positives
+    marks = np.array([[1, 0, 2, -1]])  # difficult and unknown labels are not positive
     assert check_splits(split_of(["1"], marks), [split_of(["2"], name="val")]) == [
         "split train has no positive image of 3 of its 4 classes, which cannot be learned: b, c, d"
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------- likeness
+# ------------------------------------------------------------------------------------------------------ similar images
 def photo(seed, size=(160, 120)) -> Image.Image:
     coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
 
 
-def test_close_pairs_are_those_of_a_plain_comparison():
+def test_similar_pairs_are_found_as_by_comparing_all_pairs():
     random = np.random.default_rng(0)
     look = random.integers(0, 2**63, 400, dtype=np.uint64)
     for row in range(200, 400):  # copies with up to 5 bits changed
@@ -78,7 +78,7 @@ def test_close_pairs_are_those_of_a_plain_comparison():
     assert alike(look[:1]).shape == alike(look[:0]).shape == (0, 2)
 
 
-def test_blank_images_do_not_look_alike_and_crowds_are_passed_over(monkeypatch):
+def test_blank_images_and_crowded_buckets_are_not_compared(monkeypatch):
     assert len(alike(np.zeros(5, np.uint64))) == 0
     look = np.full(10, 0x0F0F_F0F0_0F0F_F0F0, np.uint64)
     assert len(alike(look)) == 45
@@ -86,7 +86,7 @@ def test_blank_images_do_not_look_alike_and_crowds_are_passed_over(monkeypatch):
     assert len(alike(look)) == 0
 
 
-def test_real_photographs_are_known_again_and_not_confused(shared_data, tmp_path):
+def test_smaller_copies_of_real_photographs_are_recognized(shared_data, tmp_path):
     files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").glob("*.jpg"))[::8]
     for number, file in enumerate(files):
         image = Image.open(file)
@@ -97,14 +97,14 @@ def test_real_photographs_are_known_again_and_not_confused(shared_data, tmp_path
     split = Split("s", ("x",), np.ones((len(names), 1), np.int8), names, ImageFiles(tmp_path, names))
     found = inspect(split, np.arange(len(names)), lambda: None)
     pairs = alike(found.look)
-    assert (pairs[:, 1] - pairs[:, 0] == len(files)).all(), "only copies look alike"
+    assert (pairs[:, 1] - pairs[:, 0] == len(files)).all(), "only copies are similar"
     assert len(pairs) > 0.95 * len(files)
 
 
-# ------------------------------------------------------------------------------------------------------------- check-up
+# -------------------------------------------------------------------------------------------------------------- report
 @pytest.fixture
 def data_set(tmp_path, monkeypatch):
-    """A data set in files: split -> rows of (file, picture, labels); returns its config."""
+    """Return a function that writes a data set, split -> rows of (file, image, labels), and returns its config."""
     (tmp_path / "images").mkdir()
 
     def make(**splits):
@@ -136,7 +136,7 @@ def jpeg(image, quality=92) -> bytes:
     return buffer.getvalue()
 
 
-SOUND = {
+GOOD = {
     "train": [
         ("1.jpg", photo(1), (1, 1, 0, 0)),
         ("2.jpg", photo(2, (99, 30)), (1, 1, 0, 2)),
@@ -148,8 +148,8 @@ SOUND = {
 }
 
 
-def test_a_sound_data_set(data_set, capsys):
-    config = data_set(**SOUND)
+def test_the_report_of_a_data_set_without_problems(data_set, capsys):
+    config = data_set(**GOOD)
     assert print_checkup(config, as_json=True) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["problems"] == report["warnings"] == report["duplicates"] == []
@@ -173,12 +173,12 @@ def test_a_sound_data_set(data_set, capsys):
     text = capsys.readouterr().out
     assert text.splitlines()[0] == f"data set mine in {config.data.root}: 4 classes"
     assert "p(b | a)  1.00  2 of 2" in text
-    assert "4 of 6 pairs of labels never meet there" in text
-    assert text.rstrip().endswith("nothing is wrong")
+    assert "4 of 6 pairs of labels never occur together there" in text
+    assert text.rstrip().endswith("no problems found")
 
 
 @pytest.mark.parametrize("labels", [2, 12, 40])
-def test_pairs_that_never_meet_are_those_of_the_whole_table(labels):
+def test_pairs_that_never_occur_together_equal_those_of_the_dense_table(labels):
     for seed in range(8):
         draw = np.random.default_rng(seed)
         table = (draw.random((50, labels)) < 0.4 * draw.random(labels)).astype(np.int64)
@@ -194,9 +194,9 @@ def test_pairs_that_never_meet_are_those_of_the_whole_table(labels):
         assert [pair["by_chance"] for pair in together["never_examples"]] == [chance[pair] for pair in expected]
 
 
-def test_missing_and_unreadable_images(data_set, capsys):
-    splits = SOUND | {"val": [("5.jpg", photo(5), (1, 0, 0, 0)), ("8.jpg", None, (1, 0, 0, 0))]}
-    splits["test"] = [("6.jpg", b"no picture", (1, 0, 0, 0)), ("7.jpg", jpeg(photo(7))[:-500], (1, 0, 0, 0))]
+def test_missing_and_unreadable_images_are_problems(data_set, capsys):
+    splits = GOOD | {"val": [("5.jpg", photo(5), (1, 0, 0, 0)), ("8.jpg", None, (1, 0, 0, 0))]}
+    splits["test"] = [("6.jpg", b"not an image", (1, 0, 0, 0)), ("7.jpg", jpeg(photo(7))[:-500], (1, 0, 0, 0))]
     config = data_set(**splits)
     report = check_up(config)
     assert (report["splits"]["val"]["missing"], report["splits"]["val"]["unreadable"]) == (1, 0)
@@ -214,7 +214,7 @@ def test_missing_and_unreadable_images(data_set, capsys):
     assert f"problem: {first}\nproblem: {second}\n" in capsys.readouterr().out
 
 
-def test_images_that_come_twice(data_set):
+def test_duplicate_images_are_reported(data_set):
     splits = {
         "train": [
             ("1.jpg", photo(1), (1, 0, 0, 0)),
@@ -240,29 +240,29 @@ def test_images_that_come_twice(data_set):
         ("look", "train", "test"): (1, 0, [["4.jpg", "7.jpg"]]),
     }
     assert report["problems"] == [
-        "split val shares 1 of its 3 images with split train (the same id), such as 1.jpg as 1.jpg",
-        "split val shares 1 of its 3 images with split train (the same file content, 1 of them with other labels), "
+        "split val shares 1 of its 3 images with split train (same id), such as 1.jpg as 1.jpg",
+        "split val shares 1 of its 3 images with split train (same file content, 1 of them with other labels), "
         "such as 5.jpg as 1.jpg",
     ]
     assert any(
-        line.startswith("split test shares 1 of its 1 images with split train (the same look)")
+        line.startswith("split test shares 1 of its 1 images with split train (similar appearance)")
         for line in report["warnings"]
     )
     assert len(report["warnings"]) == 4
 
 
-def test_a_sample_is_spread_over_the_split(data_set, capsys, refusal):
-    config = data_set(**SOUND)
+def test_a_sample_is_decoded(data_set, capsys, refusal):
+    config = data_set(**GOOD)
     report = check_up(config, sample=2)
     assert [split["decoded"] for split in report["splits"].values()] == [2, 1, 2]
     assert report["splits"]["train"]["images"] == 4
     print_checkup(config, as_json=False, sample=2)
-    assert "  looked at" in capsys.readouterr().out
+    assert "  decoded" in capsys.readouterr().out
     assert "--sample=-1" in refusal(check_up, config, sample=-1)
 
 
-def test_a_split_that_does_not_open_is_a_problem_among_others(data_set, refusal):
-    config = data_set(**{name: rows for name, rows in SOUND.items() if name != "val"}, empty=[])
+def test_a_split_that_cannot_be_opened_is_a_problem(data_set, refusal):
+    config = data_set(**{name: rows for name, rows in GOOD.items() if name != "val"}, empty=[])
     config.data.test_splits = ("test", "empty")
     report = check_up(config)
     assert list(report["splits"]) == ["train", "test"]
@@ -274,21 +274,21 @@ def test_a_split_that_does_not_open_is_a_problem_among_others(data_set, refusal)
     assert refusal(check_up, config).startswith("data set mine has no split 'nope'")
 
 
-def test_many_classes_and_many_labels_fit_a_screen(data_set, monkeypatch):
-    report = check_up(data_set(**SOUND))
+def test_the_text_is_short_for_many_classes_and_labels(data_set, monkeypatch):
+    report = check_up(data_set(**GOOD))
     monkeypatch.setattr(check, "SHOWN_CLASSES", 2)
     monkeypatch.setattr(check, "MOST_LABELS", 3)
     text = format_checkup(report)
     lines = text.splitlines()
     classes = next(number for number, line in enumerate(lines) if line.startswith("class "))
     assert [line.split()[0] for line in lines[classes : classes + 4]] == ["class", "b", "…", "d"]
-    assert "2 more (--json has all)" in lines[classes + 2]
+    assert "2 more (all with --json)" in lines[classes + 2]
     row = next(line for line in lines if line.startswith("  images with 2 or more"))
     assert row.split()[5:] == ["3", "(75", "%)", "0", "(0", "%)", "1", "(50", "%)"]
     assert all(len(line) <= 120 for line in lines)
 
 
-def test_one_class_only():
+def test_a_single_class_has_no_pairs():
     split = Split(
         "train", ("only",), np.ones((3, 1), np.int8), ["1", "2", "3"], ArrayImages(np.zeros((3, 2, 2, 3), np.uint8))
     )
@@ -296,17 +296,17 @@ def test_one_class_only():
     assert "0 of 0 pairs" in check._pairs(check._together(split))
 
 
-def test_the_embedded_digits_are_sound(monkeypatch, capsys):
+def test_the_embedded_digits_have_no_problems(monkeypatch, capsys):
     monkeypatch.setattr(digits, "SCENES", {"train": 200, "val": 50, "test": 60, "test_shift": 60})
     config = default_config()
     config.data.test_splits = ("test", "test_shift")
     assert print_checkup(config, as_json=False) == 0
     text = capsys.readouterr().out
     assert text.startswith("data set digits: 10 classes\n")
-    assert "nothing is wrong" in text
+    assert "no problems found" in text
 
 
-def test_real_photographs(shared_data):
+def test_real_photographs_have_no_problems(shared_data):
     config = default_config()
     config.data.name, config.data.root, config.data.test_splits = "voc2012", str(shared_data), ()
     report = check_up(config)
@@ -323,7 +323,7 @@ def test_a_packed_data_set_is_compared_with_its_checksums(monkeypatch, tmp_path)
     assert check_up(config)["problems"] == []
     shard = next(Path(tmp_path).glob("val-*"))
     content = bytearray(shard.read_bytes())
-    content[-1] ^= 1  # padding, which reading does not meet
+    content[-1] ^= 1  # padding, which is not read
     shard.write_bytes(content)
     assert [str(shard) in problem for problem in check_up(config)["problems"]] == [True]
     assert sum(bool(sentence) for sentence in packed.verify(tmp_path)) == 1

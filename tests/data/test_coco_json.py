@@ -71,8 +71,8 @@ def test_one_file_is_the_training_split(photos, refusal):
     assert len(open_coco_json(data, "train")) == 2
     sentence = refusal(open_coco_json, data, "test")
     assert sentence.startswith(
-        f"{photos}/annotations/train.json has no {{split}} in its name, so that all its images are split train and "
-        "none is test; "
+        f"{photos}/annotations/train.json has no {{split}} in its name, so all its images are in split train and "
+        "none in test; "
     )
 
 
@@ -85,8 +85,8 @@ def test_images_in_one_folder_per_split(photos):
 def test_mistakes(photos, refusal):
     path = photos / "annotations" / "train.json"
     assert refusal(open_coco_json, settings(photos), "test") == (
-        f"there is no table {photos}/annotations/test.json for split test; set data.table, now "
-        "annotations/{split}.json, to yours (train.json, val.json are there)"
+        f"there is no table {photos}/annotations/test.json for split test; correct data.table, which is "
+        "annotations/{split}.json (found train.json, val.json)"
     )
     (photos / "images" / "a.png").unlink()
     sentence = refusal(open_coco_json, settings(photos), "train")

@@ -13,8 +13,8 @@ from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
 SIDE, CLASSES = 4, ("a", "b", "c")
 
 
-class Pictures(Images):
-    """Picture `row` is of colour `row` all over, and not square."""
+class PlainImages(Images):
+    """Images that are not square; all values of image `row` are `row`."""
 
     def __init__(self, count: int, broken: int = -1):
         self.count, self.broken = count, broken
@@ -24,13 +24,13 @@ class Pictures(Images):
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
         if row == self.broken:
-            raise BadImage(f"cannot read picture {row} as an image: it is empty")
+            raise BadImage(f"cannot read image {row} as an image: it is empty")
         return np.full((SIDE, 6, 3), row, np.uint8)
 
 
 def make_split(count: int, broken: int = -1) -> Split:
     labels = np.random.default_rng(0).integers(-1, 3, (count, len(CLASSES))).astype(np.int8)
-    return Split("made", CLASSES, labels, [f"image {row}" for row in range(count)], Pictures(count, broken))
+    return Split("made", CLASSES, labels, [f"image {row}" for row in range(count)], PlainImages(count, broken))
 
 
 def settings(**changes):
@@ -57,8 +57,8 @@ def training_rows(count: int, split: Split, **options) -> list[list[int]]:
     return [batch["id"].tolist() for batch in take(count, split, augment=TRAIN, **options)]
 
 
-# -------------------------------------------------------------------------------------------------------- batches
-def test_a_batch_is_what_the_steps_expect():
+# ------------------------------------------------------------------------------------------------------------- batches
+def test_a_batch_has_the_documented_arrays():
     split = make_split(11)
     (batch,) = take(1, split, batch_size=8, augment=TRAIN)
     assert {name: (value.dtype, value.shape) for name, value in batch.items()} == {
@@ -84,36 +84,36 @@ def test_a_batch_is_what_the_steps_expect():
         ("positive", [0, 1, 0, 1], [1, 1, 0, 1]),
     ],
 )
-def test_what_the_label_codes_become(difficult, label, known):
+def test_label_codes_become_labels_and_masks(difficult, label, known):
     codes = np.array([[NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT]], np.int8)
     got = targets(codes, difficult)
     assert [part.tolist() for part in got] == [[label], [known]]
     assert [part.dtype for part in got] == [np.float32, np.float32]
-    split = Split("made", ("a", "b", "c", "d"), codes, ["x"], Pictures(1))
+    split = Split("made", ("a", "b", "c", "d"), codes, ["x"], PlainImages(1))
     (batch,) = take(1, split, data=settings(difficult=difficult), batch_size=1)
     np.testing.assert_array_equal(batch["label"], [label])
     np.testing.assert_array_equal(batch["label_mask"], [known])
 
 
-def test_difficult_labels_count_as_something_known():
+def test_an_unknown_treatment_of_difficult_labels_is_refused():
     with pytest.raises(ValueError, match="negative, ignore or positive, not 'maybe'"):
         targets(np.zeros((1, 1), np.int8), "maybe")
 
 
-# ------------------------------------------------------------------------------------------------------- training
-def test_epochs_are_permutations_that_differ():
+# ------------------------------------------------------------------------------------------------------------ training
+def test_epochs_are_different_permutations():
     rows = np.concatenate(training_rows(12, make_split(24), batch_size=8, seed=3)).reshape(4, 24)
     for epoch in rows:
         assert sorted(epoch) == list(range(24))
     assert len({tuple(epoch) for epoch in rows}) == 4
 
 
-def test_an_epoch_runs_on_into_the_next():
+def test_a_batch_can_contain_images_of_two_epochs():
     rows = np.concatenate(training_rows(11, make_split(22), batch_size=8))
     assert all(sorted(rows[at : at + 22]) == list(range(22)) for at in (0, 22, 44))
 
 
-def test_the_order_is_the_seeds():
+def test_the_order_depends_on_the_seed():
     split = make_split(30)
     assert training_rows(3, split, batch_size=8, seed=1) == training_rows(3, split, batch_size=8, seed=1)
     assert training_rows(3, split, batch_size=8, seed=1) != training_rows(3, split, batch_size=8, seed=2)
@@ -121,7 +121,7 @@ def test_the_order_is_the_seeds():
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_the_global_batch_depends_on_no_process_or_thread(processes, threads):
+def test_the_global_batch_does_not_depend_on_processes_or_threads(processes, threads):
     split = make_split(21)
     alone = training_rows(6, split, batch_size=8, data=settings(threads=1))
     parts = [
@@ -131,16 +131,16 @@ def test_the_global_batch_depends_on_no_process_or_thread(processes, threads):
     for step, whole in enumerate(alone):
         shares = [part[step] for part in parts]
         assert {len(share) for share in shares} == {8 // processes}
-        assert [row for share in shares for row in share] == whole, "in the same order, which augmentation goes by"
+        assert [row for share in shares for row in share] == whole, "in the same order, which determines augmentation"
 
 
 @pytest.mark.parametrize("process", [(0, 1), (1, 2)])
 def test_training_resumes_at_any_step(process):
     split = make_split(19)
-    undisturbed = training_rows(9, split, batch_size=4, seed=5, process=process)
+    uninterrupted = training_rows(9, split, batch_size=4, seed=5, process=process)
     for first in (1, 4, 7):
         resumed = training_rows(9 - first, split, batch_size=4, seed=5, first_step=first, process=process)
-        assert resumed == undisturbed[first:]
+        assert resumed == uninterrupted[first:]
 
 
 def test_a_split_smaller_than_a_batch_is_repeated_within_it():
@@ -152,15 +152,15 @@ def test_steps_per_epoch():
     assert [steps_per_epoch(images, 8) for images in (0, 7, 8, 15, 16)] == [1, 1, 1, 1, 2]
 
 
-# ----------------------------------------------------------------------------------------------------- evaluation
+# ---------------------------------------------------------------------------------------------------------- evaluation
 @pytest.mark.parametrize("images", [1, 11, 12, 13])
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_evaluation_shows_every_image_exactly_once(processes, images):
+def test_evaluation_returns_every_image_exactly_once(processes, images):
     split = make_split(images)
     loaders = [
         list(build_loader(settings(), split, batch_size=6, process=(index, processes))) for index in range(processes)
     ]
-    assert {len(batches) for batches in loaders} == {-(-images // 6)}, "every process has as many batches"
+    assert {len(batches) for batches in loaders} == {-(-images // 6)}, "all processes have the same number of batches"
     together = [
         np.concatenate([b[name] for batches in loaders for b in batches]) for name in ("id", "mask", "label_mask")
     ]
@@ -176,18 +176,18 @@ def test_evaluation_shows_every_image_exactly_once(processes, images):
             assert np.all(batch["image"][place] == batch["id"][place])
 
 
-def test_evaluation_goes_by_row():
+def test_evaluation_is_in_the_order_of_rows():
     (first, second) = take(2, make_split(7), batch_size=4)
     assert first["id"].tolist() == [0, 1, 2, 3]
     assert second["id"].tolist() == [4, 5, 6, -1]
 
 
-# ------------------------------------------------------------------------------------------------------- processes
+# ----------------------------------------------------------------------------------------------------------- processes
 HOST = augmentation(where="host", flip=True, shift=0.5, brightness=0.5, cutout=0.5, randaugment="uda")
 
 
-class Noise(Pictures):
-    """Every picture another, so that augmentation shows."""
+class Noise(PlainImages):
+    """Images of random values, on which augmentation is visible."""
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
         super().read(row)
@@ -200,7 +200,7 @@ def noise(count: int) -> Split:
 
 
 def fifty_steps(*, hosts: int = 1, first_step: int = 0, **changes):
-    """The global batches of 50 steps, put together from those of all hosts."""
+    """Return the global batches of 50 steps, concatenated from those of all hosts."""
     loaders = [
         build_loader(
             settings(**changes),
@@ -225,7 +225,7 @@ def alone():
     return fifty_steps(threads=1)
 
 
-def same(batches, expected):
+def assert_same(batches, expected):
     assert len(batches) == len(expected)
     for batch, other in zip(batches, expected, strict=True):
         for name, value in other.items():
@@ -236,12 +236,12 @@ def same(batches, expected):
     ("workers", "hosts"), [(0, 2), (0, 4), (1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)]
 )
 def test_augmented_batches_are_the_same_for_any_number_of_hosts_and_workers(alone, workers, hosts):
-    same(fifty_steps(workers=workers, hosts=hosts), alone)
+    assert_same(fifty_steps(workers=workers, hosts=hosts), alone)
 
 
 def test_augmented_batches_resume_at_any_step(alone):
-    same(fifty_steps(first_step=37), alone[37:])
-    same(fifty_steps(first_step=37, workers=1), alone[37:])
+    assert_same(fifty_steps(first_step=37), alone[37:])
+    assert_same(fifty_steps(first_step=37, workers=1), alone[37:])
 
 
 def test_augmentation_differs_by_image_step_and_seed(alone):
@@ -259,23 +259,23 @@ def test_augmentation_differs_by_image_step_and_seed(alone):
 def test_evaluation_is_not_augmented():
     (batch,) = take(1, noise(8), batch_size=8)
     (again,) = take(1, noise(8), batch_size=8, data=settings(workers=1))
-    same([again], [batch])
+    assert_same([again], [batch])
 
 
-def test_labels_are_left_out_where_nobody_reads_them():
+def test_labels_are_left_out_on_request():
     with_labels = take(2, make_split(11, broken=3), batch_size=8, data=settings(bad_images="skip"))
     without = take(2, make_split(11, broken=3), batch_size=8, data=settings(bad_images="skip"), labels=False)
     for batch, full in zip(without, with_labels, strict=True):
         assert batch.keys() == {"image", "mask", "id"}
-        same([batch], [{name: full[name] for name in batch}])
+        assert_same([batch], [{name: full[name] for name in batch}])
 
 
-# ------------------------------------------------------------------------------------------------- reduced decoding
+# ---------------------------------------------------------------------------------------------------- reduced decoding
 class Photos(EncodedImages):
     """One large JPEG."""
 
     def __init__(self, height: int, width: int):
-        self.asked = []
+        self.opened = []
         smooth = np.add.outer(np.linspace(0, 200, height), np.linspace(0, 50, width))
         buffer = io.BytesIO()
         Image.fromarray(np.stack([smooth] * 3, -1).astype(np.uint8)).save(buffer, "JPEG", quality=95)
@@ -292,36 +292,36 @@ class Photos(EncodedImages):
 
     def open(self, row: int, at_least: int = 0) -> Image.Image:
         image = super().open(row, at_least)
-        self.asked.append((at_least, np.asarray(image).shape))
+        self.opened.append((at_least, np.asarray(image).shape))
         return image
 
 
-@pytest.mark.parametrize(("reduced", "asked"), [(False, (0, (160, 240, 3))), (True, (32, (40, 60, 3)))])
-def test_a_large_photo_is_decoded_smaller_only_when_asked_for(reduced, asked):
+@pytest.mark.parametrize(("reduced", "opened"), [(False, (0, (160, 240, 3))), (True, (32, (40, 60, 3)))])
+def test_a_large_photo_is_decoded_smaller_only_if_configured(reduced, opened):
     photos = Photos(160, 240)
     split = Split("photos", CLASSES, np.zeros((1, 3), np.int8), ["photo"], photos)
     (batch,) = take(1, split, batch_size=1, data=settings(image_size=32, reduced_decoding=reduced))
-    assert photos.asked == [asked]
+    assert photos.opened == [opened]
     assert batch["image"].shape == (1, 32, 32, 3)
     (full,) = take(1, split, batch_size=1, data=settings(image_size=32))
     assert np.abs(batch["image"].astype(int) - full["image"]).max() <= 3
 
 
-# -------------------------------------------------------------------------------------------------------- mistakes
+# -------------------------------------------------------------------------------------------------------------- errors
 @pytest.mark.parametrize("augment", [TRAIN, None])
-def test_a_bad_image_says_its_own_sentence(refusal, augment):
+def test_a_bad_image_raises_its_error(refusal, augment):
     loader = build_loader(settings(), make_split(5, broken=3), batch_size=5, augment=augment)
-    assert refusal(next, loader, error=BadImage) == "cannot read picture 3 as an image: it is empty"
+    assert refusal(next, loader, error=BadImage) == "cannot read image 3 as an image: it is empty"
 
 
-def test_a_bad_image_in_a_worker_says_its_own_sentence():
+def test_a_bad_image_in_a_worker_raises_its_error():
     loader = build_loader(settings(workers=1), make_split(5, broken=3), batch_size=5)
-    with pytest.raises(Exception, match="cannot read picture 3 as an image: it is empty"):
+    with pytest.raises(Exception, match="cannot read image 3 as an image: it is empty"):
         next(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_bad_images_are_skipped_counted_and_named_when_asked_for(workers):
+def test_skipped_images_are_masked_and_listed(workers):
     split = make_split(10, broken=3)
     skipped = SkippedImages(split)
     loader = build_loader(settings(bad_images="skip", workers=workers), split, batch_size=5, augment=TRAIN, seed=1)
@@ -331,28 +331,28 @@ def test_bad_images_are_skipped_counted_and_named_when_asked_for(workers):
         np.testing.assert_array_equal(batch["mask"], ~bad)
         assert not batch["label_mask"][bad].any()
     assert skipped.rows == {3}
-    assert skipped.table() == [["made", "image 3", "cannot read picture 3 as an image: it is empty"]]
+    assert skipped.table() == [["made", "image 3", "cannot read image 3 as an image: it is empty"]]
 
 
-def test_padding_is_no_bad_image():
+def test_padding_is_not_a_skipped_image():
     skipped = SkippedImages(make_split(3))
     assert len(list(skipped.watch(build_loader(settings(), make_split(3), batch_size=5)))) == 1
     assert skipped.rows == set()
 
 
-def test_a_bad_image_that_was_mended_meanwhile_says_so():
-    why = "it could not be read then, and now it can"
-    assert SkippedImages(make_split(3), [1]).table() == [["made", "image 1", why]]
+def test_a_skipped_image_that_is_readable_now_is_listed_as_such():
+    reason = "it could not be read before, but now it can"
+    assert SkippedImages(make_split(3), [1]).table() == [["made", "image 1", reason]]
 
 
-def test_a_batch_must_split_over_the_processes():
+def test_a_batch_size_that_processes_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="a global batch of 8 does not split over 3 processes"):
         build_loader(settings(), make_split(9), batch_size=8, augment=TRAIN, process=(0, 3))
 
 
-def test_a_split_that_does_not_fit_together_is_refused():
+def test_a_split_with_inconsistent_sizes_is_refused():
     with pytest.raises(ValueError, match=r"split s: 3 ids, 2 images, 3 classes and labels of shape \(3, 3\)"):
-        Split("s", CLASSES, np.zeros((3, 3), np.int8), ["x", "y", "z"], Pictures(2))
+        Split("s", CLASSES, np.zeros((3, 3), np.int8), ["x", "y", "z"], PlainImages(2))
     with pytest.raises(ValueError, match="do not fit together"):
-        Split("s", CLASSES, np.zeros((2, 2), np.int8), ["x", "y"], Pictures(2))
+        Split("s", CLASSES, np.zeros((2, 2), np.int8), ["x", "y"], PlainImages(2))
     assert len(make_split(4)) == 4

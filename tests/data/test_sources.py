@@ -26,7 +26,7 @@ def settings(name, root="", **keys):
 
 @pytest.fixture
 def table(tmp_path):
-    """A folder of your own with 20 images in one table: image k has label a, every second b."""
+    """A folder with 20 images in one table: image k has label a and, if k is odd, b."""
     lines = [f"{k}.png,{'a;b' if k % 2 else 'a'}" for k in range(20)]
     (tmp_path / "all.csv").write_text("\n".join(["image,labels", *lines]))
     for k in range(20):
@@ -34,7 +34,7 @@ def table(tmp_path):
     return tmp_path
 
 
-def test_digits_need_no_root():
+def test_digits_do_not_need_a_root():
     split = open_split(settings("digits_single"), "val")
     assert len(split) == 2_000
     assert split.images[3].shape == (64, 64, 3)
@@ -43,7 +43,7 @@ def test_digits_need_no_root():
     assert split.images[0].shape == (64, 64, 3)
 
 
-def test_files_are_found_below_the_root(shared_data):
+def test_data_sets_are_found_below_the_root(shared_data):
     assert len(open_split(settings("voc2012", shared_data), "val")) == 200
     assert len(open_split(settings("coco2014", shared_data / "coco"), "val")) == 50
 
@@ -60,7 +60,7 @@ def test_files_are_found_below_the_root(shared_data):
         ("vg500", "visual_genome.open_vg500", (), {"names": "names.txt"}),
     ],
 )
-def test_settings_reach_the_source(monkeypatch, name, opener, before, more, keep_empty, bad_images):
+def test_settings_are_passed_to_the_source(monkeypatch, name, opener, before, more, keep_empty, bad_images):
     calls = []
     monkeypatch.setattr(f"mlmoe_jax.data.sources.{opener}", lambda *args, **options: calls.append((args, options)))
     data = settings(name, "somewhere", keep_empty=keep_empty, bad_images=bad_images, classes="names.txt")
@@ -78,14 +78,14 @@ def test_settings_reach_the_source(monkeypatch, name, opener, before, more, keep
         ("folders", "folders", "FOLDERS"),
     ],
 )
-def test_own_images_get_the_whole_section_and_the_classes(monkeypatch, name, module, attribute):
+def test_sources_of_own_images_get_the_config_section_and_the_classes(monkeypatch, name, module, attribute):
     seen = Source(lambda *args: args)
     monkeypatch.setattr(f"mlmoe_jax.data.sources.{module}.{attribute}", seen)
     data = settings(name)
     assert open_split(data, "train") == (data, "train", None)
 
 
-def test_packed_and_tfds_are_opened_by_their_modules(monkeypatch, tmp_path):
+def test_packed_and_tfds_get_their_arguments(monkeypatch, tmp_path):
     monkeypatch.setattr("mlmoe_jax.data.sources.packed.open_packed", lambda *args: args)
     assert open_split(settings("packed", "a"), "train") == ("a", "train")
     monkeypatch.setattr("mlmoe_jax.data.sources.tfds.open_tfds", lambda *args, **options: (args, options))
@@ -93,7 +93,7 @@ def test_packed_and_tfds_are_opened_by_their_modules(monkeypatch, tmp_path):
     assert opened == (("a", "coco/2014", "train[:50%]"), {"keep_empty": True})
 
 
-def test_a_packed_data_set_goes_by_its_first_name(tmp_path):
+def test_a_packed_data_set_has_the_name_and_labels_of_its_source(tmp_path):
     config = default_config()
     config.data.update({"name": "voc2012", "root": "nowhere"})
     assert (original_name(config.data), count_labels(config.data)) == ("voc2012", 20)
@@ -103,19 +103,19 @@ def test_a_packed_data_set_goes_by_its_first_name(tmp_path):
     assert (original_name(packed), count_labels(packed)) == ("digits_single", 10)
 
 
-def test_labels_of_own_data_are_counted_in_the_training_table(tmp_path):
+def test_labels_of_own_images_are_counted_in_the_training_table(tmp_path):
     (tmp_path / "train.csv").write_text("image,labels\na.png,x;y\nb.png,z\n")
     assert count_labels(settings("csv", tmp_path, bad_images="skip")) == 3
 
 
 @pytest.mark.parametrize("name", ["digits", "digits_single", *PUBLISHED])
-def test_every_name_refuses_an_unknown_split(name, refusal, tmp_path):
+def test_an_unknown_split_is_refused(name, refusal, tmp_path):
     assert refusal(open_split, settings(name, tmp_path), "nope").startswith(
         f"data set {name} has no split 'nope'; it has "
     )
 
 
-def test_unknown_names_get_the_list_and_the_nearest(refusal):
+def test_errors_for_unknown_names_list_known_ones(refusal):
     assert ", ".join(SOURCES) == KNOWN
     sentence = refusal(open_split, settings("coco14"), "train")
     assert sentence == "there is no data set 'coco14'; did you mean 'coco2014'?"
@@ -141,7 +141,7 @@ SEA = Source(open_sea, labels=lambda data_config: 2)
 """
 
 
-def test_a_new_data_set_is_one_file_and_one_line(tmp_path, monkeypatch):
+def test_a_new_data_set_takes_one_file_and_one_line(tmp_path, monkeypatch):
     (tmp_path / "sea_of_a_test.py").write_text(SEA)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(SOURCES.entries, "sea", "sea_of_a_test:SEA")
@@ -156,7 +156,7 @@ def test_a_new_data_set_is_one_file_and_one_line(tmp_path, monkeypatch):
     assert (original_name(packed), count_labels(packed)) == ("sea", 2)
 
 
-def test_all_splits_with_the_classes_of_the_training_split(table, refusal):
+def test_all_splits_have_the_classes_of_the_training_split(table, refusal):
     for name, rows in {"train": ["0.png,b", "1.png,a"], "val": ["2.png,a"], "test": ["3.png,z"]}.items():
         (table / f"{name}.csv").write_text("\n".join(["image,labels", *rows]))
     data = settings("csv", table, table="{split}.csv")
@@ -187,12 +187,12 @@ def test_a_part_of_the_training_split_is_held_out(table):
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.99])
-def test_nothing_on_one_side_of_what_is_held_out(table, refusal, fraction):
+def test_a_fraction_that_leaves_a_split_empty_is_refused(table, refusal, fraction):
     sentence = refusal(open_split, settings("csv", table, table="all.csv", val_fraction=fraction), "val")
     assert sentence.startswith(f"data.val_fraction={fraction} of 20 training images leaves ")
 
 
-def test_classes_that_the_model_does_not_have(table, refusal):
+def test_classes_other_than_those_of_the_model_are_refused(table, refusal):
     assert open_split(settings("digits_single"), "val", classes=[str(digit) for digit in range(10)]).labels.any()
     sentence = refusal(open_split, settings("digits_single"), "val", classes=["a", "b"])
     assert sentence == (
@@ -207,7 +207,7 @@ def test_classes_that_the_model_does_not_have(table, refusal):
     assert sentence == "split train of csv has the labels a, b, but the model was trained on b, a"
 
 
-def test_missing_images_are_left_to_the_reader_when_bad_ones_are_skipped(table, refusal):
+def test_missing_images_are_refused_on_opening_unless_skipped(table, refusal):
     (table / "3.png").unlink()
     sentence = refusal(open_split, settings("csv", table, table="all.csv"), "train")
     assert sentence.startswith(f"1 of the 20 listed images are not in {table}, the first is 3.png; ")
@@ -215,7 +215,7 @@ def test_missing_images_are_left_to_the_reader_when_bad_ones_are_skipped(table, 
     assert refusal(split.images.read, 3).startswith(f"cannot read {table}/3.png as an image: ")
 
 
-def test_slow_libraries_are_imported_when_needed_only():
+def test_slow_libraries_are_imported_only_when_needed():
     slow = "{'sklearn', 'tensorflow_datasets', 'jax'}"
     code = f"import sys, mlmoe_jax.data.sources.open; sys.exit(bool({slow} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

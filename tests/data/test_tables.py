@@ -16,7 +16,7 @@ def settings(root, **keys):
 
 
 def write(folder, name, text, images=("a.png", "b.png", "sub/c.png")):
-    """Write a table and its images, the k-th of them k + 1 pixels wide."""
+    """Write a table and its images; image k is k + 1 pixels wide."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text, encoding="utf-8")
     for k, image in enumerate(images):
@@ -26,11 +26,12 @@ def write(folder, name, text, images=("a.png", "b.png", "sub/c.png")):
 
 
 def lines(*rows: dict) -> str:
+    """Return rows as JSONL."""
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-# ------------------------------------------------------------------------------------------------------ CSV, by name
-def test_names_in_one_column(tmp_path):
+# -------------------------------------------------------------------------------------------------------- CSV, by name
+def test_one_column_of_names(tmp_path):
     write(tmp_path, "train.csv", "image,labels\na.png,dog; cat\nsub/c.png,\nb.png,dog;;dog\n")
     split = open_table(settings(tmp_path), "train")
     assert split.name == "train"
@@ -41,7 +42,7 @@ def test_names_in_one_column(tmp_path):
     assert [image.shape[1] for image in split.images] == [1, 3, 2]
 
 
-def test_other_columns_separators_places_and_a_byte_order_mark(tmp_path):
+def test_other_columns_separators_paths_and_a_byte_order_mark(tmp_path):
     write(tmp_path, "tables/all train.csv", '\ufeff"photo", id ,tags\r\n\r\nc.png,5,"a, b|c"\r\n')
     keys = {"table": "tables/all {split}.csv", "images": "sub", "image_column": "photo", "label_column": "tags"}
     split = open_table(settings(tmp_path, separator="|", **keys), "train")
@@ -50,14 +51,14 @@ def test_other_columns_separators_places_and_a_byte_order_mark(tmp_path):
     assert split.images[0].shape[1] == 3
 
 
-def test_images_in_a_folder_for_each_split(tmp_path):
+def test_one_image_folder_per_split(tmp_path):
     write(tmp_path, "sub.csv", "image,labels\nc.png,x\n")
     of_sub = open_table(settings(tmp_path, images="{split}"), "sub")
     assert of_sub.images[0].shape[1] == 3
-    assert all(name.startswith("sub/") for name in of_sub.ids), "so that splits with the same file names stay apart"
+    assert all(name.startswith("sub/") for name in of_sub.ids), "ids differ between splits with equal file names"
 
 
-def test_absolute_paths(tmp_path, refusal):
+def test_absolute_paths_become_relative_to_the_image_folder(tmp_path, refusal):
     write(tmp_path, "train.csv", f"image,labels\n{tmp_path}/sub/c.png,x\na.png,y\n")
     split = open_table(settings(tmp_path), "train")
     assert split.ids == ["sub/c.png", "a.png"]
@@ -72,8 +73,8 @@ def test_absolute_paths(tmp_path, refusal):
     assert split.images[0].shape[1] == 3
 
 
-# ------------------------------------------------------------------------------------------------ CSV, one column each
-def test_one_column_a_class(tmp_path):
+# ------------------------------------------------------------------------------------------- CSV, one column per class
+def test_one_column_per_class(tmp_path):
     write(tmp_path, "train.csv", "dog,image,cat\n1,a.png,0\n, b.png,1.0\n0.0,sub/c.png, \n".replace(", \n", ",\n"))
     split = open_table(settings(tmp_path, label_column=""), "train")
     assert split.classes == ("cat", "dog")
@@ -82,7 +83,7 @@ def test_one_column_a_class(tmp_path):
     np.testing.assert_array_equal(split.labels, [[0, 1], [1, -1], [-1, 0]])
 
 
-def test_the_class_file_chooses_among_the_columns(tmp_path, refusal):
+def test_the_class_file_selects_columns(tmp_path, refusal):
     write(tmp_path, "train.csv", "image,width,dog,cat\na.png,640,1,0\n")
     (tmp_path / "names.txt").write_text("\ufeffdog\n\ncat \n", encoding="utf-8")
     split = open_table(settings(tmp_path, label_column="", classes="names.txt"), "train")
@@ -91,39 +92,39 @@ def test_the_class_file_chooses_among_the_columns(tmp_path, refusal):
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
     assert sentence == (
         f"{tmp_path}/train.csv line 2, column 'width' should be 1, 0 or empty, not '640'; correct it, or set "
-        "data.label_column if the names stand in one column"
+        "data.label_column if one column contains all names"
     )
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train", classes=["dog", "cat"])
     assert sentence == (
-        f"{tmp_path}/train.csv has the column 'width', which is not among the 2 classes; remove it, or list the "
-        "columns that are classes in a file for data.classes"
+        f"{tmp_path}/train.csv has the column 'width', which is not one of the 2 classes; remove it, or list the "
+        "class columns in the file of data.classes"
     )
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train", classes=["dog", "cow"])
     assert sentence == (
-        f"{tmp_path}/train.csv has no column 'cow', which the list of classes names, but image, width, dog, cat; "
-        "correct one of the two"
+        f"{tmp_path}/train.csv has no column 'cow', which the list of classes names (columns: image, width, dog, "
+        "cat); correct one of the two"
     )
 
 
-def test_no_column_of_a_class(tmp_path, refusal):
+def test_a_table_without_class_columns_is_refused(tmp_path, refusal):
     write(tmp_path, "train.csv", "image\na.png\n")
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
-    assert sentence.startswith(f"{tmp_path}/train.csv has no column but image; ")
+    assert sentence.startswith(f"{tmp_path}/train.csv has only the columns image; ")
 
 
 @pytest.mark.parametrize("cell", ["2", "yes", "-1", "1 0", "nan"])
-def test_cells_that_are_no_mark(tmp_path, refusal, cell):
+def test_invalid_cells_are_refused(tmp_path, refusal, cell):
     write(tmp_path, "train.csv", f"image,dog,cat\na.png,1,0\nb.png,1,{cell}\n")
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
     assert sentence.startswith(f"{tmp_path}/train.csv line 3, column 'cat' should be 1, 0 or empty, not '{cell}'; ")
 
 
-# -------------------------------------------------------------------------------------------------------------- JSONL
+# --------------------------------------------------------------------------------------------------------------- JSONL
 def jsonl(root, **keys):
     return settings(root, **{"name": "jsonl", "table": "{split}.jsonl", **keys})
 
 
-def test_lists_and_objects_of_names(tmp_path):
+def test_labels_are_lists_or_objects_of_names(tmp_path):
     text = lines(
         {"image": "a.png", "labels": ["dog", "cat", "dog"]},
         {"image": "b.png", "labels": {"cat": 0, "dog": None, "cow": 1}},
@@ -138,7 +139,7 @@ def test_lists_and_objects_of_names(tmp_path):
     np.testing.assert_array_equal(split.labels, [[1, 0, 1, 0], [-1, 1, 0, -1], [0, 0, 0, 0]])
 
 
-def test_other_keys(tmp_path):
+def test_other_keys_can_be_set(tmp_path):
     write(tmp_path, "train.jsonl", lines({"file": "a.png", "tags": {"x": True, "y": 0.0}}))
     split = open_table(jsonl(tmp_path, image_column="file", label_column="tags"), "train")
     assert split.labels.tolist() == [[1, 0]]
@@ -157,28 +158,28 @@ def test_other_keys(tmp_path):
         {"image": "b.png", "labels": {"dog": []}},
     ],
 )
-def test_objects_of_another_form(tmp_path, refusal, row):
+def test_objects_of_another_form_are_refused(tmp_path, refusal, row):
     write(tmp_path, "train.jsonl", lines({"image": "a.png", "labels": ["dog"]}, row))
     sentence = refusal(open_table, jsonl(tmp_path), "train")
-    assert sentence.startswith(f"{tmp_path}/train.jsonl line 2 should have a path, the labels as a list of names or ")
+    assert sentence.startswith(f"{tmp_path}/train.jsonl line 2 should have a path, labels as a list of names or ")
 
 
-def test_lines_that_are_no_object(tmp_path, refusal):
+def test_lines_that_are_not_objects_are_refused(tmp_path, refusal):
     write(tmp_path, "train.jsonl", '{"image": "a.png", "labels": []}\n{"image": \n')
     assert refusal(open_table, jsonl(tmp_path), "train").startswith(
-        f"{tmp_path}/train.jsonl line 2 is no whole JSON object ("
+        f"{tmp_path}/train.jsonl line 2 is not a complete JSON object ("
     )
     for text in ('{"image": "a.png"}', "[]", "5", '"a"'):
         write(tmp_path, "train.jsonl", text)
         assert refusal(open_table, jsonl(tmp_path), "train") == (
             f"{tmp_path}/train.jsonl line 1 lacks the key 'image' or 'labels', which data.image_column and "
-            "data.label_column name; write both in every line"
+            "data.label_column name; write both on every line"
         )
     sentence = refusal(open_table, jsonl(tmp_path, label_column=""), "train")
-    assert sentence.startswith("data.label_column is empty, but jsonl keeps all labels under one key; ")
+    assert sentence.startswith("data.label_column is empty, but jsonl has all labels under one key; ")
 
 
-# ------------------------------------------------------------------------------------------------------------- splits
+# -------------------------------------------------------------------------------------------------------------- splits
 SPLIT_TABLES = {
     "csv": "image,split,labels\na.png,train,x\nb.png,test,y;z\nsub/c.png,train,z\n",
     "wide.csv": "image,split,x,y,z\na.png,train,1,0,0\nb.png,test,0,1,1\nsub/c.png,train,0,0,1\n",
@@ -191,143 +192,145 @@ SPLIT_TABLES = {
 
 
 @pytest.mark.parametrize("kind", SPLIT_TABLES)
-def test_a_column_tells_the_splits_apart(tmp_path, refusal, kind):
+def test_a_column_assigns_rows_to_splits(tmp_path, refusal, kind):
     write(tmp_path, f"all.{kind}", SPLIT_TABLES[kind])
     name = kind.rpartition(".")[2]
     data = settings(tmp_path, name=name, table=f"all.{kind}", label_column="" if "wide" in kind else "labels")
     train, test = open_table(data, "train"), open_table(data, "test")
-    assert train.classes == test.classes == ("x", "y", "z")  # of the whole table
+    assert train.classes == test.classes == ("x", "y", "z")  # from the whole table
     assert (train.ids, test.ids) == (["a.png", "sub/c.png"], ["b.png"])
     assert train.labels.tolist() == [[1, 0, 0], [0, 0, 1]]
     assert test.labels.tolist() == [[0, 1, 1]]
     assert refusal(open_table, data, "val") == (
-        f"{tmp_path}/all.{kind} has no image of split val; its 'split' says test, train"
+        f"{tmp_path}/all.{kind} has no images of split val; its splits are test, train"
     )
 
 
-def test_a_table_that_says_nothing_of_splits_is_the_training_split(tmp_path, refusal):
+def test_a_table_without_splits_is_the_training_split(tmp_path, refusal):
     write(tmp_path, "all.csv", "image,labels\na.png,x\n")
     write(tmp_path, "all.jsonl", lines({"image": "a.png", "labels": ["x"]}))
-    for name, what in (("csv", "column"), ("jsonl", "key")):
+    for name, kind in (("csv", "column"), ("jsonl", "key")):
         data = settings(tmp_path, name=name, table=f"all.{name}", train_split="learn")
         assert open_table(data, "learn").name == "learn"
         assert refusal(open_table, data, "test") == (
-            f"{tmp_path}/all.{name} has no {what} 'split', so that all its images are split learn and none is test; "
-            "write one table per split and put {split} into data.table, or hold images out with data.val_fraction and "
+            f"{tmp_path}/all.{name} has no {kind} 'split', so all its images are in split learn and none in test; "
+            "write one table per split and use {split} in data.table, or hold out images with data.val_fraction and "
             "clear data.test_splits"
         )
 
 
-def test_lines_with_and_without_a_split(tmp_path, refusal):
+def test_mixed_lines_with_and_without_a_split_are_refused(tmp_path, refusal):
     rows = [{"image": "a.png", "split": "train", "labels": ["x"]}, {"image": "b.png", "labels": ["x"]}]
     for given in (rows, rows[::-1]):
         write(tmp_path, "all.jsonl", lines(*given))
         sentence = refusal(open_table, jsonl(tmp_path, table="all.jsonl"), "train")
-        assert sentence.startswith(f"{tmp_path}/all.jsonl line 2 should have a path, the labels as a list")
+        assert sentence.startswith(f"{tmp_path}/all.jsonl line 2 should have a path, labels as a list")
 
 
-def test_a_split_column_beside_a_table_a_split_is_no_class(tmp_path):
+def test_a_split_column_is_ignored_with_one_table_per_split(tmp_path):
     write(tmp_path, "train.csv", "image,split,dog\na.png,whatever,1\n")
     split = open_table(settings(tmp_path, label_column=""), "train")
     assert split.classes == ("dog",)
     assert split.ids == ["a.png"]
 
 
-# ------------------------------------------------------------------------------------------------------------ classes
-def test_labels_outside_the_classes(tmp_path, refusal):
+# ------------------------------------------------------------------------------------------------------------- classes
+def test_labels_that_are_not_classes_are_refused(tmp_path, refusal):
     write(tmp_path, "train.csv", "image,labels\na.png,dog\nb.png,dog;kat\nsub/c.png,kat;elk\n")
     (tmp_path / "names.txt").write_text("dog\ncat\n")
     sentence = refusal(open_table, settings(tmp_path, classes="names.txt"), "train")
     assert sentence == (
-        f"{tmp_path}/train.csv line 3 has the label 'kat', which is not among the 2 classes (the first of 3 such "
+        f"{tmp_path}/train.csv line 3 has the label 'kat', which is not one of the 2 classes (the first of 3 such "
         "labels); did you mean 'cat'"
     )
     sentence = refusal(open_table, settings(tmp_path), "train", classes=["dog", "kat"])
     assert sentence == (
-        f"{tmp_path}/train.csv line 4 has the label 'elk', which is not among the 2 classes (the only such label); "
-        "correct it, or list all classes in a file for data.classes"
+        f"{tmp_path}/train.csv line 4 has the label 'elk', which is not one of the 2 classes (the only such label); "
+        "correct it, or list all classes in the file of data.classes"
     )
     split = open_table(settings(tmp_path), "train", classes=["kat", "elk", "dog", "cow"])
     np.testing.assert_array_equal(split.labels, [[0, 0, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]])
 
 
-def test_no_label_at_all(tmp_path, refusal):
+def test_a_table_without_labels_needs_known_classes(tmp_path, refusal):
     write(tmp_path, "train.csv", "image,labels\na.png,\nb.png,;\n")
     sentence = refusal(open_table, settings(tmp_path), "train")
-    assert sentence.startswith(f"{tmp_path}/train.csv names no label, so that the classes are not known; ")
+    assert sentence.startswith(f"{tmp_path}/train.csv contains no labels, so the classes are unknown; ")
     assert open_table(settings(tmp_path), "train", classes=["x"]).labels.tolist() == [[0], [0]]
 
 
-def test_class_files(tmp_path, refusal):
+def test_class_files_have_one_name_per_line(tmp_path, refusal):
     path = tmp_path / "names.txt"
     path.write_text("b\n\n a \n")
     assert read_classes(path) == ("b", "a")
     path.write_text("b\na\nb\n")
-    assert refusal(read_classes, path) == f"{path} names the class 'b' twice; leave one of the lines"
+    assert refusal(read_classes, path) == f"{path} names the class 'b' twice; delete one of the lines"
     path.write_text(" \n")
-    assert refusal(read_classes, path) == f"{path} names no class; write one class a line"
+    assert refusal(read_classes, path) == f"{path} contains no class names; write one class name per line"
     path.write_bytes(b"caf\xe9\n")
-    assert refusal(read_classes, path) == f"{path} is no text in UTF-8; save it as UTF-8"
+    assert refusal(read_classes, path) == f"{path} is not UTF-8 text; save it as UTF-8"
     path.unlink()
     assert refusal(read_classes, path).startswith(f"cannot read {path} (No such file or directory); ")
 
 
-# ----------------------------------------------------------------------------------------------------- wrong tables
-def test_tables_that_are_not_there(tmp_path, refusal):
+# -------------------------------------------------------------------------------------------------------- wrong tables
+def test_missing_tables_are_refused(tmp_path, refusal):
     assert refusal(open_table, settings(""), "train") == (
         "data.root is empty; set it to the folder that holds the table {split}.csv of your images"
     )
     sentence = refusal(open_table, settings(tmp_path), "train")
-    assert (
-        sentence
-        == f"there is no table {tmp_path}/train.csv for split train; set data.table, now {{split}}.csv, to yours"
+    assert sentence == (
+        f"there is no table {tmp_path}/train.csv for split train; correct data.table, which is {{split}}.csv"
     )
     write(tmp_path, "labels.csv", "image,labels\n")
     write(tmp_path, "a.jsonl", "")
-    assert refusal(open_table, settings(tmp_path), "train").endswith("to yours (a.jsonl, labels.csv are there)")
+    assert refusal(open_table, settings(tmp_path), "train").endswith("which is {split}.csv (found a.jsonl, labels.csv)")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
-        ("", " is empty; write a line with the names of the columns and then one an image"),
-        ("image,labels\n", " lists no image; write one a line"),
-        ("image,labels\n\n\n", " lists no image; write one a line"),
-        ("file,labels\na.png,x\n", " has no column 'image', which data.image_column names, but file, labels; "),
+        ("", " is empty; write a line with the column names, then one line per image"),
+        ("image,labels\n", " lists no images; write one per line"),
+        ("image,labels\n\n\n", " lists no images; write one per line"),
+        ("file,labels\na.png,x\n", " has no column 'image', which data.image_column names (columns: file, labels); "),
         (
             "image,tags\na.png,x\n",
-            " has no column 'labels', which data.label_column names, but image, tags; correct one of the two, or make "
-            "data.label_column empty if there is one column a class",
+            " has no column 'labels', which data.label_column names (columns: image, tags); correct one of the two, or "
+            "clear data.label_column if there is one column per class",
         ),
         ("image,labels,image\na.png,x,y\n", " has two columns 'image'; rename or remove one"),
         ("image,labels\na.png,x,y\n", " line 2 has 3 cells, but there are 2 columns; "),
         ("image,labels\na.png\n", " line 2 has 1 cells, but there are 2 columns; "),
-        ("image,labels\na.png,x\n,x\n", " line 3 names no image; write its path under image"),
-        ("image,labels\na.png,x\nb.png,\na.png,y\n", " line 4 lists a.png a second time; leave one of the lines"),
-        (f"image,labels\na.png,{'x' * 200_000}\n", " line 2 is no CSV (field larger than field limit (131072)); "),
+        ("image,labels\na.png,x\n,x\n", " line 3 has no image path; write it under image"),
+        ("image,labels\na.png,x\nb.png,\na.png,y\n", " line 4 lists a.png again; delete one of the lines"),
+        (
+            f"image,labels\na.png,{'x' * 200_000}\n",
+            " line 2 is not valid CSV (field larger than field limit (131072)); ",
+        ),
     ],
 )
-def test_wrong_tables(tmp_path, refusal, text, said):
+def test_invalid_tables_are_refused(tmp_path, refusal, text, error):
     write(tmp_path, "train.csv", text)
-    assert refusal(open_table, settings(tmp_path), "train").startswith(f"{tmp_path}/train.csv{said}")
+    assert refusal(open_table, settings(tmp_path), "train").startswith(f"{tmp_path}/train.csv{error}")
 
 
-def test_texts_that_are_not_utf8(tmp_path, refusal):
+def test_tables_that_are_not_utf8_are_refused(tmp_path, refusal):
     path = tmp_path / "train.csv"
     path.write_bytes(b"image,labels\na.png,caf\xe9\n")
-    assert refusal(open_table, settings(tmp_path), "train") == f"{path} is no text in UTF-8; save it as UTF-8"
+    assert refusal(open_table, settings(tmp_path), "train") == f"{path} is not UTF-8 text; save it as UTF-8"
     path = tmp_path / "train.jsonl"
     path.write_bytes(b'{"image": "a.png", "labels": ["caf\xe9"]}\n')
-    assert refusal(open_table, jsonl(tmp_path), "train") == f"{path} is no text in UTF-8; save it as UTF-8"
+    assert refusal(open_table, jsonl(tmp_path), "train") == f"{path} is not UTF-8 text; save it as UTF-8"
 
 
-def test_an_empty_separator(tmp_path, refusal):
+def test_an_empty_separator_is_refused(tmp_path, refusal):
     write(tmp_path, "train.csv", "image,labels\na.png,x\n")
     sentence = refusal(open_table, settings(tmp_path, separator=""), "train")
     assert sentence.startswith("data.separator is empty; ")
 
 
-def test_missing_images(tmp_path, refusal):
+def test_missing_images_are_refused_unless_skipped(tmp_path, refusal):
     write(tmp_path, "train.csv", "image,labels\na.png,x\nno.png,x\n")
     sentence = refusal(open_table, settings(tmp_path), "train")
     assert sentence.startswith(f"1 of the 2 listed images are not in {tmp_path}, the first is no.png; ")
@@ -336,9 +339,9 @@ def test_missing_images(tmp_path, refusal):
     assert sentence.startswith(f"there is no folder {tmp_path}/photos with the 2 listed images; ")
 
 
-# --------------------------------------------------------------------------------------------------------------- size
+# ---------------------------------------------------------------------------------------------------------------- size
 def write_large(folder, images: int) -> None:
-    """Write a table of `images`, 5 labels of 100 each, without the images."""
+    """Write a table of `images` rows with 5 of 100 labels per row, without the images."""
     names = [f"class {k:02d}" for k in range(100)]
     chosen = np.random.RandomState(0).randint(100, size=(images, 5))
     with open(folder / "train.csv", "w") as file:
@@ -355,5 +358,5 @@ def test_large_tables_take_little_memory(tmp_path):
     tracemalloc.stop()
     assert len(split) == 100_000
     assert len(split.classes) == 100
-    assert kept < 30e6  # 10 MB of labels, 9 MB of names and what it takes to hold them
+    assert kept < 30e6  # 10 MB of labels, and 9 MB of names with their containers
     assert peak < 60e6

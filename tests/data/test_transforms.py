@@ -27,7 +27,7 @@ SIZES = [(90, 140), (140, 90), (100, 100), (64, 301), (37, 23)]
 
 
 def drawing(height: int, width: int) -> np.ndarray:
-    """Return a smooth gradient with a shape and noise, u8[height,width,3], that nobody may write to."""
+    """Return a smooth gradient with a shape and noise, a read-only u8[height,width,3]."""
     row, column = np.mgrid[:height, :width]
     image = np.stack([200 * row / height + 30, 180 * column / width + 40, 120 + 60 * np.sin(row / 7 + column / 5)], -1)
     image[height // 4 : height // 2, width // 5 : width // 2] = (230, 40, 60)
@@ -37,12 +37,12 @@ def drawing(height: int, width: int) -> np.ndarray:
 
 
 def resized(image: np.ndarray, width: int, height: int, box=None) -> np.ndarray:
-    """Return Pillow's resize of the picture cropped to `box`."""
+    """Return Pillow's resize of the image cropped to `box`."""
     return np.asarray(Image.fromarray(image).crop(box or (0, 0, *image.shape[1::-1])).resize((width, height), BILINEAR))
 
 
 class Scripted:
-    """A generator whose numbers are given: indices in order, and every uniform at one place of its range."""
+    """A generator with given numbers: indices in order, and uniform draws at a fixed fraction of their range."""
 
     def __init__(self, *indices: int, place: float = 0.5):
         self.indices, self.place, self.limits = list(indices), place, []
@@ -55,9 +55,9 @@ class Scripted:
         return low + self.place * (high - low)
 
 
-# ----------------------------------------------------------------------------------------------------------- geometry
+# ------------------------------------------------------------------------------------------------------------ geometry
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_the_short_side_is_resized_and_the_centre_kept(height, width):
+def test_the_short_side_is_resized_and_the_center_cropped(height, width):
     image = drawing(height, width)
     side = 32
     long = side * max(height, width) // min(height, width)
@@ -74,7 +74,7 @@ def test_the_short_side_is_resized_and_the_centre_kept(height, width):
 
 
 def box_of(crop: np.ndarray) -> np.ndarray:
-    """Return (left, top, right, bottom) of a crop of `ramps`, from the slope and level of its middle part."""
+    """Return (left, top, right, bottom) of a crop of `ramps`, from the slope and offset of its central part."""
     places = (np.arange(len(crop)) + 0.5) / len(crop)
     middle = slice(len(crop) // 8, -len(crop) // 8)
     slope_x, left = np.polyfit(places[middle], crop[..., 0].mean(0)[middle] + 0.5, 1)
@@ -83,12 +83,12 @@ def box_of(crop: np.ndarray) -> np.ndarray:
 
 
 def ramps(height: int, width: int) -> np.ndarray:
-    """Return a picture whose red is the column and whose green is the row."""
+    """Return an image whose red values are the column and whose green values are the row."""
     row, column = np.mgrid[:height, :width]
     return np.stack([column, row, np.zeros_like(row)], -1).astype(np.uint8)
 
 
-def test_a_random_crop_has_the_wanted_areas_shapes_and_places():
+def test_a_random_crop_has_the_configured_areas_ratios_and_positions():
     height, width, random = 180, 240, np.random.default_rng(0)
     image = ramps(height, width)
     boxes = np.array([box_of(random_resized_crop(image, random, 64, (0.2, 0.5), (3 / 4, 4 / 3))) for _ in range(800)])
@@ -104,7 +104,7 @@ def test_a_random_crop_has_the_wanted_areas_shapes_and_places():
     assert abs(np.log(ratio).mean()) < 0.02, "uniform in the logarithm"
     for place in (boxes[:, 0] / (width - across), boxes[:, 1] / (height - down)):
         assert abs(place.mean() - 0.5) < 0.03
-        assert abs(place.std() - 12**-0.5) < 0.03, "uniform over where it fits"
+        assert abs(place.std() - 12**-0.5) < 0.03, "uniform over all positions in the image"
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_a_random_crop_has_the_wanted_areas_shapes_and_places():
         (50, 60, (1.5, 2.0), (0, 0, 60, 50)),
     ],
 )
-def test_a_random_crop_that_never_fits_is_the_middle(height, width, scale, box):
+def test_a_random_crop_that_never_fits_is_central(height, width, scale, box):
     image = drawing(height, width)
     crop = random_resized_crop(image, np.random.default_rng(0), 16, scale, (3 / 4, 4 / 3))
     np.testing.assert_array_equal(crop, resized(image, 16, 16, box))
 
 
-def test_a_random_crop_is_pillows_resize_of_the_rectangle():
+def test_a_random_crop_equals_pillows_resize_of_the_rectangle():
     image = drawing(60, 80)
     crop = random_resized_crop(image, Scripted(7, 11, place=0.5), 24, (0.25, 0.25), (1.0, 1.0))
     side = round((60 * 80 / 4) ** 0.5)
@@ -129,7 +129,7 @@ def test_a_random_crop_is_pillows_resize_of_the_rectangle():
 
 
 @pytest.mark.parametrize(("height", "width"), [(128, 170), (150, 103), (66, 66)])
-def test_every_multi_scale_crop_is_one_of_19_shapes_at_one_of_13_places(height, width):
+def test_multi_scale_crops_have_19_shapes_at_13_positions(height, width):
     image, size = drawing(height, width), 64
     sides = [int(min(height, width) * scale) for scale in (1, 0.875, 0.75, 0.66, 0.5)]
     sides = [64 if abs(side - 64) < 3 else side for side in sides]
@@ -152,7 +152,7 @@ def test_every_multi_scale_crop_is_one_of_19_shapes_at_one_of_13_places(height, 
     assert found == expected
 
 
-def test_a_side_that_is_nearly_right_is_not_resampled():
+def test_a_side_close_to_the_output_size_is_not_resampled():
     image = drawing(66, 80)
     np.testing.assert_array_equal(multi_scale_crop(image, Scripted(0, 0), 64), image[:64, :64])
     small = drawing(63, 80)
@@ -162,8 +162,8 @@ def test_a_side_that_is_nearly_right_is_not_resampled():
     assert multi_scale_crop(drawing(1, 3), np.random.default_rng(0), 8).shape == (8, 8, 3)
 
 
-# ------------------------------------------------------------------------------------------------------------- pixels
-def test_a_flip_mirrors_every_second_time():
+# -------------------------------------------------------------------------------------------------------------- pixels
+def test_a_flip_mirrors_half_of_the_images():
     image, random = drawing(9, 14), np.random.default_rng(0)
     mirrored = 0
     for _ in range(400):
@@ -185,12 +185,12 @@ def test_a_shift_moves_whole_pixels_and_repeats_borders():
     found = [candidates[shift(image, random, 0.25).tobytes()] for _ in range(400)]
     assert {down for down, _ in found} == set(range(-4, 5))
     assert {right for _, right in found} == set(range(-3, 4))
-    assert len(set(found)) > 50, "both directions are drawn on their own"
+    assert len(set(found)) > 50, "both directions are drawn independently"
 
 
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
-def test_jitter_is_its_formula_rounded(name, place):
+def test_jitter_equals_its_rounded_formula(name, place):
     image = drawing(30, 41)
     values = image.astype(np.float64)
     origin = {
@@ -216,24 +216,24 @@ def test_jitter_draws_its_factor_from_the_whole_range(function):
 
 
 @pytest.mark.parametrize(("side", "fraction"), [(16, 0.5), (15, 0.5), (20, 0.3), (24, 1.0)])
-def test_a_hole_is_the_authors_rectangle(side, fraction):
+def test_a_cutout_equals_the_rectangle_of_the_authors(side, fraction):
     image = drawing(side, side)
     half, centres = int(fraction * side + 0.5) // 2, []
     for seed in range(200):
         covered = cutout(image, np.random.default_rng(seed), fraction)
         random = np.random.default_rng(seed)
-        (row, column), colour = random.integers((side, side)), random.integers(256, size=3)
+        (row, column), color = random.integers((side, side)), random.integers(256, size=3)
         expected = Image.fromarray(image)
         top, left = max(row - half, 0), max(column - half, 0)
-        ImageDraw.Draw(expected).rectangle((left, top, min(column + half, side), min(row + half, side)), tuple(colour))
+        ImageDraw.Draw(expected).rectangle((left, top, min(column + half, side), min(row + half, side)), tuple(color))
         np.testing.assert_array_equal(covered, np.asarray(expected))
         centres.append((row, column))
     assert {row for row, _ in centres} == {column for _, column in centres} == set(range(side))
 
 
-# ------------------------------------------------------------------------------------------------------ the whole way
+# ------------------------------------------------------------------------------------------------------ all transforms
 def settings(**changes):
-    """Return (data, augment) of the default config with `changes`, named as the keys of either."""
+    """Return (data, augment) of the default config with `changes` to keys of either section."""
     config = default_config()
     data, augment = config.data, config.augment
     data.image_size = 48
@@ -257,7 +257,7 @@ CASES = {
 
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_transform_gives_square_pictures_decided_by_the_generator(case, where):
+def test_transformed_images_are_square_and_determined_by_the_generator(case, where):
     data, augment = settings(where=where, **CASES[case])
     transform = make_host_transform(data, augment, training=True)
     copy = pickle.loads(pickle.dumps(transform))
@@ -277,7 +277,7 @@ def test_a_transform_gives_square_pictures_decided_by_the_generator(case, where)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_evaluation_only_resizes(case):
+def test_evaluation_resizes_only(case):
     data, augment = settings(where="host", **CASES[case])
     transform = make_host_transform(data, None, training=False)
     assert transform == make_host_transform(data, augment, training=False)
@@ -290,7 +290,7 @@ def test_evaluation_only_resizes(case):
         np.testing.assert_array_equal(transform(image, None), expected)
 
 
-def test_the_order_of_the_transforms():
+def test_transforms_are_applied_in_order():
     changes = {"geometry": "multi_scale_crop", "margin": 16, "where": "host", "randaugment": "uda", **PIXELS}
     transform = make_host_transform(*settings(**changes), training=True)
     image = drawing(90, 140)
@@ -304,7 +304,7 @@ def test_the_order_of_the_transforms():
         np.testing.assert_array_equal(transform(image, np.random.default_rng(seed)), expected)
 
 
-def test_real_images_go_through(shared_data):
+def test_real_images_are_transformed(shared_data):
     files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").iterdir())[::100]
     transform = make_host_transform(*settings(where="host", **CASES["everything"]), training=True)
     for seed, file in enumerate(files):
@@ -328,7 +328,7 @@ def test_real_images_go_through(shared_data):
         ({"where": "host", "randaugment": "uda", **PIXELS}, True, 48),
     ],
 )
-def test_the_smallest_useful_side_enlarges_nothing(changes, training, side, monkeypatch):
+def test_the_smallest_useful_side_is_never_enlarged(changes, training, side, monkeypatch):
     data, augment = settings(**changes)
     assert smallest_useful_side(data, augment if training else None, training=training) == side
     if not side:
@@ -349,12 +349,12 @@ def test_the_smallest_useful_side_enlarges_nothing(changes, training, side, monk
     monkeypatch.setattr(transforms, "_resize", watched)
     transform = make_host_transform(data, augment, training=training)
     assert not any(enlarges(*size) for size in ((side, side), (side, 3 * side), (2 * side, side)))
-    assert enlarges(side - 1, 2 * side), "a smaller picture would do as well"
+    assert enlarges(side - 1, 2 * side), "a smaller side would be enlarged"
 
 
 @pytest.mark.parametrize("fit", ["square", "crop"])
 @pytest.mark.parametrize("size", [24, 48])
-def test_pillows_picture_gives_what_its_array_gives(fit, size):
+def test_an_image_of_pillow_and_its_array_give_the_same_result(fit, size):
     array = np.random.default_rng(3).integers(0, 256, (48, 48, 3), np.uint8)
     data = default_config().data
     data.update({"image_size": size, "resize": fit})

@@ -24,7 +24,9 @@ _PARTS = re.compile(r"[^\W_]+")
 
 
 def read_glove(path: str | Path, names: Sequence[str]) -> NDArray[np.float32]:
-    """Look up label names in a GloVe text file: one word and d numbers per line, after an optional header (two numbers).
+    """Look up label names in a GloVe text file: one word and d numbers per line, with an optional header.
+
+    The header is a line of two numbers.
 
     A name is converted to lower case and split at blanks and underscores. A word that is not in the file is split at
     all characters other than letters and digits (`t-shirt`, `plant(potted)`). The vector of a name is the mean of the

@@ -1,4 +1,4 @@
-"""What tables and COCO-style files of your own images share: where the file is, and where its paths start."""
+"""Paths of tables and COCO-style files of your own images, and of the images that they list."""
 
 from pathlib import Path
 
@@ -8,28 +8,28 @@ from mlmoe_jax.errors import UserError
 
 
 def ids_of(files: list[str], images: str, split: str) -> list[str]:
-    """Return ids that tell the splits apart, also where each has an `images` folder of its own with the same names."""
+    """Return ids that differ between splits, even if each has its own `images` folder with the same file names."""
     return [f"{split}/{file}" for file in files] if "{split}" in images else files
 
 
 def table_path(folder: Path, table: str, split: str) -> Path:
-    """Return the file of `data.table` for a split; UserError where there is none."""
+    """Return the file of `data.table` for a split; UserError if it does not exist."""
     path = folder / table.replace("{split}", split)
     if not path.is_file():
         kinds = (".csv", ".json", ".jsonl")
         there = sorted(found.name for kind in kinds for found in path.parent.glob(f"*{kind}"))
-        others = f" ({', '.join(there[:5])}{', …' if len(there) > 5 else ''} are there)" if there else ""
-        raise UserError(f"there is no table {path} for split {split}; set data.table, now {table}, to yours{others}")
+        others = f" (found {', '.join(there[:5])}{', …' if len(there) > 5 else ''})" if there else ""
+        raise UserError(f"there is no table {path} for split {split}; correct data.table, which is {table}{others}")
     return path
 
 
 def images_folder(folder: Path, images: str, split: str) -> Path:
-    """Return the folder, `data.images` below the root, from which the paths in a table start."""
+    """Return the folder `data.images` below the root, to which the paths in a table are relative."""
     return folder / images.replace("{split}", split)
 
 
 def relative_to(folder: Path, images: list[str], table: Path) -> list[str]:
-    """Return the paths of a table with absolute ones made relative to `folder`; UserError for one outside it."""
+    """Return the paths of a table relative to `folder`; UserError for an absolute path outside it."""
     if not any(image.startswith("/") for image in images):
         return images
     start = f"{folder.absolute()}".rstrip("/") + "/"
@@ -43,10 +43,10 @@ def relative_to(folder: Path, images: list[str], table: Path) -> list[str]:
 
 
 def refuse_other_splits(path: Path, split: str, data_config: ConfigDict, lacks: str) -> None:
-    """Raise UserError unless `split` is the training split, which a table that says nothing of splits stands for."""
+    """Raise UserError unless `split` is the training split, to which tables without split names belong."""
     if split != data_config.train_split:
         raise UserError(
-            f"{path} {lacks}, so that all its images are split {data_config.train_split} and none is {split}; write "
-            "one table per split and put {split} into data.table, or hold images out with data.val_fraction and clear "
+            f"{path} {lacks}, so all its images are in split {data_config.train_split} and none in {split}; write one "
+            "table per split and use {split} in data.table, or hold out images with data.val_fraction and clear "
             "data.test_splits"
         )

@@ -1,4 +1,4 @@
-"""Splits of any data set, by its name; a new data set is one file and one line of `SOURCES`."""
+"""Open splits of any data set by its name; a new data set takes one file and one line in `SOURCES`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
 from mlmoe_jax.runtime.text import some
 
-# name -> what opens it; a name that ends in :NAME stands for all that begin like it.
+# name -> its source; an entry that ends in :NAME stands for all names with the same start.
 SOURCES: Registry[Source] = Registry(
     "data set",
     {
@@ -42,12 +42,13 @@ def source_named(name: str) -> Source:
 
 
 def open_split(data_config: ConfigDict, split: str, *, classes: Sequence[str] | None = None, seed: int = 0) -> Split:
-    """Open a split of the data set `data.name`, `data_config` being `config.data`.
+    """Open a split of the data set `data.name`.
 
-    classes: the names, in order, that the model knows: those of the training split, once there are any. A source whose
-    classes come from its labels reads them by these; any other must have the same.
-    seed: draws `data.val_fraction` of the training split, which then is `data.val_split`, and leaves the rest for it.
-    Raises UserError for a name that is not among SOURCES, other classes, and whatever the source raises.
+    data_config: `config.data`. classes: the ordered class names of the model, which are those of the training split. A
+    source without fixed classes uses them to read its labels; the classes of other sources must be equal to them.
+    seed: selects the `data.val_fraction` of the training split that is used as `data.val_split`; the rest remains the
+    training split.
+    Raises UserError for a name that is not in SOURCES, for other classes, and for the errors of the source.
     """
     in_part = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
     opened = source_named(data_config.name).open(data_config, data_config.train_split if in_part else split, classes)
@@ -66,10 +67,11 @@ def open_splits(
     seed: int = 0,
     refused: Callable[[UserError], None] | None = None,
 ) -> dict[str, Split]:
-    """Open the training split, and those of `names` with its classes: name -> split, the training split first.
+    """Open the training split and the splits `names` with its classes; return name -> split, the training split first.
 
-    names: each is opened once, and the empty one stands for no split. refused: takes what is wrong with a split, which
-    is then left out; None: it is raised, as is in any case what is wrong with the training split.
+    names: repeated and empty names are ignored. refused: a function that takes the error of a split that cannot be
+    opened, which is then left out; if it is None, the error is raised.
+    Raises UserError if the training split cannot be opened.
     """
     train = open_split(data_config, data_config.train_split, seed=seed)
     splits = {data_config.train_split: train}
@@ -86,20 +88,20 @@ def open_splits(
 
 
 def original_name(data_config: ConfigDict) -> str:
-    """Return the name of the data set that `config.data` stands for: `data.name`, or what was packed under it."""
+    """Return the name of the data set of `config.data`: `data.name`, or for packed data the name of its source."""
     original = source_named(data_config.name).original
     return original(data_config) if original else data_config.name
 
 
 def count_labels(data_config: ConfigDict) -> int:
-    """Return the number of labels of the data set of `config.data`, which is opened only if nothing else tells."""
-    entry = _entry(original_name(data_config))  # which may be unknown here: packed images need no other source
+    """Return the number of labels of the data set of `config.data`, which is opened only if necessary."""
+    entry = _entry(original_name(data_config))  # may be unknown: packed data does not need its original source
     labels = SOURCES[entry].labels if entry in SOURCES else None
     return labels(data_config) if labels else len(open_split(data_config, data_config.train_split).classes)
 
 
 def _entry(name: str) -> str:
-    """Return the entry of SOURCES that stands for a name, or the name."""
+    """Return the entry of SOURCES for a name, or the name itself."""
     family = f"{name.partition(':')[0]}:NAME"
     return family if ":" in name and family in SOURCES else name
 

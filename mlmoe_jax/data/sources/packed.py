@@ -1,11 +1,11 @@
-"""Images that `--mode=pack` has put into a few large files, with random access to each.
+"""A data set that `--mode=pack` has packed into a few large files, with random access to each image.
 
-    FOLDER/manifest.json                       # what is there: files with their sizes and sha256, classes, settings
-    FOLDER/train.npz                           # labels i8[N,K] and ids (UTF-8), so that opening reads no images
-    FOLDER/train-00000-of-00006.arrayrecord    # one encoded image a record
+    FOLDER/manifest.json                       # all files with sizes and sha256, classes, settings
+    FOLDER/train.npz                           # labels i8[N,K] and ids (UTF-8), so that no images are read to open it
+    FOLDER/train-00000-of-00006.arrayrecord    # one encoded image per record
 
-On an object store a shard is fetched whole into the cache when one of its images is first asked for, so that a later
-epoch reads local disk only; there must be room for the data set on it.
+On an object store, a shard is copied to the local cache when one of its images is first needed, so that later epochs
+only read local disk. The cache needs space for the whole data set.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from mlmoe_jax.runtime.cache import cache_folder
 
 MANIFEST, UNFINISHED, FORMAT = "manifest.json", "unfinished.json", 1
 
-# Each open shard costs a file descriptor, of which a process often has 1,024; opening one takes 0.15 ms.
+# Each open shard needs a file descriptor, often limited to 1,024 per process; opening a shard takes 0.15 ms.
 OPEN_SHARDS = 256
-STREAMS = 16  # requests to an object store at the same time
+STREAMS = 16  # concurrent requests to an object store
 
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file of a packed data set as the manifest states it; records: images in it, 0 for a table of labels."""
+    """A file of a packed data set as listed in the manifest; records: its number of images, 0 for labels."""
 
     file: str
     bytes: int
@@ -56,9 +56,10 @@ class PackedFile:
 
 
 def open_packed(root: str | os.PathLike, split: str) -> Split:
-    """Open a split of the folder, or gs:// address, `root`, under the ids, labels and classes of the packed source.
+    """Open a split of the folder, or gs:// address, `root`, with the ids, labels and classes of the original data set.
 
-    Raises UserError for what is no packed data set, an unknown split, and files that are missing or of another size.
+    Raises UserError if `root` is not a packed data set, for an unknown split, and for files that are missing or have
+    another size.
     """
     folder, manifest = read_manifest(root)
     if split not in manifest["splits"]:
@@ -76,14 +77,15 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
 
 
 def source_of(root: str | os.PathLike) -> str:
-    """Return the `data.name` of the data set that was packed, such as voc2012; UserError as for `open_packed`."""
+    """Return the `data.name` of the original data set, such as voc2012; UserError if `root` is not a packed one."""
     return read_manifest(root)[1]["source"]
 
 
 def verify(root: str | os.PathLike) -> Iterator[str]:
-    """Compare every file with its sha256: yield for each what is wrong with it in one sentence, "" where nothing is.
+    """Compare every file with its sha256; yield one sentence per damaged or missing file and "" per intact one.
 
-    On an object store all files are read there, not in the cache. Raises UserError for what is no packed data set.
+    On an object store, files are read from the store, not from the cache. Raises UserError if `root` is not a packed
+    data set.
     """
     folder, manifest = read_manifest(root)
     splits = manifest["splits"].values()
@@ -101,32 +103,32 @@ def _verify_file(folder: epath.Path, item: PackedFile) -> str:
 
 
 def read_manifest(root: str | os.PathLike) -> tuple[epath.Path, dict]:
-    """Return the folder `root` and its manifest; UserError where it is none or was packed only in part."""
+    """Return the folder `root` and its manifest; UserError if it is not a packed data set or is incomplete."""
     if not os.fspath(root):
         raise UserError("data.root is empty; set it to the folder that --mode=pack wrote")
     folder = epath.Path(root).expanduser()
     try:
         is_folder = folder.is_dir()
-    except (ImportError, OSError) as error:  # what etils needs for object stores is installed on demand
+    except (ImportError, OSError) as error:  # etils imports the packages for object stores on demand
         raise UserError(f"cannot read data.root {folder}: {error}") from error
     if not is_folder:
-        raise UserError(f"data.root is '{folder}', which is no folder; set it to the one that --mode=pack wrote")
+        raise UserError(f"data.root is '{folder}', which is not a folder; set it to the one that --mode=pack wrote")
     path = folder / MANIFEST
     if not path.exists():
         if (folder / UNFINISHED).exists():
-            raise UserError(f"{folder} is packed only in part; give the same --mode=pack command again to finish it")
+            raise UserError(f"{folder} is incomplete; repeat the --mode=pack command to finish it")
         raise UserError(f"there is no {MANIFEST} in {folder}; set data.root to the folder that --mode=pack wrote")
     try:
         manifest = json.loads(path.read_text())
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"{path} is not in format {FORMAT}, which this version reads; pack the data set again")
+        raise UserError(f"{path} does not have format {FORMAT}, which this version reads; pack the data set again")
     return folder, manifest
 
 
 def _sizes(folder: epath.Path, files: Sequence[PackedFile]) -> Iterator[str]:
-    """Yield a sentence for each file that is missing or has another size than stated."""
+    """Yield one sentence per file that is missing or has another size than in the manifest."""
 
     def size(item: PackedFile) -> int | None:
         try:
@@ -137,25 +139,25 @@ def _sizes(folder: epath.Path, files: Sequence[PackedFile]) -> Iterator[str]:
     with ThreadPoolExecutor(STREAMS) as pool:
         for item, found in zip(files, pool.map(size, files), strict=True):
             if found is None:
-                yield f"{folder / item.file} is missing; copy it there, or give the --mode=pack command again"
+                yield f"{folder / item.file} is missing; copy it there, or repeat the --mode=pack command"
             elif found != item.bytes:
                 yield (
-                    f"{folder / item.file} has {found:,} bytes instead of {item.bytes:,}; copy it again, or give the "
-                    "--mode=pack command again"
+                    f"{folder / item.file} has {found:,} bytes instead of {item.bytes:,}; copy it again, or repeat "
+                    "the --mode=pack command"
                 )
 
 
 def _changed(folder: epath.Path, item: PackedFile) -> str:
     return (
-        f"{folder / item.file} has another content than when it was packed (its sha256 differs); copy it again, or "
-        "delete it and give the --mode=pack command again"
+        f"{folder / item.file} has changed since it was packed (its sha256 differs); copy it again, or delete it and "
+        "repeat the --mode=pack command"
     )
 
 
 class PackedImages(EncodedImages):
-    """The images of one split, in the order of `shards`; `ids` names them in errors.
+    """The images of one split, in the order of `shards`; error messages name them by `ids`.
 
-    Threads may read at the same time. A shard is opened when it is first needed, and again in each worker process.
+    Threads can read concurrently. A shard is opened when it is first needed, separately in each worker process.
     """
 
     def __init__(self, folder: str, shards: Sequence[PackedFile], ids: Sequence[str]):
@@ -164,7 +166,7 @@ class PackedImages(EncodedImages):
         self._forget()
 
     def _forget(self) -> None:
-        self._readers: OrderedDict[int, ArrayRecordReader] = OrderedDict()  # the least recently used first
+        self._readers: OrderedDict[int, ArrayRecordReader] = OrderedDict()  # in order of last use
         self._lock = threading.Lock()
         self._opening = [threading.Lock() for _ in self.shards]
 
@@ -179,23 +181,23 @@ class PackedImages(EncodedImages):
         return int(self._ends[-1])
 
     def name(self, row: int) -> str:
-        """Return the id of picture `row` and the shard that holds it."""
+        """Return the id of image `row` and the shard that contains it."""
         return f"{self.ids[row]} in {self.folder}/{self.shards[self._place(row)[0]].file}"
 
     def encoded(self, row: int) -> bytes:
-        """Return picture `row` as it was packed; BadImage where the shard is damaged there."""
+        """Return the packed bytes of image `row`; BadImage if the shard is damaged at its position."""
         number, position = self._place(row)
         reader = self._reader(number)
         try:
             return reader.read([position])[0]
-        except RuntimeError as error:  # what the C++ library raises; it checks a hash of each record
+        except RuntimeError as error:  # raised by the C++ library, which checks a hash per record
             raise BadImage(
-                f"cannot read {self.name(row)} as an image: the shard is damaged ({error}); --mode=data finds all such "
-                "files"
+                f"cannot read {self.name(row)} as an image: the shard is damaged ({error}); --mode=data finds all "
+                "damaged files"
             ) from error
 
     def _place(self, row: int) -> tuple[int, int]:
-        """Return the number of the shard of image `row` and the image's position in it."""
+        """Return the index of the shard of image `row` and the position of the image in it."""
         row = range(len(self))[row]
         number = int(np.searchsorted(self._ends, row, side="right"))
         return number, int(row - self._ends[number] + self.shards[number].records)
@@ -210,23 +212,24 @@ class PackedImages(EncodedImages):
                 self._readers[number] = reader
                 self._readers.move_to_end(number)
                 if len(self._readers) > OPEN_SHARDS:
-                    self._readers.popitem(last=False)  # it closes when its last user is done with it
+                    self._readers.popitem(last=False)  # closed when its last user releases it
         return reader
 
     def _open(self, number: int) -> ArrayRecordReader:
         shard = self.shards[number]
         path = _cached(self.folder, shard) if "://" in self.folder else f"{self.folder}/{shard.file}"
-        # No read-ahead: each image is asked for by its position, mostly in random order.
+        # No read-ahead: images are read by position, mostly in random order.
         reader = ArrayRecordReader(path, "readahead_buffer_size:0", file_reader_buffer_size=1 << 15)
-        if reader.num_records() != shard.records:  # also where the file has gone, which raises nothing
-            raise UserError(f"{path} has {reader.num_records()} images instead of {shard.records}; pack it again")
+        if reader.num_records() != shard.records:  # also if the file is missing, which does not raise
+            found = reader.num_records()
+            raise UserError(f"{path} contains {found} images instead of {shard.records}; pack the data set again")
         return reader
 
 
 def _cached(folder: str, shard: PackedFile) -> str:
-    """Return the path of a local copy of a shard on an object store, fetched and checked unless it is there.
+    """Return the path of the local copy of a shard on an object store; copy and verify it if it is not in the cache.
 
-    Raises UserError where it cannot be fetched or differs from what was packed.
+    Raises UserError if the shard cannot be copied or has changed since it was packed.
     """
     local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
     if local.is_file() and local.stat().st_size == shard.bytes:
@@ -244,8 +247,8 @@ def _cached(folder: str, shard: PackedFile) -> str:
             partial.replace(local)
     except OSError as error:
         raise UserError(
-            f"cannot fetch {source} into {local.parent}: {error.strerror or error}; MLMOE_CACHE names another folder "
-            "for the cache, which needs room for the whole data set"
+            f"cannot copy {source} to {local.parent}: {error.strerror or error}; the cache needs space for the whole "
+            "data set, and MLMOE_CACHE sets its folder"
         ) from error
     return str(local)
 

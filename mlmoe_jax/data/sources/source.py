@@ -1,4 +1,4 @@
-"""What the registry of data sets needs of each."""
+"""The interface of data sources, as the registry of data sets uses it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from mlmoe_jax.data.split import Split
 
 @dataclass(frozen=True)
 class Source:
-    """One data set, or one form in which your own images may lie on disk.
+    """One data set, or one file layout for your own images.
 
-    open: (`config.data`, split, classes) -> Split; UserError for whatever is wrong. classes: the names, in order, that
-    the model knows, or None; a source whose classes come from its labels reads them by these, any other has its own.
-    labels: `config.data` -> the number of labels; None if only opening the data set tells.
-    original: `config.data` -> the name of the data set of which this is a copy; None if it is none.
+    open: (`config.data`, split, classes) -> Split; it raises UserError for all errors in the data or its settings.
+    classes: the ordered class names of the model, or None. A source without fixed classes uses them to read its labels;
+    other sources ignore them.
+    labels: `config.data` -> the number of labels; None if the data set has to be opened to count them.
+    original: `config.data` -> the name of the data set of which this is a copy; None if it is not a copy.
     """
 
     open: Callable[[ConfigDict, str, Sequence[str] | None], Split]
@@ -26,8 +27,8 @@ class Source:
 
 
 def kept_and_checked(data_config: ConfigDict) -> dict[str, bool]:
-    """Return the options of what opens a published data set, from `config.data`.
+    """Return the options with which published data sets are opened, from `config.data`.
 
-    keep_empty: keep images without a positive label. check: look at once whether all images are there.
+    keep_empty: keep images without a positive label. check: check on opening whether all images exist.
     """
     return {"keep_empty": data_config.keep_empty, "check": data_config.bad_images == "error"}

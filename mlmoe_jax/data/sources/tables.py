@@ -1,31 +1,32 @@
 """Your own images with a table of their labels, as CSV or JSONL.
 
-`data.table` is the table, below `data.root`. With {split} in it there is a table for each split. Without, a column (or
-key) `split` tells the rows apart; a table with neither is the training split as a whole, from which `data.val_fraction`
-can be held out. Paths of images start at `data.images` (which may hold {split}, too). Every listed image counts, also
-one without any label: you looked at it and found none of the classes.
+`data.table` is the path of the table below `data.root`. If it contains {split}, there is one table per split.
+Otherwise, a column (or key) `split` assigns rows to splits; without it, the table is the training split, of which
+`data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can contain {split} as well.
+All listed images are used, including those without labels, which are examples of none of the classes.
 
-CSV, one column of names; what is not named is absent:
+CSV, one column with the names of the positive labels; the other labels are negative:
 
     image,labels
     beach/001.jpg,sea;sand
     beach/002.jpg,
 
-CSV, one column a class (`data.label_column` is empty): 1 present, 0 absent, nothing unknown (1.0 and 0.0 as well, which
-other programs make of columns with gaps):
+CSV, one column per class (`data.label_column` is empty): 1 positive, 0 negative, empty unknown (and 1.0 and 0.0, which
+other programs write for columns with empty cells):
 
     image,sea,sand
     beach/001.jpg,1,1
     beach/002.jpg,0,
 
-JSONL, one object a line; what a list does not name is absent, what an object does not name is unknown, like null:
+JSONL, one object per line; labels that a list does not name are negative, labels that an object does not name are
+unknown, like null:
 
     {"image": "beach/001.jpg", "labels": ["sea", "sand"]}
     {"image": "beach/002.jpg", "labels": {"sea": 0, "sand": null}}
 
-The classes are the lines of the file `data.classes`, in this order; else those that the model knows already; else all
-names in the table, sorted. With `data.classes`, a CSV of one column a class may have further columns, which are
-ignored.
+The classes are the lines of the file `data.classes`, in this order; without this file, they are the classes of the
+model, or for a new model all names in the table, sorted. With `data.classes`, a CSV with one column per class can have
+other columns, which are ignored.
 """
 
 import contextlib
@@ -53,9 +54,9 @@ CELLS = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGA
 
 
 class Row(NamedTuple):
-    """One image of a table: its line, path, split (None where the table does not say) and labels, code by name.
+    """One image of a table: its line, path, split (None if the table does not name it) and labels (name -> code).
 
-    `rest` is the code of the labels that are not named.
+    rest: the code of labels that are not named.
     """
 
     line: int
@@ -66,11 +67,11 @@ class Row(NamedTuple):
 
 
 def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of the CSV or JSONL table that `data_config`, `config.data`, describes; images in its order.
+    """Open a split of the CSV or JSONL table of `config.data`; its images are in the order of the table.
 
-    classes: the names, in order, by which the labels are read where data.classes names no file.
-    Raises UserError for a table, column, key or cell that is missing or wrong, an image that is listed twice, a label
-    outside the classes, and, with data.bad_images=error, images that are not there.
+    classes: the ordered class names with which labels are read if data.classes is empty.
+    Raises UserError for a missing or invalid table, column, key or cell, an image that is listed twice, a label that is
+    not one of the classes, and, with data.bad_images=error, missing images.
     """
     folder = data_folder(data_config.root, "your images", f"the table {data_config.table}")
     path = table_path(folder, data_config.table, split)
@@ -91,58 +92,61 @@ def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
-    """Read a file with the name of one class a line; UserError where it is missing, empty or repeats a name."""
+    """Read a file with one class name per line; UserError if it is missing, empty or repeats a name."""
     with _open_text(path) as file:
         try:
             names = [line.strip() for line in file if line.strip()]
         except UnicodeDecodeError as error:
             raise _not_utf8(path) from error
     if not names:
-        raise UserError(f"{path} names no class; write one class a line")
-    if twice := _first_twice(names):
-        raise UserError(f"{path} names the class '{twice}' twice; leave one of the lines")
+        raise UserError(f"{path} contains no class names; write one class name per line")
+    if repeated := _first_repeated(names):
+        raise UserError(f"{path} names the class '{repeated}' twice; delete one of the lines")
     return tuple(names)
 
 
 class _Chosen:
-    """The images of one split, gathered row by row."""
+    """The images of one split, collected row by row."""
 
     def __init__(self, path: Path, split: str, data_config: ConfigDict):
-        self.path, self.split, self.data = path, split, data_config
-        self.whole_table = "{split}" in data_config.table  # reading a config key takes as long as all the rest of a row
+        self.path, self.split, self.data_config = path, split, data_config
+        # Stored, because reading a config key takes as long as the rest of a row.
+        self.whole_table = "{split}" in data_config.table
         self.images: list[str] = []
         self.others: set[str] = set()
         self._seen: set[str] = set()
 
     def admits(self, line: int, image: str, split: str | None) -> bool:
-        """Note an image and return True, or False where it belongs to another split; UserError for a wrong one."""
+        """Add an image and return True, or False if it belongs to another split; UserError for an invalid row."""
         if split is None and not self.whole_table:
-            has_none = f"has no {'key' if self.data.name == 'jsonl' else 'column'} '{SPLIT_COLUMN}'"
-            refuse_other_splits(self.path, self.split, self.data, has_none)
+            has_none = f"has no {'key' if self.data_config.name == 'jsonl' else 'column'} '{SPLIT_COLUMN}'"
+            refuse_other_splits(self.path, self.split, self.data_config, has_none)
         if split is not None and split != self.split:
             self.others.add(split)
             return False
         if not image:
-            raise UserError(f"{self.path} line {line} names no image; write its path under {self.data.image_column}")
+            raise UserError(
+                f"{self.path} line {line} has no image path; write it under {self.data_config.image_column}"
+            )
         if image in self._seen:
-            raise UserError(f"{self.path} line {line} lists {image} a second time; leave one of the lines")
+            raise UserError(f"{self.path} line {line} lists {image} again; delete one of the lines")
         self._seen.add(image)
         self.images.append(image)
         return True
 
     def finish(self) -> None:
-        """Raise UserError where there was no image; forget what only the reading needed."""
+        """Raise UserError if there are no images; free the memory that was only needed for reading."""
         if not self.images and self.others:
             others = ", ".join(sorted(self.others))
-            raise UserError(f"{self.path} has no image of split {self.split}; its '{SPLIT_COLUMN}' says {others}")
+            raise UserError(f"{self.path} has no images of split {self.split}; its splits are {others}")
         if not self.images:
-            raise UserError(f"{self.path} lists no image; write one a line")
+            raise UserError(f"{self.path} lists no images; write one per line")
         self._seen.clear()
 
 
-# --------------------------------------------------------------------------------------------------- labels by name
+# ------------------------------------------------------------------------------------------------------ labels by name
 def _by_name(rows: Iterable[Row], chosen: _Chosen, known: Sequence[str] | None) -> tuple[tuple[str, ...], np.ndarray]:
-    """Gather rows into `chosen`; return the K classes and i8[N,K]."""
+    """Add rows to `chosen`; return the K classes and the label codes i8[N,K]."""
     place = {name: k for k, name in enumerate(known or ())}
     outside = None
     rest, counts, columns, codes = array("b"), array("i"), array("i"), array("b")
@@ -167,8 +171,8 @@ def _by_name(rows: Iterable[Row], chosen: _Chosen, known: Sequence[str] | None) 
     else:
         if not place:
             raise UserError(
-                f"{chosen.path} names no label, so that the classes are not known; correct data.label_column or list "
-                "the classes in a file and set data.classes to it"
+                f"{chosen.path} contains no labels, so the classes are unknown; correct data.label_column, or set "
+                "data.classes to a file that lists the classes"
             )
         names = tuple(sorted(place))
         rank = {name: k for k, name in enumerate(names)}
@@ -181,10 +185,10 @@ def _by_name(rows: Iterable[Row], chosen: _Chosen, known: Sequence[str] | None) 
 
 def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int) -> UserError:
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in a file for data.classes"
+    hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in the file of data.classes"
     which = f"the first of {count:,} such labels" if count > 1 else "the only such label"
     return UserError(
-        f"{path} line {line} has the label '{name}', which is not among the {len(known)} classes ({which}); {hint}"
+        f"{path} line {line} has the label '{name}', which is not one of the {len(known)} classes ({which}); {hint}"
     )
 
 
@@ -193,14 +197,14 @@ def _csv_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row
     image_at = _column(header, data_config.image_column, "data.image_column", path)
     if data_config.label_column not in header:
         raise UserError(
-            f"{path} has no column '{data_config.label_column}', which data.label_column names, but {some(header)}; "
-            "correct one of the two, or make data.label_column empty if there is one column a class"
+            f"{path} has no column '{data_config.label_column}', which data.label_column names (columns: "
+            f"{some(header)}); correct one of the two, or clear data.label_column if there is one column per class"
         )
     labels_at = header.index(data_config.label_column)
     split_at = _split_column(header, data_config)
     separator = data_config.separator
     if not separator:
-        raise UserError("data.separator is empty; set it to what stands between the label names of a cell, such as ;")
+        raise UserError("data.separator is empty; set it to the text between the label names in a cell, such as ;")
     for line, cells in rows:
         labels = {name.strip(): POSITIVE for name in cells[labels_at].split(separator)}
         labels.pop("", None)
@@ -209,7 +213,7 @@ def _csv_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row
 
 def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row]:
     if not data_config.label_column:
-        raise UserError("data.label_column is empty, but jsonl keeps all labels under one key; set it to that key")
+        raise UserError("data.label_column is empty, but jsonl has all labels under one key; set it to that key")
     image_key, label_key = data_config.image_column, data_config.label_column
     whole_table = "{split}" in data_config.table
     own_split = None
@@ -220,11 +224,11 @@ def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[R
             record = json.loads(text)
             image, given = record[image_key], record[label_key]
         except ValueError as error:
-            raise UserError(f"{path} line {line} is no whole JSON object ({error}); correct it") from error
+            raise UserError(f"{path} line {line} is not a complete JSON object ({error}); correct it") from error
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"{path} line {line} lacks the key '{image_key}' or '{label_key}', which data.image_column and "
-                "data.label_column name; write both in every line"
+                "data.label_column name; write both on every line"
             ) from error
         split = None if whole_table else record.get(SPLIT_COLUMN)
         if own_split is None:
@@ -232,14 +236,14 @@ def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[R
         codes = _codes(given)
         if codes is None or not isinstance(image, str) or own_split != isinstance(split, str):
             raise UserError(
-                f"{path} line {line} should have a path, the labels as a list of names or as an object of names with "
+                f"{path} line {line} should have a path, labels as a list of names or as an object that maps names to "
                 f"1, 0 or null{', and a split' if own_split else ''}, not {text.strip()[:80]}"
             )
         yield Row(line, image, split, codes, NEGATIVE if isinstance(given, list) else UNKNOWN)
 
 
 def _codes(given) -> dict[str, int] | None:
-    """Return the code of each label that a JSON value names, or None where it is neither of the two forms."""
+    """Return the code of each label in a JSON value, or None if the value has neither of the two forms."""
     if not isinstance(given, list | dict) or not all(isinstance(name, str) and name for name in given):
         return None
     if isinstance(given, list):
@@ -249,11 +253,11 @@ def _codes(given) -> dict[str, int] | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------- one column a class
+# ------------------------------------------------------------------------------------------------ one column per class
 def _by_column(
     file: TextIO, path: Path, data_config: ConfigDict, chosen: _Chosen, known: Sequence[str] | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Gather the rows of a CSV into `chosen`; return the K classes and i8[N,K]."""
+    """Add the rows of a CSV to `chosen`; return the K classes and the label codes i8[N,K]."""
     header, rows = _csv_table(file, path)
     image_at, split_at = (
         _column(header, data_config.image_column, "data.image_column", path),
@@ -262,13 +266,15 @@ def _by_column(
     among = [name for name in header if name not in (data_config.image_column, SPLIT_COLUMN)]
     names = tuple(sorted(among)) if known is None else tuple(known)
     if not names:
-        raise UserError(f"{path} has no column but {', '.join(header)}; write one a class, or set data.label_column")
+        raise UserError(
+            f"{path} has only the columns {', '.join(header)}; write one column per class, or set data.label_column"
+        )
     for name in names:
         _column(header, name, "the list of classes", path)
     if not data_config.classes and len(among) > len(names):
         raise UserError(
-            f"{path} has the column '{next(name for name in among if name not in names)}', which is not among the "
-            f"{len(names)} classes; remove it, or list the columns that are classes in a file for data.classes"
+            f"{path} has the column '{next(name for name in among if name not in names)}', which is not one of the "
+            f"{len(names)} classes; remove it, or list the class columns in the file of data.classes"
         )
     wanted = set(names)
     is_class = [name in wanted for name in header]
@@ -282,7 +288,7 @@ def _by_column(
                 at = next(at for at, cell in enumerate(cells) if is_class[at] and cell not in codes)
                 raise UserError(
                     f"{path} line {line}, column '{header[at]}' should be 1, 0 or empty, not {cells[at][:80]!r}; "
-                    "correct it, or set data.label_column if the names stand in one column"
+                    "correct it, or set data.label_column if one column contains all names"
                 ) from error
     chosen.finish()
     in_header = {name: k for k, name in enumerate(compress(header, is_class))}
@@ -290,7 +296,7 @@ def _by_column(
     return names, labels.take([in_header[name] for name in names], axis=1)
 
 
-# --------------------------------------------------------------------------------------------------------- the file
+# ------------------------------------------------------------------------------------------------------------ the file
 @contextlib.contextmanager
 def _open_text(path: Path) -> Iterator[TextIO]:
     try:
@@ -309,18 +315,18 @@ def _text_lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _not_utf8(path: Path) -> UserError:
-    return UserError(f"{path} is no text in UTF-8; save it as UTF-8")
+    return UserError(f"{path} is not UTF-8 text; save it as UTF-8")
 
 
 def _csv_table(file: TextIO, path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return the header of a CSV and its further rows, each with its line number; blank lines are left out."""
+    """Return the header of a CSV, and its other rows with their line numbers; blank lines are skipped."""
     rows = _csv_lines(file, path)
     _, header = next(rows, (0, []))
     header = [name.strip() for name in header]
     if not header:
-        raise UserError(f"{path} is empty; write a line with the names of the columns and then one an image")
-    if twice := _first_twice(header):
-        raise UserError(f"{path} has two columns '{twice}'; rename or remove one")
+        raise UserError(f"{path} is empty; write a line with the column names, then one line per image")
+    if repeated := _first_repeated(header):
+        raise UserError(f"{path} has two columns '{repeated}'; rename or remove one")
     return header, _of_equal_length(rows, header, path)
 
 
@@ -331,15 +337,15 @@ def _csv_lines(file: TextIO, path: Path) -> Iterator[tuple[int, list[str]]]:
             if cells:
                 yield reader.line_num, cells
     except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num} is no CSV ({error}); correct it") from error
+        raise UserError(f"{path} line {reader.line_num} is not valid CSV ({error}); correct it") from error
 
 
 def _of_equal_length(rows, header: list[str], path: Path) -> Iterator[tuple[int, list[str]]]:
     for line, cells in rows:
         if len(cells) != len(header):
             raise UserError(
-                f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; put cells that "
-                'contain a comma between quotes "'
+                f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells that "
+                "contain a comma in double quotes"
             )
         yield line, cells
 
@@ -347,7 +353,7 @@ def _of_equal_length(rows, header: list[str], path: Path) -> Iterator[tuple[int,
 def _column(header: list[str], name: str, named_by: str, path: Path) -> int:
     if name not in header:
         raise UserError(
-            f"{path} has no column '{name}', which {named_by} names, but {some(header)}; correct one of the two"
+            f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); correct one of the two"
         )
     return header.index(name)
 
@@ -356,7 +362,7 @@ def _split_column(header: list[str], data_config: ConfigDict) -> int | None:
     return header.index(SPLIT_COLUMN) if "{split}" not in data_config.table and SPLIT_COLUMN in header else None
 
 
-def _first_twice(names: Sequence[str]) -> str | None:
+def _first_repeated(names: Sequence[str]) -> str | None:
     seen: set[str] = set()
     return next((name for name in names if name in seen or seen.add(name)), None)
 

@@ -1,0 +1,192 @@
+"""Reading packed data sets from disk and from object stores."""
+
+import hashlib
+import json
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from etils import epath
+from etils.epath import testing as epath_testing
+from helpers.packing import assert_same_split, config_of, files_of
+
+from mlmoe_jax.data import pack as packing
+from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.pack import pack
+from mlmoe_jax.data.sources import packed
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.sources.packed import open_packed, verify
+
+
+@pytest.fixture
+def packed_folder(small_voc, tmp_path):
+    pack(config_of(small_voc), tmp_path / "out")
+    return tmp_path / "out"
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_changed_byte_is_detected(packed_folder, refusal):
+    shard = packed_folder / "train-00001-of-00003.arrayrecord"
+    image = open_packed(packed_folder, "train").images.encoded(4)
+    flip(shard, shard.read_bytes().index(image) + len(image) // 2)
+    assert [sentence for sentence in verify(packed_folder) if sentence] == [
+        f"{shard} has changed since it was packed (its sha256 differs); copy it again, or delete it and repeat the "
+        "--mode=pack command"
+    ]
+    images = open_packed(packed_folder, "train").images
+    assert images.encoded(0)
+    sentence = refusal(images.read, 4, error=BadImage)
+    assert sentence.startswith(f"cannot read JPEGImages/t4.jpg in {shard} as an image: the shard is damaged")
+
+
+def test_changed_labels_are_detected_when_a_split_is_opened(packed_folder, refusal):
+    flip(packed_folder / "train.npz", 100)
+    assert "train.npz has changed since it was packed" in refusal(open_packed, packed_folder, "train")
+    assert len(open_packed(packed_folder, "val")) == 2
+
+
+def test_missing_and_shortened_shards_are_refused(packed_folder, refusal):
+    first, second = (packed_folder / f"train-0000{n}-of-00003.arrayrecord" for n in range(2))
+    second.write_bytes(second.read_bytes()[:100])
+    assert f"{second} has 100 bytes instead of 131,072" in refusal(open_packed, packed_folder, "train")
+    first.unlink()
+    assert f"{first} is missing" in refusal(open_packed, packed_folder, "train")
+    assert sum(bool(sentence) for sentence in verify(packed_folder)) == 2
+
+
+def test_a_shard_that_is_deleted_during_use_is_reported(packed_folder, refusal):
+    images = open_packed(packed_folder, "train").images
+    (packed_folder / "train-00000-of-00003.arrayrecord").unlink()
+    assert "contains 0 images instead of 3" in refusal(images.read, 0)
+
+
+def test_other_folders_splits_and_manifests_are_refused(packed_folder, tmp_path, refusal):
+    assert refusal(open_packed, "", "train") == "data.root is empty; set it to the folder that --mode=pack wrote"
+    assert "is not a folder" in refusal(open_packed, tmp_path / "nothing", "train")
+    assert "there is no manifest.json in" in refusal(open_packed, tmp_path, "train")
+    assert refusal(open_packed, packed_folder, "nope") == "data set packed has no split 'nope'; it has train, val"
+    manifest = (packed_folder / "manifest.json").read_text()
+    (packed_folder / "manifest.json").write_text(manifest.replace('"format": 1', '"format": 2'))
+    assert "does not have format 1" in refusal(open_packed, packed_folder, "train")
+    (packed_folder / "manifest.json").write_text(manifest[:50])
+    assert "manifest.json is damaged" in refusal(open_packed, packed_folder, "train")
+
+
+def test_readers_open_lazily_are_limited_and_can_be_pickled(packed_folder, monkeypatch):
+    monkeypatch.setattr(packed, "OPEN_SHARDS", 2)
+    images = open_packed(packed_folder, "train").images
+    assert not images._readers
+    expected = [images.encoded(row) for row in range(7)]
+    assert list(images._readers) == [1, 2]
+    copy = pickle.loads(pickle.dumps(images))
+    assert not copy._readers
+    assert [copy.encoded(row) for row in range(7)] == expected
+    rows = np.random.default_rng(0).integers(0, 7, 2000).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(images.encoded, rows)) == [expected[row] for row in rows]
+    assert images.encoded(-1) == expected[6]
+    with pytest.raises(IndexError):
+        images.encoded(7)
+
+
+# ------------------------------------------------------------------------------------------------------- object stores
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """Map gs:// addresses to a folder that, like an object store, supports neither appending nor renaming."""
+    store = tmp_path / "store"
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+
+    def here(path) -> str:
+        return os.fspath(path).replace("gs://", f"{store}/")
+
+    def mapped(original, path, *arguments, **options):
+        return original(here(path), *arguments, **options)
+
+    def open_file(original, path, mode):
+        assert "a" not in mode
+        Path(here(path)).parent.mkdir(parents=True, exist_ok=True)
+        return original(here(path), mode)
+
+    def copy(original, path, target, overwrite):
+        copies.append((str(path), str(target)))
+        return original(here(path), here(target), overwrite=overwrite)
+
+    def unsupported(*_, **__):
+        raise AssertionError("object stores do not support this")
+
+    copies: list[tuple[str, str]] = []
+    same = dict.fromkeys(("exists", "isdir", "listdir", "makedirs", "mkdir", "remove", "stat"), mapped)
+    with epath_testing.mock_epath(**same, open=open_file, copy=copy, rename=unsupported, replace=unsupported):
+        yield copies
+
+
+def test_packing_into_an_object_store_writes_the_same_files(small_voc, tmp_path, bucket):
+    pack(config_of(small_voc), tmp_path / "local")
+    assert pack(config_of(small_voc), "gs://bucket/packed") == 0
+    local, remote = files_of(tmp_path / "local"), files_of(tmp_path / "store" / "bucket" / "packed")
+    local.pop(".lock")  # object stores have no locks
+    assert remote == local
+    assert len(bucket) == 4
+    assert pack(config_of(small_voc), "gs://bucket/packed") == 0
+    assert len(bucket) == 4
+
+
+def test_shards_are_copied_once_and_verified(small_voc, tmp_path, bucket, refusal):
+    pack(config_of(small_voc), "gs://bucket/packed")
+    bucket.clear()
+    source = open_split(config_of(small_voc).data, "train")
+    ours = open_packed("gs://bucket/packed", "train")
+    assert not bucket
+    for _ in range(2):
+        assert_same_split(pickle.loads(pickle.dumps(ours)), source)
+    assert len(bucket) == 3
+    assert not any(verify("gs://bucket/packed"))
+    cache = tmp_path / "cache" / "packed"
+    assert {path.stem for path in cache.iterdir()} == {shard.sha256 for shard in ours.images.shards}
+
+    for path in cache.iterdir():
+        path.unlink()
+    stored = tmp_path / "store" / "bucket" / "packed" / "train-00000-of-00003.arrayrecord"
+    flip(stored, 5)
+    fresh = open_packed(epath.Path("gs://bucket/packed"), "train").images
+    assert "gs://bucket/packed/train-00000-of-00003.arrayrecord has changed since it was packed" in refusal(
+        fresh.read, 0
+    )
+    assert not list(cache.iterdir())
+    stored.unlink()
+    assert "cannot copy gs://bucket/packed/train-00000" in refusal(fresh.read, 0)
+    assert "is missing" in refusal(open_packed, "gs://bucket/packed", "train")
+
+
+def test_missing_packages_for_an_object_store_are_reported(small_voc, monkeypatch, refusal):
+    def not_installed(*_, **__):
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    with epath_testing.mock_epath(isdir=not_installed, mkdir=not_installed, makedirs=not_installed):
+        assert refusal(open_packed, "gs://bucket/packed", "train") == (
+            "cannot read data.root gs://bucket/packed: Please install gcsfs to access Google Storage"
+        )
+        monkeypatch.setattr(packing, "_open_splits", lambda config: [])
+        assert "cannot write to gs://bucket/packed: Please install" in refusal(
+            pack, config_of(small_voc), "gs://bucket/packed"
+        )
+
+
+def test_the_manifest_describes_all_files(packed_folder):
+    manifest = json.loads((packed_folder / "manifest.json").read_text())
+    files = files_of(packed_folder)
+    for split in manifest["splits"].values():
+        assert split["images"] == sum(shard["records"] for shard in split["shards"])
+        for entry in (split["labels"], *split["shards"]):
+            assert entry["bytes"] == len(files[entry["file"]])
+            assert entry["sha256"] == hashlib.sha256(files[entry["file"]]).hexdigest()
+    assert manifest["settings"] == {"shard_images": 3, "short_side": 0, "quality": 95}
