@@ -13,7 +13,7 @@ from mlmoe_jax.data.transforms import LUMA, cutout_reach
 
 
 def augment(image: jax.Array, key: jax.Array, settings) -> jax.Array:
-    """Augment f32[B,H,W,3] in 0…255 as `config.augment` says; the result stays within 0…255.
+    """Augment f32[B,H,W,3] in 0…255 according to `config.augment`; the result stays within 0…255.
 
     With `where = host` the images are returned unchanged: the host has augmented them (`transforms.HostTransform`).
     """
@@ -45,7 +45,7 @@ def flip(image: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def shift(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
-    """Translate each f32[B,H,W,3] by whole pixels, up to `fraction` of the side each way; borders are repeated."""
+    """Translate each f32[B,H,W,3] by whole pixels, up to ±`fraction` of the side; borders are repeated."""
     batch, height, width, _ = image.shape
     limit = jnp.array([fraction * height, fraction * width])
     offset = jnp.round(jax.random.uniform(key, (batch, 2), minval=-1, maxval=1) * limit).astype(int)
@@ -59,37 +59,37 @@ def shift(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
 
 
 def brightness(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
-    """Multiply each f32[B,H,W,3] by a factor from 1 ± `strength`."""
+    """Multiply each f32[B,H,W,3] by a factor in 1 ± `strength`."""
     factor = jax.random.uniform(key, (image.shape[0], 1, 1, 1), minval=1 - strength, maxval=1 + strength)
     return jnp.clip(image * factor, 0, 255)
 
 
 def contrast(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
-    """Scale each f32[B,H,W,3] about its mean by a factor from 1 ± `strength`."""
+    """Scale each f32[B,H,W,3] about its mean by a factor in 1 ± `strength`."""
     factor = jax.random.uniform(key, (image.shape[0], 1, 1, 1), minval=1 - strength, maxval=1 + strength)
     mean = image.mean(axis=(1, 2, 3), keepdims=True)
     return jnp.clip(mean + (image - mean) * factor, 0, 255)
 
 
 def saturation(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
-    """Scale each f32[B,H,W,3] about the grey of each pixel by a factor from 1 ± `strength`."""
+    """Scale each f32[B,H,W,3] about the gray of each pixel by a factor in 1 ± `strength`."""
     factor = jax.random.uniform(key, (image.shape[0], 1, 1, 1), minval=1 - strength, maxval=1 + strength)
-    grey = (image * jnp.array(LUMA)).sum(axis=-1, keepdims=True)
-    return jnp.clip(grey + (image - grey) * factor, 0, 255)
+    gray = (image * jnp.array(LUMA)).sum(axis=-1, keepdims=True)
+    return jnp.clip(gray + (image - gray) * factor, 0, 255)
 
 
 def cutout(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
-    """Cover one square of each f32[B,H,W,3], of side `fraction`·H, with one random colour.
+    """Cover one square of each f32[B,H,W,3], of side `fraction`·H, with one random color.
 
-    The centre is uniform over the pixels and the square is clipped at the borders; both edges are covered, which makes
-    an unclipped square one pixel larger than its nominal side, as in the authors' code of ASL and ML-VPT.
+    The center is uniform over the pixels and the square is clipped at the borders. Both edges are covered, so an
+    unclipped square is one pixel larger than its nominal side, as in the authors' code of ASL and ML-VPT.
     """
     batch, height, width, _ = image.shape
-    at, colour = jax.random.split(key)
-    centre = jax.random.randint(at, (batch, 2), 0, jnp.array([height, width]))
+    at, color = jax.random.split(key)
+    center = jax.random.randint(at, (batch, 2), 0, jnp.array([height, width]))
     half = cutout_reach(fraction, height)
-    rows = jnp.abs(jnp.arange(height) - centre[:, :1]) <= half
-    columns = jnp.abs(jnp.arange(width) - centre[:, 1:]) <= half
+    rows = jnp.abs(jnp.arange(height) - center[:, :1]) <= half
+    columns = jnp.abs(jnp.arange(width) - center[:, 1:]) <= half
     hole = (rows[:, :, None] & columns[:, None, :])[..., None]
-    fill = jnp.floor(jax.random.uniform(colour, (batch, 1, 1, 3)) * 256)
+    fill = jnp.floor(jax.random.uniform(color, (batch, 1, 1, 3)) * 256)
     return jnp.where(hole, fill, image)

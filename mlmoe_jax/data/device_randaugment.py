@@ -4,9 +4,9 @@ An accelerator computes every branch of a choice made per image, so the sixteen 
 families, and the result of each image is selected from one of them:
 
     tables     maps from value to value: one table of 256 entries per image and channel, made from its histogram
-    moves      cubic interpolation between four neighbours in a line (enough for a shear), then a gather by whole pixels
-    blends     between the image and a degenerate one, grey or smoothed
-    cutout     a square of one colour
+    moves      cubic interpolation between four neighbors in a line (enough for a shear), then a gather by whole pixels
+    blends     between the image and a degenerate one, gray or smoothed
+    cutout     a square of one color
 
 Values are integers, rounded at the same points and in the same way as in Pillow: tables, blends and cutout give
 Pillow's own result except for the last bit of a product (one level, on few pixels); moves read the pixels that Pillow
@@ -34,9 +34,9 @@ FRACTION_BITS = 16
 
 
 class Draw(NamedTuple):
-    """One operation per image: its index in NAMES, its signed magnitude in its own units, and the centre of a cutout.
+    """One operation per image: its index in NAMES, its signed magnitude in its own units, and the center of a cutout.
 
-    `at` holds the centre as fractions of height and width.
+    `at` holds the center as fractions of height and width.
     """
 
     operation: jax.Array  # i32[B]
@@ -102,7 +102,7 @@ def _operate(values: jax.Array, draw: Draw) -> jax.Array:
 
 
 def _luma(values: jax.Array) -> jax.Array:
-    """Return grey i32[B,H,W] of i32[B,H,W,3]: ITU-R 601-2 in 16-bit fixed point, as in Pillow."""
+    """Return gray i32[B,H,W] of i32[B,H,W,3]: ITU-R 601-2 in 16-bit fixed point, as in Pillow."""
     red, green, blue = jnp.moveaxis(values, -1, 0)
     return (19595 * red + 38470 * green + 7471 * blue + (1 << 15)) >> 16
 
@@ -217,13 +217,13 @@ def _between_pixels(values: jax.Array, across: jax.Array, down: jax.Array, verti
     padded = jnp.pad(values, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="edge")
     vertical = vertical[:, None, None, None]
 
-    def neighbour(steps: int) -> jax.Array:
+    def neighbor(steps: int) -> jax.Array:
         below = padded[:, 1 + steps : 2 + steps + height, 1 : 2 + width]
         right = padded[:, 1 : 2 + height, 1 + steps : 2 + steps + width]
         return jnp.where(vertical, below, right)
 
     fraction = jnp.pad(across, ((0, 0), (1, 0)))[:, :, None] + jnp.pad(down, ((0, 0), (1, 0)))[:, None, :]
-    return _cubic(neighbour(-1), neighbour(0), neighbour(1), neighbour(2), fraction[..., None])
+    return _cubic(neighbor(-1), neighbor(0), neighbor(1), neighbor(2), fraction[..., None])
 
 
 def _nearest(height: int, width: int, draw: Draw) -> tuple[jax.Array, jax.Array]:
@@ -260,7 +260,7 @@ def _blend(values: jax.Array, luma: jax.Array, draw: Draw) -> jax.Array:
 
 
 def _smooth(values: jax.Array) -> jax.Array:
-    """Return the 3×3 mean of i32[B,H,W,3] with the centre counted five times, rounded; the border is unchanged."""
+    """Return the 3×3 mean of i32[B,H,W,3] with the center counted five times, rounded; the border is unchanged."""
     columns = values[:, :-2] + values[:, 1:-1] + values[:, 2:]
     total = columns[:, :, :-2] + columns[:, :, 1:-1] + columns[:, :, 2:] + 4 * values[:, 1:-1, 1:-1]
     return values.at[:, 1:-1, 1:-1].set((2 * total + 13) // 26)
@@ -271,7 +271,7 @@ def _cover(values: jax.Array, draw: Draw) -> jax.Array:
     lines = []
     for axis in (1, 2):
         side = values.shape[axis]
-        centre = (draw.at[:, axis - 1, None] * side).astype(jnp.int32)
-        lines.append((jnp.arange(side) >= centre - half) & (jnp.arange(side) < centre + half))
+        center = (draw.at[:, axis - 1, None] * side).astype(jnp.int32)
+        lines.append((jnp.arange(side) >= center - half) & (jnp.arange(side) < center + half))
     hole = lines[0][:, :, None, None] & lines[1][:, None, :, None]
     return jnp.where(hole, jnp.array(CUTOUT_FILL), values)

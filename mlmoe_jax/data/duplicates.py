@@ -17,8 +17,8 @@ from mlmoe_jax.data.split import Split
 
 CHUNK = 16  # images per task of the pool
 
-# Similar images are recognised by their brightness on an 8×8 grid: a bit says whether a cell is darker than its right
-# neighbour by more than STEP levels. Of 800 VOC photographs, 98 % differ in at most 3 of the 64 bits from their own
+# Similar images are recognized by their brightness on an 8×8 grid: a bit says whether a cell is darker than its right
+# neighbor by more than STEP levels. Of 800 VOC photographs, 98 % differ in at most 3 of the 64 bits from their own
 # copies at 0.7 times the size and JPEG quality 75, and no two of the photographs differ in fewer than 6.
 GRID, STEP, CLOSE_BITS = 8, 2, 3
 PLAIN_BITS = 6  # an image with fewer bits set, such as a blank one, cannot be compared
@@ -103,8 +103,8 @@ def _inspect(split: Split, row: int) -> tuple[int, int, int, int] | BadImage:
 
 
 def _look(pixels: np.ndarray) -> int:
-    grey = Image.fromarray(pixels).convert("L").resize((GRID + 1, GRID), Image.Resampling.BOX)
-    cells = np.asarray(grey, np.int16)
+    gray = Image.fromarray(pixels).convert("L").resize((GRID + 1, GRID), Image.Resampling.BOX)
+    cells = np.asarray(gray, np.int16)
     return int.from_bytes(np.packbits(cells[:, 1:] - cells[:, :-1] > STEP).tobytes())
 
 

@@ -46,9 +46,9 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: i
     name: for errors; by default its path or its length. at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8
     of its size, as long as both sides keep at least this number of pixels.
 
-    Grey, palette and CMYK become RGB; of 16 bits per channel the upper 8 are kept; an animation becomes its first
-    frame; colour profiles are not applied (nor are they by the authors of the methods here). Transparent pixels are
-    blended onto white, as web pages show them: their stored colour is arbitrary.
+    Gray, palette and CMYK become RGB; of 16 bits per channel the upper 8 are kept; an animation becomes its first
+    frame; color profiles are not applied (nor are they by the authors of the methods here). Transparent pixels are
+    blended onto white, as web pages show them: their stored color is arbitrary.
 
     Raises BadImage for files that are missing, empty, cut short, damaged, above MAX_PIXELS or in none of FORMATS.
     """
@@ -96,9 +96,7 @@ def _decode(data: bytes, at_least: int) -> Image.Image:
         raise _Unreadable(too_large) from error
     except UnidentifiedImageError as error:
         raise _Unreadable(f"its content is none of {', '.join(_formats())}") from error
-    except (
-        Exception
-    ) as error:  # Pillow's decoders raise many kinds on damaged data, SyntaxError and IndexError among them
+    except Exception as error:  # Pillow's decoders raise many types for damaged data, such as SyntaxError, IndexError
         raise _Unreadable(f"it is damaged or cut short ({error or type(error).__name__})") from error
 
 
@@ -125,11 +123,11 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _from_deep(grey: np.ndarray) -> Image.Image:
-    """Convert a grey image in 16 bits to RGB, which Pillow's own conversion would clip at 255."""
-    if grey.dtype.kind == "f" or grey.min() < 0 or grey.max() > 0xFFFF:
-        raise _Unreadable(f"its pixels are {grey.dtype} without a known white; store it with 8 or 16 bits per channel")
-    return Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGB")
+def _from_deep(gray: np.ndarray) -> Image.Image:
+    """Convert a gray image in 16 bits to RGB, which Pillow's own conversion would clip at 255."""
+    if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
+        raise _Unreadable(f"its pixels are {gray.dtype} without a known white; store it with 8 or 16 bits per channel")
+    return Image.fromarray((gray >> 8).astype(np.uint8)).convert("RGB")
 
 
 class Images:

@@ -5,14 +5,14 @@ are given below, from the lowest level to the highest.
 
     shear_x shear_y               0 … 0.3 of the other coordinate; bicubic
     translate_x translate_y       0 … 150/331 of the side; nearest pixel
-    rotate                        0 … 30 degrees counter-clockwise around the centre; nearest pixel
+    rotate                        0 … 30 degrees counter-clockwise around the center; nearest pixel
     color contrast brightness sharpness    factor 1 ± (0 … 0.9)
     posterize                     8 … 4 bits kept, rounded
     solarize                      values of at least 256 … 0 are inverted
-    cutout                        a square of 0 … 20 pixels, rounded, then made even, in one fixed colour
+    cutout                        a square of 0 … 20 pixels, rounded, then made even, in one fixed color
     invert autocontrast equalize identity  no magnitude
 
-Areas uncovered by a geometric operation are filled with grey 128.
+Areas uncovered by a geometric operation are filled with gray 128.
 
 `uda` is the variant of ASL, Q2L and ML-VPT: two of 15 operations, levels 1, 2 … 9 of 9 equally often, each applied
 with probability 1/2 (so that there are 135 × 135 pairs). Rotation has one direction only, as in their code.

@@ -35,7 +35,7 @@ KEYS = {"shift": 0, "contrast": 1, "brightness": 2, "cutout": 3, "flip": 4, "sat
 
 
 def images(count: int, height: int = H, width: int = W) -> jax.Array:
-    """Return images that all show the same noise, with no two equal neighbouring pixels."""
+    """Return images that all show the same noise, with no two equal neighboring pixels."""
     one = np.random.default_rng(0).integers(0, 256, (height, width, 3)).astype(np.float32)
     return jnp.broadcast_to(one, (count, height, width, 3))
 
@@ -153,10 +153,10 @@ def test_brightness_multiplies_by_a_factor_within_its_range():
 
 def test_contrast_scales_about_the_mean_of_the_image():
     level = np.linspace(50, 150, 400)[:, None, None, None]
-    centred = np.asarray(images(1)[0] - images(1).mean()) / 10
-    changed = np.asarray(contrast(jnp.asarray(level + centred, jnp.float32), KEY, 0.4))
+    centered = np.asarray(images(1)[0] - images(1).mean()) / 10
+    changed = np.asarray(contrast(jnp.asarray(level + centered, jnp.float32), KEY, 0.4))
     np.testing.assert_allclose(changed.mean((1, 2, 3)), level[:, 0, 0, 0], rtol=1e-5)
-    factor = (changed - level)[:, np.abs(centred) > 5] / centred[np.abs(centred) > 5]
+    factor = (changed - level)[:, np.abs(centered) > 5] / centered[np.abs(centered) > 5]
     assert np.ptp(factor, axis=1).max() < 1e-3, "one factor per image"
     assert 0.6 - 1e-3 <= factor.min() < 0.61
     assert 1.39 < factor.max() <= 1.4 + 1e-3
@@ -164,14 +164,14 @@ def test_contrast_scales_about_the_mean_of_the_image():
     assert (extreme.min(), extreme.max()) == (0, 255)
 
 
-def test_saturation_scales_about_the_grey_of_each_pixel():
+def test_saturation_scales_about_the_gray_of_each_pixel():
     image = images(400) / 8 + 100
     changed, start = np.asarray(saturation(image, KEY, 0.4)), np.asarray(image)
     weights = np.array([0.299, 0.587, 0.114])
-    grey = start @ weights
-    np.testing.assert_allclose(changed @ weights, grey, rtol=1e-4)
-    colour = np.abs(start - grey[..., None]) > 3
-    factor = ((changed - grey[..., None]) / (start - grey[..., None]))[:, colour[0]]
+    gray = start @ weights
+    np.testing.assert_allclose(changed @ weights, gray, rtol=1e-4)
+    color = np.abs(start - gray[..., None]) > 3
+    factor = ((changed - gray[..., None]) / (start - gray[..., None]))[:, color[0]]
     assert np.ptp(factor, axis=1).max() < 1e-3, "one factor per image"
     assert 0.6 - 1e-3 <= factor.min() < 0.61
     assert 1.39 < factor.max() <= 1.4 + 1e-3
@@ -193,32 +193,32 @@ def test_a_factor_means_the_same_on_host_and_device(name):
 
 # ---------------------------------------------------------------------------------------------------------- cutout
 def holes(side: int, fraction: float, count: int = 2000):
-    """Cut holes into images of colour −1; return a mask of the holes, bool[B,H,W], and the images."""
+    """Cut holes into images of color −1; return a mask of the holes, bool[B,H,W], and the images."""
     cut = np.asarray(cutout(jnp.full((count, side, side, 3), -1.0), KEY, fraction))
     return np.all(cut >= 0, axis=-1), cut
 
 
-def test_a_hole_is_one_square_of_one_colour():
+def test_a_hole_is_one_square_of_one_color():
     hole, cut = holes(16, 0.5)
     rows, columns = hole.any(2), hole.any(1)
     assert np.array_equal(hole, rows[:, :, None] & columns[:, None, :]), "a rectangle"
     for line in (rows, columns):
         assert np.all(np.abs(np.diff(line, axis=1)).sum(1) <= 2), "in one piece"
-    colours = cut.max((1, 2))
-    assert np.array_equal(cut, np.where(hole[..., None], colours[:, None, None], -1))
-    assert np.array_equal(colours, np.floor(colours))
-    assert colours.min() == 0
-    assert colours.max() == 255
-    assert abs(colours.mean() - 127.5) < 4
-    assert len(np.unique(colours, axis=0)) > 1900
+    colors = cut.max((1, 2))
+    assert np.array_equal(cut, np.where(hole[..., None], colors[:, None, None], -1))
+    assert np.array_equal(colors, np.floor(colors))
+    assert colors.min() == 0
+    assert colors.max() == 255
+    assert abs(colors.mean() - 127.5) < 4
+    assert len(np.unique(colors, axis=0)) > 1900
 
 
 @pytest.mark.parametrize(("side", "fraction", "edge"), [(16, 0.5, 9), (20, 0.3, 7), (16, 0.25, 5)])
 def test_a_hole_is_clipped_at_the_borders(side, fraction, edge):
-    """Centres are uniform over the pixels: holes are `edge` pixels long inside and shorter at the borders."""
+    """Centers are uniform over the pixels: holes are `edge` pixels long inside and shorter at the borders."""
     hole, _ = holes(side, fraction)
     half = edge // 2
-    expected = [min(side - 1, centre + half) - max(0, centre - half) + 1 for centre in range(side)]
+    expected = [min(side - 1, center + half) - max(0, center - half) + 1 for center in range(side)]
     for axis in (1, 2):
         length = hole.any(axis).sum(1)
         assert set(length) == set(expected)

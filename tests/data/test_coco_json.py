@@ -82,7 +82,7 @@ def test_images_in_one_folder_per_split(photos):
     assert split.images[1].shape[1] == 1
 
 
-def test_mistakes(photos, refusal):
+def test_missing_files_and_images_are_refused(photos, refusal):
     path = photos / "annotations" / "train.json"
     assert refusal(open_coco_json, settings(photos), "test") == (
         f"there is no table {photos}/annotations/test.json for split test; correct data.table, which is "

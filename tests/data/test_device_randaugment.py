@@ -10,14 +10,14 @@ from mlmoe_jax.data.randaugment import EITHER_WAY, OPERATIONS, UDA, standard
 H, W = 60, 83
 LEVELS = [sign * index for index in range(1, 10) for sign in (1, -1)]
 KEY = jax.random.key(0)
-AFFINE, GREY = Image.Transform.AFFINE, (128, 128, 128)
+AFFINE, GRAY = Image.Transform.AFFINE, (128, 128, 128)
 
 compiled = jax.jit(operate)
 drawn_by = jax.jit(sample, static_argnums=(1, 2))
 
 
 def affine(image, matrix, resample=Image.Resampling.NEAREST):
-    return image.transform(image.size, AFFINE, matrix, resample, fillcolor=GREY)
+    return image.transform(image.size, AFFINE, matrix, resample, fillcolor=GRAY)
 
 
 PILLOW = {
@@ -26,7 +26,7 @@ PILLOW = {
     "shear_y": lambda im, m: affine(im, (1, 0, 0, m, 1, 0), Image.Resampling.BICUBIC),
     "translate_x": lambda im, m: affine(im, (1, 0, m * im.width, 0, 1, 0)),
     "translate_y": lambda im, m: affine(im, (1, 0, 0, 0, 1, m * im.height)),
-    "rotate": lambda im, m: im.rotate(m, fillcolor=GREY),
+    "rotate": lambda im, m: im.rotate(m, fillcolor=GRAY),
     "color": lambda im, m: ImageEnhance.Color(im).enhance(1 + m),
     "contrast": lambda im, m: ImageEnhance.Contrast(im).enhance(1 + m),
     "sharpness": lambda im, m: ImageEnhance.Sharpness(im).enhance(1 + m),

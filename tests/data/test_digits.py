@@ -13,13 +13,13 @@ from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.digits import COMPANION, EXCLUSIVE, SCENES, SINGLES, open_scenes, open_single
 
 LABEL_CHECKSUM = {"train": 4131376806, "val": 4095059040, "test": 3475433322, "test_shift": 1978861616}
-MEAN_COLOUR = {
+MEAN_COLOR = {
     "train": (127.6385, 128.1927, 127.5940),
     "val": (126.2906, 127.4783, 127.2113),
     "test": (127.0038, 127.7177, 127.4406),
     "test_shift": (128.4484, 127.9534, 127.5956),
 }
-SINGLE_MEAN_COLOUR = {  # of the first 200
+SINGLE_MEAN_COLOR = {  # of the first 200
     "train": (124.6438, 130.7835, 124.2821),
     "val": (127.8201, 126.8999, 125.2185),
     "test": (123.9579, 128.6307, 131.4893),
@@ -131,7 +131,7 @@ def test_opening_twice_gives_equal_scenes(val):
 )
 def test_pixels_have_not_changed_and_all_scenes_differ(name):
     images = open_scenes(name).images.array
-    np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), MEAN_COLOUR[name], atol=1e-3)
+    np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), MEAN_COLOR[name], atol=1e-3)
     assert len({image.tobytes() for image in images}) == SCENES[name]
 
 
@@ -142,7 +142,7 @@ def test_single_digits(name):
     assert (split.labels.sum(axis=1) == 1).all()
     assert split.labels[13, 3] == 1
     images = np.stack([split.images[row] for row in range(200)])
-    np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), SINGLE_MEAN_COLOUR[name], atol=1e-3)
+    np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), SINGLE_MEAN_COLOR[name], atol=1e-3)
     np.testing.assert_array_equal(open_single(name).images[150], images[150])
 
 

@@ -58,7 +58,7 @@ def test_every_opaque_mode_becomes_rgb_as_pillow_converts_it(mode, file_format):
     np.testing.assert_array_equal(read_image(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
-def test_cmyk_jpeg_keeps_its_colours():
+def test_cmyk_jpeg_keeps_its_colors():
     red = Image.new("RGB", (16, 16), (200, 30, 30)).convert("CMYK")
     np.testing.assert_allclose(
         read_image(encoded(red, "JPEG")).astype(int), np.full((16, 16, 3), (200, 30, 30)), atol=4
@@ -75,27 +75,27 @@ def test_transparency_is_blended_onto_white(mode, file_format):
     np.testing.assert_array_equal(pixels, [40, 255, 147])
 
 
-def test_transparent_palette_entries_and_a_transparent_colour_are_blended_onto_white():
+def test_transparent_palette_entries_and_a_transparent_color_are_blended_onto_white():
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 90, 80, 70])
     palette.putpixel((1, 0), 1)
     for file_format in ("PNG", "GIF"):
         pixels = read_image(encoded(palette, file_format, transparency=0))
         np.testing.assert_array_equal(pixels, [[[255, 255, 255], [90, 80, 70]]])
-    colour = np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8)
-    np.testing.assert_array_equal(read_image(encoded(colour, transparency=(1, 2, 3))), [[[255, 255, 255], [4, 5, 6]]])
+    color = np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8)
+    np.testing.assert_array_equal(read_image(encoded(color, transparency=(1, 2, 3))), [[[255, 255, 255], [4, 5, 6]]])
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF", "PPM"])
 def test_of_sixteen_bits_the_upper_eight_are_kept(file_format):
-    grey = np.array([[0, 255, 256], [0x1234, 0x8000, 0xFFFF]], np.uint16)
-    image = read_image(encoded(grey, file_format))
-    np.testing.assert_array_equal(image, np.repeat((grey >> 8)[..., None], 3, axis=2))
+    gray = np.array([[0, 255, 256], [0x1234, 0x8000, 0xFFFF]], np.uint16)
+    image = read_image(encoded(gray, file_format))
+    np.testing.assert_array_equal(image, np.repeat((gray >> 8)[..., None], 3, axis=2))
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "PNG", "TIFF", "WEBP"])
 def test_an_animation_becomes_its_first_frame(file_format):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
     options = {"lossless": True} if file_format == "WEBP" else {}
     image = read_image(encoded(frames[0], file_format, save_all=True, append_images=frames[1:], **options))
     np.testing.assert_array_equal(image, np.asarray(frames[0]))
@@ -147,8 +147,8 @@ def test_files_that_are_not_images_are_refused_with_the_reason(tmp_path, refusal
     assert text("empty.jpg", b"") == "it is empty"
     assert text("text.jpg", b"not an image at all").startswith("its content is none of JPEG, PNG, WEBP")
     assert text("vector.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").startswith("its content is none of")
-    float_grey = encoded(np.ones((2, 2), np.float32), "TIFF")
-    assert text("float.tif", float_grey).startswith("its pixels are float32 without a known white; store it")
+    float_gray = encoded(np.ones((2, 2), np.float32), "TIFF")
+    assert text("float.tif", float_gray).startswith("its pixels are float32 without a known white; store it")
     deep = encoded(np.full((2, 2), 70_000, np.int32), "TIFF")
     assert text("deep.tif", deep).startswith("its pixels are int32 without a known white; store it")
     assert refusal(read_image, tmp_path / "none.jpg", error=BadImage).endswith("as an image: No such file or directory")
@@ -243,7 +243,7 @@ def test_resize_square_is_pillows_antialiased_bilinear():
     assert abs(resized.mean() - image.mean()) < 2
 
 
-def test_resize_square_keeps_an_image_of_that_size_and_a_plain_colour():
+def test_resize_square_keeps_an_image_of_that_size_and_a_plain_color():
     image = random_image(24, 24)
     assert resize_square(image, 24) is image
     plain = np.full((7, 3, 3), (9, 99, 199), np.uint8)

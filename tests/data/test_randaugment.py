@@ -11,7 +11,7 @@ from mlmoe_jax.data.randaugment import EITHER_WAY, OPERATIONS, UDA, Drawn, Polic
 from mlmoe_jax.data.randaugment import standard as standard_policy
 
 AFFINE, BICUBIC = Image.Transform.AFFINE, Image.Resampling.BICUBIC
-GREY = (128, 128, 128)
+GRAY = (128, 128, 128)
 
 # The published magnitudes, index 0 … 9, and definitions in terms of Pillow; `m` includes the sign.
 MAGNITUDES = {
@@ -34,17 +34,17 @@ MAGNITUDES = {
 }
 
 
-def rotated_over_grey(image, degrees):
+def rotated_over_gray(image, degrees):
     turned = image.convert("RGBA").rotate(degrees)
     return Image.composite(turned, Image.new("RGBA", image.size, (128,) * 4), turned).convert("RGB")
 
 
 DEFINITIONS = {
-    "shear_x": lambda im, m: im.transform(im.size, AFFINE, (1, m, 0, 0, 1, 0), BICUBIC, fillcolor=GREY),
-    "shear_y": lambda im, m: im.transform(im.size, AFFINE, (1, 0, 0, m, 1, 0), BICUBIC, fillcolor=GREY),
-    "translate_x": lambda im, m: im.transform(im.size, AFFINE, (1, 0, m * im.size[0], 0, 1, 0), fillcolor=GREY),
-    "translate_y": lambda im, m: im.transform(im.size, AFFINE, (1, 0, 0, 0, 1, m * im.size[1]), fillcolor=GREY),
-    "rotate": rotated_over_grey,
+    "shear_x": lambda im, m: im.transform(im.size, AFFINE, (1, m, 0, 0, 1, 0), BICUBIC, fillcolor=GRAY),
+    "shear_y": lambda im, m: im.transform(im.size, AFFINE, (1, 0, 0, m, 1, 0), BICUBIC, fillcolor=GRAY),
+    "translate_x": lambda im, m: im.transform(im.size, AFFINE, (1, 0, m * im.size[0], 0, 1, 0), fillcolor=GRAY),
+    "translate_y": lambda im, m: im.transform(im.size, AFFINE, (1, 0, 0, 0, 1, m * im.size[1]), fillcolor=GRAY),
+    "rotate": rotated_over_gray,
     "color": lambda im, m: ImageEnhance.Color(im).enhance(1 + m),
     "contrast": lambda im, m: ImageEnhance.Contrast(im).enhance(1 + m),
     "sharpness": lambda im, m: ImageEnhance.Sharpness(im).enhance(1 + m),

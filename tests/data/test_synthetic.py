@@ -10,14 +10,14 @@ from mlmoe_jax.data.sources.synthetic import open_synthetic
 
 
 def decoded(image: np.ndarray, labels: int) -> set[int]:
-    """Return the labels that an image shows, by the mean colour of each tile."""
+    """Return the labels that an image shows, by the mean color of each tile."""
     tiles = image.astype(float).reshape(4, 16, 4, 16, 3).mean(axis=(1, 3)).reshape(16, 3)
-    colours = synthetic._colour(np.arange(-(-labels // 16)), -(-labels // 16))
+    colors = synthetic._color(np.arange(-(-labels // 16)), -(-labels // 16))
     found = set()
     for place, tile in enumerate(tiles):
-        if np.abs(tile - 128).max() > 4:  # not grey
-            colour = int(np.abs(colours - tile).max(axis=1).argmin())
-            found.add(place + 16 * colour)
+        if np.abs(tile - 128).max() > 4:  # not gray
+            color = int(np.abs(colors - tile).max(axis=1).argmin())
+            found.add(place + 16 * color)
     return found
 
 
@@ -26,13 +26,13 @@ def test_every_image_shows_its_labels(labels):
     split = open_synthetic(labels, "val")
     assert split.labels.shape == (500, labels)
     assert split.labels.sum(axis=1).tolist() == [3] * 500
-    grey = 0
+    gray = 0
     for row in range(0, 500, 25):
         shown = set(np.flatnonzero(split.labels[row]).tolist())
         found = decoded(split.images.read(row), labels)
-        assert found <= shown, "a colour near grey may be missed, but no other is found"
-        grey += len(shown - found)
-    assert grey <= 3
+        assert found <= shown, "a color near gray may be missed, but no other is found"
+        gray += len(shown - found)
+    assert gray <= 3
 
 
 def test_labels_are_drawn_evenly():

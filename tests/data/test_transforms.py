@@ -218,7 +218,7 @@ def test_jitter_draws_its_factor_from_the_whole_range(function):
 @pytest.mark.parametrize(("side", "fraction"), [(16, 0.5), (15, 0.5), (20, 0.3), (24, 1.0)])
 def test_a_cutout_equals_the_rectangle_of_the_authors(side, fraction):
     image = drawing(side, side)
-    half, centres = int(fraction * side + 0.5) // 2, []
+    half, centers = int(fraction * side + 0.5) // 2, []
     for seed in range(200):
         covered = cutout(image, np.random.default_rng(seed), fraction)
         random = np.random.default_rng(seed)
@@ -227,8 +227,8 @@ def test_a_cutout_equals_the_rectangle_of_the_authors(side, fraction):
         top, left = max(row - half, 0), max(column - half, 0)
         ImageDraw.Draw(expected).rectangle((left, top, min(column + half, side), min(row + half, side)), tuple(color))
         np.testing.assert_array_equal(covered, np.asarray(expected))
-        centres.append((row, column))
-    assert {row for row, _ in centres} == {column for _, column in centres} == set(range(side))
+        centers.append((row, column))
+    assert {row for row, _ in centers} == {column for _, column in centers} == set(range(side))
 
 
 # ------------------------------------------------------------------------------------------------------ all transforms

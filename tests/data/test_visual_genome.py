@@ -114,7 +114,7 @@ def test_vg256_with_the_second_folder_merged_into_the_first(genome):
     np.testing.assert_array_equal(after.images[13], image)
 
 
-def test_vg256_mistakes(genome, tmp_path, refusal):
+def test_vg256_errors(genome, tmp_path, refusal):
     assert refusal(open_vg256, genome, "val") == "data set vg256 has no split 'val'; it has train, test"
     assert refusal(open_vg256, genome, "train", keep_empty=True).startswith("data.keep_empty cannot be used with vg256")
     assert refusal(open_vg256, "", "train").startswith(
@@ -135,7 +135,7 @@ def ids(folder, split):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
         ('[{"image_id": 1, "obj', "is not a complete JSON file ("),
         ("{}", "does not list images with image_id and objects"),
@@ -146,9 +146,9 @@ def ids(folder, split):
         ('[{"image_id": 1, "objects": [{"names": ["man"]}]}]', "has 1 images with a label, too few to split"),
     ],
 )
-def test_vg256_objects_of_another_kind(genome, refusal, text, said):
+def test_vg256_objects_of_another_kind(genome, refusal, text, error):
     (genome / "objects.json").write_text(text)
-    assert refusal(open_vg256, genome, "test").startswith(f"{genome}/objects.json {said}")
+    assert refusal(open_vg256, genome, "test").startswith(f"{genome}/objects.json {error}")
 
 
 # -------------------------------------------------------------------------------------------------------------- vg500
@@ -174,7 +174,7 @@ def test_vg500_labels_order_and_images(vg500):
     assert open_vg500(vg500, "train", names="names.txt").classes[7] == "thing 7"
 
 
-def test_vg500_mistakes(vg500, refusal):
+def test_vg500_errors(vg500, refusal):
     index = vg500 / "vg_category_500_labels_index.json"
     assert refusal(open_vg500, vg500, "val") == "data set vg500 has no split 'val'; it has train, test"
     (vg500 / "names.txt").write_text("a\nb\n")

@@ -1,7 +1,7 @@
 """Your own images with their annotations in one COCO-style JSON file per split.
 
     annotations/{split}.json     # data.table, below data.root: images, annotations, categories, as COCO's instances
-    images/…                     # data.images: the folder to which each file_name is relative; may hold {split}, too
+    images/…                     # data.images: the folder to which each file_name is relative; it can contain {split}
 
 Without {split}, the only file is the whole training split, from which `data.val_fraction` can be held out. A label is
 positive if an image has any annotation of its category. A class that the file of another split does not list as a

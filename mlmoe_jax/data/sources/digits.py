@@ -3,7 +3,7 @@
 The 1,797 scans of 8×8 pixels in scikit-learn (UCI "Optical Recognition of Handwritten Digits") are split at random, per
 digit, into disjoint train, val and test scans *before* any scene is composed (the collection does not identify its
 writers, so one writer may appear in several parts). A scene is a textured 64×64 canvas with 1 to 4 different digits at
-random scale, slant, colour and position; its labels are the digits in it.
+random scale, slant, color and position; its labels are the digits in it.
 
 The labels are correlated on purpose (`draw_label_sets`):
 
@@ -130,26 +130,26 @@ BLOTCHES = tuple(
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a digit: a window of the canvas, and the offsets of its pixels from the centre, in pixels."""
+    """The position of a digit: a window of the canvas, and the offsets of its pixels from the center, in pixels."""
 
     window: tuple[slice, slice]
     y: np.ndarray  # f32[h]
     x: np.ndarray  # f32[w]
 
     @classmethod
-    def around(cls, centre, half: float) -> "Place":
-        """Return the pixels of the canvas within `half` of `centre` (y, x) along both axes."""
-        starts = [max(0, int(np.floor(middle - half))) for middle in centre]
-        stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in centre]
+    def around(cls, center, half: float) -> "Place":
+        """Return the pixels of the canvas within `half` of `center` (y, x) along both axes."""
+        starts = [max(0, int(np.floor(middle - half))) for middle in center]
+        stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in center]
         y, x = (
             np.arange(start, stop, dtype=np.float32) + 0.5 - middle
-            for start, stop, middle in zip(starts, stops, centre, strict=True)
+            for start, stop, middle in zip(starts, stops, center, strict=True)
         )
         return cls(tuple(slice(*ends) for ends in zip(starts, stops, strict=True)), y, x)
 
 
 def _blend(canvas: np.ndarray, place: Place, ink: np.ndarray, polarity: int, contrast: float, tint) -> None:
-    """Paint `ink` f32[h,w] in a colour that differs by `contrast` from the window's mean."""
+    """Paint `ink` f32[h,w] in a color that differs by `contrast` from the window's mean."""
     window = canvas[place.window]
     base = window.mean()
     if not 40 < base + polarity * contrast < 215:
@@ -157,13 +157,13 @@ def _blend(canvas: np.ndarray, place: Place, ink: np.ndarray, polarity: int, con
     window += ink[..., None] * (base + polarity * contrast + tint - window)
 
 
-def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, centre, size: float) -> None:
-    """Blend one 8×8 scan over f32[64,64,3] `canvas` at `centre` (y, x), `size` pixels high, in a contrasting colour."""
+def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
+    """Blend one 8×8 scan over f32[64,64,3] `canvas` at `center` (y, x), `size` pixels high, in a contrasting color."""
     aspect, slant = random.uniform(0.75, 1.1), random.uniform(-0.25, 0.25)
     polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
     tint = random.uniform(-35, 35, size=3)
 
-    place = Place.around(centre, size / 2 + 1 + np.abs(slant) * size / 2)
+    place = Place.around(center, size / 2 + 1 + np.abs(slant) * size / 2)
     y, x = place.y, place.x
     rows = _bilinear_weights(y * 8 / size + 3.5, 8)
     columns = _bilinear_weights((x[None] + slant * y[:, None]) * 8 / (size * aspect) + 3.5, 8)
@@ -171,7 +171,7 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
     _blend(canvas, place, np.clip(1.8 * ink - 0.25, 0, 1), polarity, contrast, tint)
 
 
-def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, centre, size: float) -> None:
+def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
     """Paint like `paint_digit`, with more variety: rotated by up to 17°, bent, and with thin to bold strokes."""
     aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
     polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
@@ -180,22 +180,22 @@ def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.nda
     threshold = gain * random.uniform(0.05, 0.22)
     bend = random.uniform(-0.45, 0.45, size=(2, 4)).astype(np.float32)  # cells of the scan
 
-    place = Place.around(centre, 0.75 * size)
+    place = Place.around(center, 0.75 * size)
     y, x = place.y[:, None], place.x[None]
     cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
     v = (cosine * y + sine * x) * np.float32(8 / size)
     u = (cosine * x - sine * y + np.float32(slant) * y) * np.float32(8 / (size * aspect))
     waves = np.stack([np.sin(0.8 * u), np.cos(0.8 * u) - 1, np.sin(0.8 * v), np.cos(0.8 * v) - 1])
-    dv, du = np.tensordot(bend, waves, axes=1)  # zero at the centre
+    dv, du = np.tensordot(bend, waves, axes=1)  # zero at the center
     rows, columns = _bilinear_weights(v + dv + 3.5, 8), _bilinear_weights(u + du + 3.5, 8)
     ink = ((rows @ scan) * columns).sum(axis=-1)
     _blend(canvas, place, np.clip(gain * ink - threshold, 0, 1), polarity, contrast, tint)
 
 
 def paint_canvas(random: np.random.RandomState) -> np.ndarray:
-    """Return a textured background f32[64,64,3]: a colour, smooth blotches of two scales, and grain."""
-    colour = random.uniform(60, 195, size=3)
-    canvas = np.broadcast_to(colour, (CANVAS, CANVAS, 3)).astype(np.float32)
+    """Return a textured background f32[64,64,3]: a color, smooth blotches of two scales, and grain."""
+    color = random.uniform(60, 195, size=3)
+    canvas = np.broadcast_to(color, (CANVAS, CANVAS, 3)).astype(np.float32)
     for weights, strength in BLOTCHES:
         cells = weights.shape[1]
         blotches = random.uniform(-strength, strength, size=(cells, cells * 3)).astype(np.float32)
@@ -210,9 +210,9 @@ def _finish(canvas: np.ndarray) -> np.ndarray:
 
 
 def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np.ndarray, float]:
-    """Return a centre (y, x) and a size, in pixels, that keep a digit on the canvas and in its quadrant."""
+    """Return a center (y, x) and a size, in pixels, that keep a digit on the canvas and in its quadrant."""
     size = random.uniform(16, 28)
-    low, high = size / 2, 27.0  # the centre is at least 5 pixels from the middle lines
+    low, high = size / 2, 27.0  # the center is at least 5 pixels from the middle lines
     near = random.uniform(low, high, size=2)
     return np.where([quadrant // 2, quadrant % 2], CANVAS - near, near), size
 
@@ -222,8 +222,8 @@ def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[
     canvas = paint_canvas(random)
     quadrants = random.permutation(4)
     for digit, quadrant in zip(random.permutation(np.flatnonzero(labels)), quadrants, strict=False):
-        centre, size = _place_in_quadrant(random, quadrant)
-        paint_digit(random, canvas, scans[digit][random.randint(len(scans[digit]))], centre, size)
+        center, size = _place_in_quadrant(random, quadrant)
+        paint_digit(random, canvas, scans[digit][random.randint(len(scans[digit]))], center, size)
     return _finish(canvas)
 
 
@@ -231,8 +231,8 @@ def render_single(random: np.random.RandomState, digit: int, scans: list[np.ndar
     """Render one digit anywhere on a canvas, u8[64,64,3]."""
     canvas = paint_canvas(random)
     size = random.uniform(16, 40)
-    centre = random.uniform(size / 2, CANVAS - size / 2, size=2)
-    paint_digit(random, canvas, scans[digit][random.randint(len(scans[digit]))], centre, size)
+    center = random.uniform(size / 2, CANVAS - size / 2, size=2)
+    paint_digit(random, canvas, scans[digit][random.randint(len(scans[digit]))], center, size)
     return _finish(canvas)
 
 
@@ -242,7 +242,7 @@ LYING = (2, 3, 4, 5, 6, 7, 9)  # rotated by 90 degrees these are not digits; 0, 
 def render_varied_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
     """Render one warped digit, u8[64,64,3]; in half of the images with 1 to 3 others rotated by 90 degrees.
 
-    Rotated digits are strokes without a label: a network has to recognise the upright digit by its shape, not its ink.
+    Rotated digits are strokes without a label: a network has to recognize the upright digit by its shape, not its ink.
     """
     canvas = paint_canvas(random)
 
@@ -251,14 +251,14 @@ def render_varied_single(random: np.random.RandomState, digit: int, scans: list[
 
     if random.uniform() < 0.5:
         size = random.uniform(16, 40)
-        centre = random.uniform(size / 2, CANVAS - size / 2, size=2)
+        center = random.uniform(size / 2, CANVAS - size / 2, size=2)
     else:
         upright, *others = random.permutation(4)
         for quadrant in others[: 1 + random.randint(3)]:
             lying = np.rot90(one_of(scans[LYING[random.randint(len(LYING))]]), random.choice((1, 3)))
             paint_warped(random, canvas, lying, *_place_in_quadrant(random, quadrant))
-        centre, size = _place_in_quadrant(random, upright)
-    paint_warped(random, canvas, one_of(scans[digit]), centre, size)
+        center, size = _place_in_quadrant(random, upright)
+    paint_warped(random, canvas, one_of(scans[digit]), center, size)
     return _finish(canvas)
 
 

@@ -1,7 +1,7 @@
 """`synthetic`: images generated when they are read, for any number of labels; nothing to download.
 
 For timing, and for label spaces of a size that no small data set has. An image is a mosaic of 4 × 4 tiles, three of
-them coloured and the others grey. A label is one colour at one position, so all labels can be learned.
+them colored and the others gray. A label is one color at one position, so all labels can be learned.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
 SIZES = {"train": 2_000, "val": 500, "test": 500}
-SIDE, TILES, SHOWN, NOISE = 64, 4, 3, 16  # pixels per side, tiles per side, labels per image, ± grey levels
-FEWEST = TILES**2  # labels, so that each position has a colour
+SIDE, TILES, SHOWN, NOISE = 64, 4, 3, 16  # pixels per side, tiles per side, labels per image, ± gray levels
+FEWEST = TILES**2  # labels, so that each position has a color
 
 
 def open_synthetic(labels: int, split: str) -> Split:
@@ -44,14 +44,14 @@ class _Mosaics(Images):
         """Return the labels of image `row`, at different positions."""
         draw = self._draw(row, 0)
         places = draw.choice(TILES**2, SHOWN, replace=False)
-        colours = draw.random(SHOWN) * ((self.labels - 1 - places) // TILES**2 + 1)
-        return places + TILES**2 * colours.astype(int)
+        colors = draw.random(SHOWN) * ((self.labels - 1 - places) // TILES**2 + 1)
+        return places + TILES**2 * colors.astype(int)
 
     def read(self, row: int, at_least: int = 0) -> np.ndarray:
         """Paint image `row`."""
         tiles = np.full((TILES**2, 3), 128)
         shown = self.shown(row)
-        tiles[shown % TILES**2] = _colour(shown // TILES**2, -(-self.labels // TILES**2))
+        tiles[shown % TILES**2] = _color(shown // TILES**2, -(-self.labels // TILES**2))
         image = tiles.reshape(TILES, TILES, 3).repeat(SIDE // TILES, axis=0).repeat(SIDE // TILES, axis=1)
         noise = self._draw(row, 1).integers(-NOISE, NOISE + 1, image.shape)
         return np.clip(image + noise, 0, 255).astype(np.uint8)
@@ -60,8 +60,8 @@ class _Mosaics(Images):
         return np.random.default_rng((self.stream, row, what))
 
 
-def _colour(number: np.ndarray, count: int) -> np.ndarray:
-    """Return colours i64[n,3] of the given numbers, with `count` colours spread evenly over a cube of levels."""
+def _color(number: np.ndarray, count: int) -> np.ndarray:
+    """Return colors i64[n,3] of the given numbers, with `count` colors spread evenly over a cube of levels."""
     levels = 1
     while levels**3 < count:
         levels += 1

@@ -35,8 +35,8 @@ OBJECTS = ("objects_v1_2.json", "objects.json")
 FOLDERS = ("VG_100K", "VG_100K_2")
 TEST_SHARE = 0.3
 # stripped from the front of a name if all words before the last one are attributes: "large brown dog" is a dog
-COLOURS = ("white", "black", "blue", "green", "red", "brown", "yellow", "silver", "orange", "gray", "grey", "pink")
-ATTRIBUTES = frozenset((*COLOURS, "small", "large", "wooden", "metal", "tall", "long", "dark"))
+COLORS = ("white", "black", "blue", "green", "red", "brown", "yellow", "silver", "orange", "gray", "grey", "pink")
+ATTRIBUTES = frozenset((*COLORS, "small", "large", "wooden", "metal", "tall", "long", "dark"))
 
 LABELS_500 = 500
 INDEX_500 = "vg_category_500_labels_index.json"
