@@ -1,5 +1,6 @@
 """docs/extending.md, followed literally on a copy of the package: every example together makes a run that works."""
 
+import json
 import os
 import re
 import shlex
@@ -12,20 +13,22 @@ import pytest
 from helpers.paths import REPOSITORY
 
 from mlmoe_jax.config import flatten, from_json
+from mlmoe_jax.config.keys import as_text
 
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
 FENCED = re.compile(r"^```(python|shell)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCED.findall(PAGE)
 NEW_FILE, NEW_LINE = re.compile(r"# (\S+\.py)"), re.compile(r"# (\S+\.py), below the line with (.+)")
 
-# Two steps of training and what follows one, then a prediction from the folder alone.
+# Two steps of training on the first 26 scans and what follows them, the report, and a prediction from the folder alone.
 RUN = """
 import sys
 import numpy as np
-from mlmoe_jax.data.sources import digits
-digits.SCENES = {"train": 16, "val": 8, "test": 8, "test_shift": 8}
+from sklearn import datasets
+whole = datasets.load_digits
+datasets.load_digits = lambda **options: [part[:26] for part in whole(**options)]
 from mlmoe_jax.main import main
-if code := main(sys.argv[1:]):
+if code := main(sys.argv[1:]) or main(["--mode=report", "--workdir=run"]):
     sys.exit(code)
 from mlmoe_jax.inference.predict import Predictor
 predict = Predictor.from_run("run")
@@ -81,12 +84,15 @@ def extended(tmp_path_factory):
 
 
 def test_every_addition_is_one_file_one_line_and_one_command():
+    names = []
     for section in PAGE.split("\n## ")[1:]:
+        names.append(section.partition("\n")[0])
         kinds = [
             language if language == "shell" else "line" if NEW_LINE.match(block) else "file"
             for language, block in FENCED.findall(section)
         ]
-        assert kinds == ["file", "line", "shell"], section.partition("\n")[0]
+        assert kinds == ([] if names[-1] == "launch target" else ["file", "line", "shell"]), names[-1]
+    assert names == ["head", "backbone family", "data set", "loss", "metric", "launch target"]
 
 
 def test_what_the_page_adds_trains_saves_restores_and_predicts(extended):
@@ -100,11 +106,17 @@ def test_what_the_page_adds_trains_saves_restores_and_predicts(extended):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"predicted 2 [1-9]\d*", done.stdout.splitlines()[-1]), "step 2, and every label has a score"
-    kept = flatten(from_json((extended / "run" / "config.json").read_text()))
+    assert done.stdout.splitlines()[-1] == "predicted 2 4", "step 2, and each of the four labels has a score"
+    run = extended / "run"
+    kept = flatten(from_json((run / "config.json").read_text()))
     for setting in settings():
         key, _, value = setting.removeprefix("--config.").partition("=")
-        assert str(kept[key]) == value, "the run used what the page adds"
+        assert as_text(kept[key]) == value, "the run used what the page adds"
+    assert (run / "labels.txt").read_text().split() == ["even", "prime", "square", "loop"]
+    assert 0 <= json.loads((run / "results.json").read_text())["test"]["subset_accuracy@0.5"] <= 1
+    report = (run / "report.html").read_text()
+    assert "Whole images" in report
+    assert "share of images whose labels are all predicted correctly, at the threshold 0.5" in report
 
 
 def test_what_the_page_adds_is_formatted_as_the_package_is(extended):

@@ -6,7 +6,9 @@ The tables in `config.tables` are made of these. Defaults, validation, help and 
 from __future__ import annotations
 
 import ast
+import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
@@ -37,6 +39,10 @@ class Key:
     def allows(self, value: Any) -> bool:
         """Return whether `value` is one that the key takes."""
         raise NotImplementedError
+
+    def nearest(self, value: Any) -> str:
+        """Return the end of an error about a `value` that is not allowed: the allowed one it resembles, if any."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,11 @@ class Choice(Text):
     def allows(self, value: Any) -> bool:
         """Return whether it is one of the names."""
         return value in self.of
+
+    def nearest(self, value: Any) -> str:
+        """Return the name that a misspelt one resembles."""
+        close = difflib.get_close_matches(str(value), list(self.of), n=1)
+        return f"; did you mean '{close[0]}'?" if close else ""
 
 
 @dataclass(frozen=True)
@@ -197,15 +208,31 @@ class Shares(_Numbers):
 
 @dataclass(frozen=True)
 class Rules(_Tuple):
-    """Ordered rules over parameter paths, of which the first that matches counts (see models.rules)."""
+    """Ordered rules over parameter paths, of which the first that matches counts (see models.rules).
 
-    takes: ClassVar[str] = "(regex, value) pairs"
+    factors: the value of a rule is a number, not True or False.
+    """
+
+    _: KW_ONLY
+    factors: bool = False
+
+    @property
+    def takes(self) -> str:
+        """The pairs, with the type of their second half."""
+        return f"(regex, {'number' if self.factors else 'True or False'}) pairs"
 
     def allows(self, value: Any) -> bool:
-        """Return whether all are pairs."""
-        return isinstance(value, tuple | list) and all(
-            isinstance(rule, tuple | list) and len(rule) == 2 for rule in value
-        )
+        """Return whether all are pairs of a regular expression and a value of the type."""
+        return isinstance(value, tuple | list) and all(map(self._allows_rule, value))
+
+    def _allows_rule(self, rule: Any) -> bool:
+        if not (isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)):
+            return False
+        try:
+            re.compile(rule[0])
+        except re.error:
+            return False
+        return isinstance(rule[1], int | float) and isinstance(rule[1], bool) != self.factors
 
 
 @dataclass(frozen=True)

@@ -36,17 +36,19 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
     Raises UserError for a key that is not among them, or a value of another type.
     """
     options = ConfigDict(defaults)
+    takes = f"this config takes {', '.join(defaults) or 'no arguments'}"
     seen: set[str] = set()
     for item in filter(None, arg.split(",")):
         key, equals, text = item.partition("=")
         if not equals:
-            takes = f"it takes {', '.join(defaults)}" if defaults else "this config takes none"
             raise UserError(f"'{item}' after the config's colon is not key=value; {takes}")
         if key in seen:
             raise UserError(f"config argument '{key}' is given twice")
         seen.add(key)
         if key not in defaults:
-            raise UserError(f"config argument '{key}' does not exist{suggestion(key, defaults)}")
+            close = difflib.get_close_matches(key, defaults, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else takes
+            raise UserError(f"config argument '{key}' does not exist; {hint}")
         options[key] = _read(key_like(defaults[key]), text, f"config argument '{key}'")
     return options
 

@@ -38,7 +38,7 @@ def _key_mistakes(flat: dict[str, Any]) -> list[str]:
         if key is None:
             wrong.append(f"{name} {why_unknown(name)}")
         elif name in flat and not key.allows(flat[name]):
-            wrong.append(f"{name} is {flat[name]!r} and must be {key.takes}")
+            wrong.append(f"{name} is {flat[name]!r} and must be {key.takes}{key.nearest(flat[name])}")
     return wrong
 
 
@@ -91,5 +91,6 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
     if given and not asked:
         wrong.append("loss.terms has no term with a weight other than 0")
     if missing := asked - set(given):
-        wrong.append(f"loss.terms names {', '.join(sorted(missing))}, which head {kind} does not give")
+        names, known = ", ".join(sorted(missing)), ", ".join(given) or "none"
+        wrong.append(f"loss.terms names {names}, which head {kind} does not give (it gives {known})")
     return wrong + head.mistakes(config)

@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from mlmoe_jax.errors import UserError
@@ -21,7 +21,8 @@ class Registry(Generic[T]):
 
     Args:
       kind: one entry in words, for error messages, such as "loss".
-      entries: name -> "package.module:attribute". The dict is not copied: entries added later are included.
+      entries: name -> "package.module:attribute". The dict is not copied: entries added later are included. An entry
+        `FAMILY:NAME` stands for all names that begin with `FAMILY:`.
     """
 
     def __init__(self, kind: str, entries: dict[str, str]):
@@ -29,19 +30,25 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """Return the object of `name`; UserError with the nearest name if there is no such entry."""
-        if name not in self.entries:
+        if name not in self:
             raise UserError(f"there is no {self.kind} '{name}'{suggestion(name, self.entries)}")
-        module, _, attribute = self.entries[name].partition(":")
+        module, _, attribute = self.entries[_entry(name, self.entries)].partition(":")
         return getattr(importlib.import_module(module), attribute)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.entries
+        return isinstance(name, str) and _entry(name, self.entries) in self.entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+def _entry(name: str, entries: Container[str]) -> str:
+    """Return the entry of the family that a name belongs to, or the name."""
+    family, _, member = name.partition(":")
+    return f"{family}:NAME" if member and f"{family}:NAME" in entries else name
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -1,13 +1,14 @@
 """Keys of the data set, of augmentation, and of packing."""
 
 from mlmoe_jax.config.keys import Choice, Flag, Integer, Interval, Number, Text, Texts, section
+from mlmoe_jax.data.sources.open import SOURCES
 
 DATA = section(
     "The data set: where it is, which splits it has, and how its images are read.",
-    name=Text(
+    name=Choice(
         "digits",
-        "Name of the data set: digits, digits_single, synthetic, voc2012, voc2007, coco2014, nuswide, vg256, vg500, "
-        "csv, jsonl, folders, coco_json, packed, or tfds:NAME for a data set of TFDS such as tfds:coco/2014.",
+        "Name of the data set; tfds:NAME stands for any data set of TFDS, such as tfds:coco/2014.",
+        of=SOURCES,
     ),
     root=Text("", "Folder of the data set; digits and synthetic need none."),
     table=Text(

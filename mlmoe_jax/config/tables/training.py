@@ -84,8 +84,12 @@ OPTIM = section(
     clip_norm=Number(
         0.0, "Largest norm of all trainable gradients together, to which larger ones are scaled; 0 is off.", least=0
     ),
-    rate_rules=Rules((), "Ordered factors of the learning rate by parameter path; the first match counts."),
-    decay_rules=Rules((), "Ordered factors of the weight decay by parameter path; the first match counts."),
+    rate_rules=Rules(
+        (), "Ordered factors of the learning rate by parameter path; the first match counts.", factors=True
+    ),
+    decay_rules=Rules(
+        (), "Ordered factors of the weight decay by parameter path; the first match counts.", factors=True
+    ),
     muon_rules=Rules(
         ((r"^backbone/.*/kernel$", True), (r"", False)),
         "For muon: which matrices it updates, by parameter path; the first match counts.",

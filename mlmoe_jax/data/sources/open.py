@@ -13,7 +13,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
 from mlmoe_jax.runtime.text import some
 
-# name -> its source; an entry that ends in :NAME stands for all names with the same start.
+# name -> what opens it; also the choices of the config key data.name.
 SOURCES: Registry[Source] = Registry(
     "data set",
     {
@@ -38,7 +38,7 @@ SOURCES: Registry[Source] = Registry(
 
 def source_named(name: str) -> Source:
     """Return the source of `data.name`; UserError with the nearest name if there is none."""
-    return SOURCES[_entry(name)]
+    return SOURCES[name]
 
 
 def open_split(data_config: ConfigDict, split: str, *, classes: Sequence[str] | None = None, seed: int = 0) -> Split:
@@ -95,15 +95,9 @@ def original_name(data_config: ConfigDict) -> str:
 
 def count_labels(data_config: ConfigDict) -> int:
     """Return the number of labels of the data set of `config.data`, which is opened only if necessary."""
-    entry = _entry(original_name(data_config))  # may be unknown: packed data does not need its original source
-    labels = SOURCES[entry].labels if entry in SOURCES else None
+    name = original_name(data_config)  # may be unknown: packed data does not need its original source
+    labels = SOURCES[name].labels if name in SOURCES else None
     return labels(data_config) if labels else len(open_split(data_config, data_config.train_split).classes)
-
-
-def _entry(name: str) -> str:
-    """Return the entry of SOURCES for a name, or the name itself."""
-    family = f"{name.partition(':')[0]}:NAME"
-    return family if ":" in name and family in SOURCES else name
 
 
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:

@@ -1,0 +1,272 @@
+import pytest
+
+from mlmoe_jax.config import apply_overrides, default_config, from_json, to_json, validate, warnings
+from mlmoe_jax.config.defaults import KEYS
+from mlmoe_jax.config.keys import ANY, Choice, Number
+from mlmoe_jax.data.sources.open import SOURCES
+from mlmoe_jax.evaluation.metrics.published import PRESETS
+from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, SPREADS
+from mlmoe_jax.models.heads.catalog import HEADS
+from mlmoe_jax.models.heads.group_experts import COMBINE
+from mlmoe_jax.models.heads.linear import POOLS
+from mlmoe_jax.models.heads.routed_experts import ENTROPY
+from mlmoe_jax.models.layers.activations import ACTIVATIONS
+from mlmoe_jax.models.layers.batch_norm import BATCH_NORMS
+from mlmoe_jax.models.layers.detr import INITS
+from mlmoe_jax.models.loss_kinds import LOSSES
+from mlmoe_jax.models.prompts import MASKS, SIDES
+from mlmoe_jax.models.query_decoder import POSITIONS, PROJECTIONS, QUERY_ROLES, SELF_ATTENTION
+
+POSITIVE = (
+    "data.image_size",
+    "data.threads",
+    "model.prompts.num_groups",
+    "model.prompts.per_group",
+    "model.prompts.tau_co",
+    "model.prompts.tau_dc",
+    "model.head.expert_hidden",
+    "loss.scale",
+    "optim.learning_rate",
+    "train.epochs",
+    "train.batch_size",
+    "train.log_every",
+    "eval.batch_size",
+    "eval.every_epochs",
+    "checkpoint.every_epochs",
+    "checkpoint.keep",
+    "pack.shard_images",
+)
+FRACTIONS = (
+    "ema.decay",
+    "eval.threshold",
+    "augment.cutout",
+    "augment.shift",
+    "augment.brightness",
+    "augment.contrast",
+    "augment.saturation",
+    "data.val_fraction",
+)
+COUNTS = ("data.workers", "pack.short_side", "pack.processes", "augment.margin")
+
+
+def mistakes(refusal, **changes):
+    config = default_config()
+    for key, value in changes.items():
+        *parents, leaf = key.split("__")
+        node = config
+        for name in parents:
+            node = node[name]
+        node[leaf] = value
+    return refusal(validate, config).removeprefix("the config has mistakes: ").split("; ")
+
+
+def test_the_defaults_are_valid():
+    validate(default_config())
+
+
+def test_every_mistake_is_listed_at_once(refusal):
+    listed = mistakes(
+        refusal,
+        loss__reduce="max",
+        train__batch_size=0,
+        ema__decay=1.5,
+        model__head__kind="group_experts",
+        optim__rate_rules=("bias",),
+        data__val_split="",
+    )
+    assert listed == [
+        "loss.reduce is 'max' and must be one of mean, sum",
+        "optim.rate_rules is ('bias',) and must be (regex, number) pairs",
+        "ema.decay is 1.5 and must be a number from 0 to 1",
+        "train.batch_size is 0 and must be a whole number above 0",
+        "model.head.kind=group_experts reads group prompts: set model.prompts.kind=group",
+        "eval.select_on=val needs data.val_split",
+    ]
+
+
+def listed_for(refusal, key: str, value) -> list[str]:
+    """The mistakes in the default config with one key changed."""
+    return mistakes(refusal, **{key.replace(".", "__"): value})
+
+
+@pytest.mark.parametrize("key", [name for name, key in KEYS.items() if isinstance(key, Choice)])
+def test_a_value_beyond_the_choices_is_refused(refusal, key):
+    sentence, *_ = listed_for(refusal, key, "zzz")
+    assert sentence == f"{key} is 'zzz' and must be one of {', '.join(KEYS[key].of)}"
+
+
+def test_a_misspelt_choice_gets_the_nearest(refusal):
+    sentence, nearest = listed_for(refusal, "model.head.kind", "linaer")
+    assert sentence == f"model.head.kind is 'linaer' and must be one of {', '.join(HEADS)}"
+    assert nearest == "did you mean 'linear'?"
+    assert listed_for(refusal, "metrics.preset", "mlgnc")[1:] == ["did you mean 'mlgcn'?"]
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("digit", "digits"), ("coco14", "coco2014"), ("tfds:", "tfds:NAME")])
+def test_an_unknown_data_set_is_refused(refusal, name, nearest):
+    sentence, *rest = listed_for(refusal, "data.name", name)
+    assert sentence == f"data.name is '{name}' and must be one of {', '.join(SOURCES)}"
+    assert rest == [f"did you mean '{nearest}'?"]
+
+
+@pytest.mark.parametrize("name", ["digits", "csv", "tfds:coco/2014", "tfds:voc/2007:5.0.0"])
+def test_known_data_sets_and_members_of_a_family_are_allowed(name):
+    validate(apply_overrides(default_config(), [("data.name", name)]))
+
+
+@pytest.mark.parametrize(
+    ("key", "implemented"),
+    {
+        "model.backbone.batch_norm": BATCH_NORMS,
+        "model.prompts.attention_mask": MASKS,
+        "model.prompts.sides": SIDES,
+        "model.head.kind": HEADS,
+        "model.head.pool": POOLS,
+        "model.head.activation": ACTIVATIONS,
+        "model.head.combine": COMBINE,
+        "model.head.decoder.activation": ACTIVATIONS,
+        "model.head.decoder.query_role": QUERY_ROLES,
+        "model.head.decoder.positions": POSITIONS,
+        "model.head.decoder.self_attention": SELF_ATTENTION,
+        "model.head.decoder.project": (*PROJECTIONS, "auto"),
+        "model.head.decoder.init": INITS,
+        "model.head.routing.expert": EXPERTS,
+        "model.head.routing.gate": GATES,
+        "model.head.routing.gate_share": SHARES,
+        "model.head.routing.classifier": SHARES,
+        "model.head.routing.spread": SPREADS,
+        "model.head.routing.entropy": ENTROPY,
+        "loss.kind": LOSSES,
+        "data.name": SOURCES,
+        "metrics.preset": ("none", *PRESETS),
+    }.items(),
+)
+def test_the_choices_are_those_that_are_implemented(key, implemented):
+    assert set(KEYS[key].of) == set(implemented)
+
+
+@pytest.mark.parametrize("key", [name for name, key in KEYS.items() if isinstance(key, Number)])
+def test_numbers_are_within_their_limits(refusal, key):
+    limits, said = KEYS[key], f"and must be {KEYS[key].takes}"
+    kind = type(limits.default)
+    if limits.least == ANY:
+        assert said == "and must be any number"
+        return
+    low = kind(limits.above) if limits.least is None else kind(limits.least - 1)
+    assert f"{key} is {low!r} {said}" in listed_for(refusal, key, low)
+    for limit, inside in ((limits.most, True), (limits.below, False)):
+        if limit is not None:
+            high = kind(limit + 1 if inside else limit)
+            assert f"{key} is {high!r} {said}" in listed_for(refusal, key, high)
+    if kind is float:
+        assert f"{key} is nan {said}" in listed_for(refusal, key, float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("key", "limits"),
+    {
+        **dict.fromkeys(POSITIVE, "above 0"),
+        **dict.fromkeys(FRACTIONS, "from 0 to 1"),
+        **dict.fromkeys(COUNTS, "of at least 0"),
+        "data.crop_fraction": "above 0 and at most 1",
+        "metrics.pair_level": "above 0 and at most 1",
+        "pack.quality": "from 1 to 100",
+        "optim.b1": "from 0 to below 1",
+        "mesh.data": "of at least -1",
+    }.items(),
+)
+def test_sizes_rates_and_shares_have_these_limits(key, limits):
+    assert KEYS[key].takes in (f"a number {limits}", f"a whole number {limits}")
+
+
+def test_limits_of_the_data_keys(refusal):
+    above = mistakes(refusal, data__crop_fraction=1.1)
+    assert above == ["data.crop_fraction is 1.1 and must be a number above 0 and at most 1"]
+    assert mistakes(refusal, pack__quality=101) == ["pack.quality is 101 and must be a whole number from 1 to 100"]
+    assert mistakes(refusal, data__val_fraction=0.1, data__val_split="", eval__select_on="none") == [
+        "data.val_fraction holds out data.val_split, which is empty"
+    ]
+    for key in ("augment.crop_scale", "augment.crop_ratio"):
+        for pair in ((0.5,), (0.0, 1.0), (1.0, 0.5), ("a", "b")):
+            wrong = [f"{key} is {pair!r} and must be two numbers above 0, the smaller one first"]
+            assert listed_for(refusal, key, pair) == wrong
+    for key in ("prune.token_levels", "prune.segment_levels", "optim.milestones"):
+        for shares in ((), (1.0,), (-0.1,), ("a",)):
+            wrong = [f"{key} is {shares!r} and must be one or more numbers from 0 to below 1"]
+            assert listed_for(refusal, key, shares) == wrong
+    for key, value, other in (
+        ("trainable", "True or False", 1.0),
+        ("optim.muon_rules", "True or False", 0),
+        ("optim.rate_rules", "number", True),
+        ("optim.decay_rules", "number", "fast"),
+    ):
+        for rules in ((("a",),), ((1, 2.0),), (("(", True),), (("a", other),)):
+            assert listed_for(refusal, key, rules) == [f"{key} is {rules!r} and must be (regex, {value}) pairs"]
+    assert listed_for(refusal, "data.test_splits", (1,)) == [
+        "data.test_splits is (1,) and must be texts with commas between them"
+    ]
+    (blanks,) = mistakes(refusal, data__bad_images="skip", model__backbone__batch_norm="trainable")
+    assert blanks.startswith("model.backbone.batch_norm=trainable would count the blanks")
+
+
+def test_keys_that_do_not_exist_are_mistakes(refusal):
+    assert mistakes(refusal, train__epocs=3) == ["train.epocs does not exist", "did you mean 'train.epochs'?"]
+    assert mistakes(refusal, model__prompts__masks="fixed") == [
+        "model.prompts.masks has been renamed",
+        "use 'model.prompts.pruning'",
+    ]
+
+
+def test_keys_that_are_missing_are_named(refusal):
+    config = default_config()
+    del config.train, config.optim.eps
+    sentence = refusal(validate, config)
+    assert sentence.startswith("the config lacks optim.eps, train.epochs, train.batch_size, ")
+    assert sentence.endswith("; let it start from default_config()")
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("key", FRACTIONS)
+def test_fractions_are_within_0_and_1(refusal, key, value):
+    assert listed_for(refusal, key, value) == [f"{key} is {value!r} and must be a number from 0 to 1"]
+
+
+def test_terms_must_be_given_by_the_head(refusal):
+    needs = mistakes(refusal, loss__terms={"logits": 0.0, "co": 1.0, "dc": 1.0})
+    assert needs == ["loss.terms names co, dc, which head linear does not give (it gives logits, cls)"]
+    assert mistakes(refusal, loss__terms__logits=0.0) == ["loss.terms has no term with a weight other than 0"]
+
+
+def test_a_head_may_define_terms_of_its_own(refusal):
+    config = apply_overrides(default_config(), [("loss.terms.mine", "0.5")])
+    assert config.loss.terms.mine == 0.5
+    config.loss.terms.other = 1.0
+    assert from_json(to_json(config)) == config
+    assert "loss.terms names mine, other, which head linear does not give (it gives " in refusal(validate, config)
+    config.loss.terms.mine = config.loss.terms.other = 0.0
+    validate(config)
+    assert refusal(apply_overrides, config, [("loss.terms.mine", "much")]).endswith(
+        "takes any number such as 0.0, not 'much'"
+    )
+    config.loss.terms.third = "much"
+    assert "loss.terms.third is 'much' and must be any number" in refusal(validate, config)
+
+
+def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
+    config = default_config()
+    config.loss.kind, config.loss.gamma_neg = "focal", 3.0
+    assert warnings(config) == [
+        "loss.gamma_neg=3 is for the asymmetric loss; the exponent of focal is loss.gamma, which is 2"
+    ]
+    config.loss.gamma_neg = default_config().loss.gamma_neg
+    assert warnings(config) == []
+
+
+def test_selecting_on_test_needs_a_test_split(refusal):
+    listed = mistakes(refusal, eval__select_on="test", data__test_splits=())
+    assert listed == ["eval.select_on=test needs data.test_splits"]
+
+
+def test_something_must_be_evaluated(refusal):
+    listed = mistakes(refusal, eval__select_on="none", data__val_split="", data__test_splits=())
+    assert listed == ["data.val_split and data.test_splits are both empty, so that there is nothing to evaluate"]
