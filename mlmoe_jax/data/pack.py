@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.shards import Packer, Settings, Shard, write_shards
 from mlmoe_jax.data.sources.open import open_splits
-from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED
+from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED, PackedFile
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.preemption import asked_to_stop
@@ -115,12 +115,12 @@ def _resume(folder: Folder, wanted: dict[str, Any], settings: Settings) -> dict[
         if there := sorted(path.name for path in there if not path.name.startswith(".")):
             raise UserError(f"{folder} contains other files, such as {there[0]}; set --output to a new or empty folder")
         return wanted
-    before = folder.read_json(found)
+    before, manifest = folder.read_json(found), folder / found
     _require_same(folder, before, wanted)
     for name in wanted["splits"].keys() & before["splits"].keys():
         of_split = before["splits"][name]
         of_split["shards"] = [
-            entry if entry and _is_there(folder, entry) and (settings.skip_bad or not entry["left_out"]) else None
+            entry if entry and _is_there(manifest, entry) and (settings.skip_bad or not entry["left_out"]) else None
             for entry in of_split["shards"]
         ]
     return wanted | {"splits": wanted["splits"] | before["splits"]}
@@ -151,9 +151,10 @@ def _require_same(folder: Folder, before: dict[str, Any], wanted: dict[str, Any]
         )
 
 
-def _is_there(folder: Folder, entry: dict[str, Any]) -> bool:
-    path = folder / entry["file"]
-    return path.exists() and path.stat().length == entry["bytes"]
+def _is_there(manifest: epath.Path, entry: dict[str, Any]) -> bool:
+    item = PackedFile.of(entry, manifest)
+    path = manifest.parent / item.file
+    return path.exists() and path.stat().length == item.bytes
 
 
 def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> None:

@@ -254,6 +254,7 @@ def thumbnail(image: np.ndarray, side: int) -> bytes:
 
 def _remove(folder: RunFolder) -> None:
     """Remove the samples of a folder, the index first."""
+    folder.inside(SAMPLES)  # nothing is removed through a link
     (folder / SAMPLE_INDEX).unlink(missing_ok=True)
     (folder / SAMPLE_ARRAYS).unlink(missing_ok=True)
     for path in (folder / SAMPLES).glob("*.jpg") if (folder / SAMPLES).exists() else ():

@@ -26,6 +26,7 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognise
 from mlmoe_jax.pretrained.rules.base import INVERSES, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
+from mlmoe_jax.runtime.storage import whole_file
 
 CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
 POSITION_TABLE = "backbone/pos_embed"
@@ -85,12 +86,12 @@ def export_official(model: nnx.Module, path: Path) -> Source:
     """
     require_writable(path)
     source, tensors = official_tensors(model)
-    partial = path.with_name(f"{path.name}.tmp{path.suffix}")
-    if path.suffix == ".npz":
-        np.savez(partial, **tensors)
-    else:
-        save_file(tensors, partial, {"format": "pt"})
-    partial.replace(path)
+    with whole_file(path, alone=False) as partial:
+        if path.suffix == ".npz":
+            with open(partial, "wb") as file:
+                np.savez(file, **tensors)
+        else:
+            save_file(tensors, partial, {"format": "pt"})
     return source
 
 

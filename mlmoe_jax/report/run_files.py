@@ -32,12 +32,15 @@ from mlmoe_jax.runs.folder import (
     RESULTS,
     SAMPLE_ARRAYS,
     SAMPLE_INDEX,
+    SAMPLES,
     SCORES,
     THRESHOLDS,
+    EnclosedRunFolder,
     RunFolder,
 )
 from mlmoe_jax.runs.history import read_starts
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
+from mlmoe_jax.runtime.storage import is_file_name
 
 COST = "cost.json"
 
@@ -79,12 +82,12 @@ class Samples:
 class RunFiles:
     """The files of a run folder; each is read on first use.
 
-    Raises UserError, on first use, if a file is damaged.
+    Raises UserError, on first use, if a file is damaged or leads out of the folder.
     """
 
     def __init__(self, folder: RunFolder):
-        folder.require(CONFIG)
-        self.folder = folder
+        self.folder = EnclosedRunFolder(folder.path)
+        self.folder.require(CONFIG)
 
     @property
     def name(self) -> str:
@@ -180,7 +183,7 @@ class RunFiles:
                 split=str(index.get("split", "")),
                 grid=tuple(index["grid"]),
                 ids=[str(item["id"]) for item in listed],
-                images=[(self.folder / item["file"]).read_bytes() for item in listed],
+                images=[(self.folder / _sample_file(item["file"])).read_bytes() for item in listed],
                 codes=np.array([item["codes"] for item in listed], np.int8),
                 scores=np.array([item["scores"] for item in listed], np.float64),
                 prompts=index.get("prompt_groups"),
@@ -230,6 +233,14 @@ class RunFiles:
 
     def _scores(self) -> dict[str, SplitScores]:
         return read_scores(self.folder) if self._any(SCORES) else {}
+
+
+def _sample_file(name: Any) -> str:
+    """Return a path from samples/index.json; ValueError unless it is that of a file in samples/."""
+    parent, _, file = str(name).rpartition("/")
+    if parent != SAMPLES or not is_file_name(file):
+        raise ValueError(f"it names the image {name!r}, which is not in {SAMPLES}/")
+    return name
 
 
 def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -47,7 +47,8 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
     the log of asyncio are filtered, see `_failed_reads_kept_quiet`.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
-    path = (folder / CHECKPOINTS).resolve() if folder.is_local else folder / CHECKPOINTS
+    path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
+    path = path.resolve() if folder.is_local else path
     with _failed_reads_kept_quiet(), contextlib.closing(ocp.CheckpointManager(path, options=options)) as manager:
         yield manager
 

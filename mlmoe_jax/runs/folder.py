@@ -13,8 +13,10 @@ import contextlib
 import json
 from typing import Any
 
+from etils import epath
+
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.storage import Folder, to_json
+from mlmoe_jax.runtime.storage import Folder, open_to_append, to_json
 
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
@@ -39,9 +41,12 @@ class RunFolder(Folder):
 
     def adopt(self, other: RunFolder) -> None:
         """Copy all files of another run folder, its config last: with it this is a run folder, not before."""
-        names = [str(path)[len(str(other)) :].lstrip("/") for path in other.files()]
-        for name in sorted(set(names) - {".lock"}, key=lambda name: (name == CONFIG, name)):
+        for name in sorted(set(other.files()) - {".lock"}, key=lambda name: (name == CONFIG, name)):
             self.write_bytes(name, (other / name).read_bytes())
+
+    def below(self, name: str) -> RunFolder:
+        """Return the run folder `name` in this one; UserError if it is a link out of this one."""
+        return RunFolder(self.inside(name))
 
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:
@@ -49,7 +54,7 @@ class RunFolder(Folder):
         line = to_json(row) + "\n"
         path = self / METRICS
         if self.is_local:
-            with open(path, "a") as file:
+            with open_to_append(path) as file:
                 file.write(line)
         else:
             path.write_text((path.read_text() if path.exists() else "") + line)
@@ -67,3 +72,10 @@ class RunFolder(Folder):
         """Remove the lines of steps beyond `step`, which a resumed run will write again."""
         kept = [row for row in self.rows() if row["step"] <= step]
         self.write_text(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+class EnclosedRunFolder(RunFolder):
+    """A run folder of which only files inside are read: what is made of them, such as a report, is passed on."""
+
+    def __truediv__(self, name: str) -> epath.Path:
+        return self.inside(name)

@@ -41,7 +41,7 @@ class EventFiles:
 
         self._folder, self._event = folder, event_pb2.Event
         self._kept = None if folder.is_local else tempfile.TemporaryDirectory()
-        where = Path(self._kept.name if self._kept else folder / TENSORBOARD)
+        where = Path(self._kept.name if self._kept else folder.writable_folder(TENSORBOARD))
         where.mkdir(parents=True, exist_ok=True)
         self._file = EventsWriter(str(where / "events"), f".from{first_step}")
         if first_step:

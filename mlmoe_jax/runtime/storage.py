@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import fcntl
 import importlib.util
 import io
@@ -38,6 +39,39 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
+# ------------------------------------------------------------------------------------------- names and links of others
+_LONGEST_NAME = 255  # bytes, on common file systems
+_NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a symbolic link, a pipe, a folder
+
+
+def is_file_name(value: Any) -> bool:
+    """Return whether a value that was read from a file is the name of a file in a folder, and not a path."""
+    if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
+        return False
+    try:
+        return len(os.fsencode(value)) <= _LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
+
+
+def open_to_append(path: str | os.PathLike) -> TextIO:
+    """Open a local text file to append to it; UserError if it is a symbolic link, a pipe or a folder.
+
+    Appending is the only way in which a file is changed in place, so a link of the same name must not be followed.
+    """
+    try:
+        return open(path, "a", opener=_open_without_links)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE:
+            raise UserError(f"{path} is not a regular file, and only such a file is written to; remove it") from error
+        raise
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    # O_NONBLOCK: opening a pipe that has no reader fails instead of waiting for one.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 class Folder:
     """A folder at a local path or an address such as gs://bucket/name, whose files are replaced whole."""
 
@@ -52,6 +86,25 @@ class Folder:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    # ------------------------------------------------------------------------------------------------ places inside
+    def inside(self, name: str) -> epath.Path:
+        """Return the path `name`, such as samples/0000.jpg; UserError if it leads out of the folder, also by a link."""
+        if not all(map(is_file_name, name.split("/"))):
+            raise UserError(f"{name!r} does not name a file in the {self.kind} {self}; a path without .. is needed")
+        path = self.path / name
+        if self.is_local:
+            real = os.path.realpath(path)
+            if not Path(real).is_relative_to(os.path.realpath(self.path)):
+                raise UserError(f"{path} is a link out of the {self.kind} {self}, to {real}; replace it by a copy")
+        return path
+
+    def writable_folder(self, name: str) -> epath.Path:
+        """Return the path of a folder for files that are written one by one; UserError if it or an entry leads out."""
+        path = self.inside(name)
+        for entry in path.iterdir() if self.is_local and path.is_dir() else ():
+            self.inside(f"{name}/{entry.name}")
+        return path
 
     # ------------------------------------------------------------------------------------------------ opening
     def require_place(self) -> None:
@@ -74,7 +127,7 @@ class Folder:
         if not self.is_local:  # object stores have no locks
             yield
             return
-        with open(self.path / ".lock", "w") as lock:
+        with open_to_append(self.path / ".lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -89,9 +142,14 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------ whole files
     def write_bytes(self, name: str, content: bytes) -> None:
-        """Replace a file whole: a reader, or a crash, sees the old content or the new."""
-        path = self / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Replace a file whole: a reader, or a crash, sees the old content or the new.
+
+        A symbolic link of this name is replaced, not followed. Raises UserError if its folder leads out of this one.
+        """
+        parent, below, last = name.rpartition("/")
+        place = self.inside(parent) if below else self.path
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / last
         if not self.is_local:
             path.write_bytes(content)
             return
@@ -119,15 +177,17 @@ class Folder:
         table.writerows([columns, *rows])
         self.write_text(name, buffer.getvalue())
 
-    def files(self) -> Iterator[epath.Path]:
-        """Yield all files below the folder."""
-        waiting = [self.path]
+    def files(self) -> Iterator[str]:
+        """Yield the names of all files below the folder, such as samples/0000.jpg; UserError at a link out of it."""
+        waiting = [""]
         while waiting:
-            for path in waiting.pop().iterdir():
-                if path.is_dir():
-                    waiting.append(path)
+            below = waiting.pop()
+            for entry in (self.path / below).iterdir():
+                name = f"{below}{entry.name}"
+                if self.inside(name).is_dir():
+                    waiting.append(f"{name}/")
                 else:
-                    yield path
+                    yield name
 
     def read_text(self, name: str) -> str:
         """Return a text file."""
@@ -146,14 +206,17 @@ def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
     """Yield the path of a local file to write; it becomes `path` if the block succeeds and is removed otherwise.
 
     It is a hidden file in the same folder, so that renaming is atomic; for an object store, whose uploads are atomic,
-    it is in a temporary folder. alone: no other process writes the same file at the same time.
+    it is in a temporary folder. alone: no other process writes the same file at the same time. The file is created
+    anew, so that no link under its name or under `path` is followed.
     """
     local = "://" not in str(path)
     with contextlib.ExitStack() as stack:
         if local:
             partial = Path(path).with_name(f".{path.name}.{'' if alone else f'{os.getpid()}.'}tmp")
+            partial.unlink(missing_ok=True)  # that of a process that was killed
         else:
             partial = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
+        open(partial, "x").close()
         try:
             yield partial
             with open(partial, "rb") as file:

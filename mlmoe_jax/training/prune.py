@@ -62,16 +62,16 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
     _require_prunable(config)
     search = copy.deepcopy(config)
     search.model.prompts.pruning = "learned"
-    require_same_config(search, RunFolder(folder / SEARCH))
+    require_same_config(search, folder.below(SEARCH))
     with folder.writing() if distributed.is_first() else contextlib.nullcontext():
-        _train_once(search, RunFolder(folder / SEARCH), "training with learned masks")
+        _train_once(search, folder.below(SEARCH), "training with learned masks")
         importance = _importance(folder, config)
         levels = make_levels(importance, config.prune)
         results = {}
         for number, level in enumerate(levels, start=1):
             of_level = at_level(config, level)
             results[level] = _train_once(
-                of_level, RunFolder(folder / LEVELS / level.name), f"level {number} of {len(levels)}, {level.name}"
+                of_level, folder.below(f"{LEVELS}/{level.name}"), f"level {number} of {len(levels)}, {level.name}"
             )
             if distributed.is_first():
                 _write_table(folder, results)
@@ -79,7 +79,7 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
         best = max(results, key=lambda level: results[level][split]["mAP"])
         status(f"chosen on {split}: {best.name}")
         if distributed.is_first():
-            folder.adopt(RunFolder(folder / LEVELS / best.name))
+            folder.adopt(folder.below(f"{LEVELS}/{best.name}"))
     return results[best]
 
 
@@ -184,7 +184,7 @@ def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
     if distributed.broadcast_from_first((folder / name).exists()):
         with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
             return dict(stored)
-    measured = measure_importance(open_run(RunFolder(folder / SEARCH)), how=config.prune.importance, seed=config.seed)
+    measured = measure_importance(open_run(folder.below(SEARCH)), how=config.prune.importance, seed=config.seed)
     if distributed.is_first():
         folder.write_npz(name, **measured)
     return measured

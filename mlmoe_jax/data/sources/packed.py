@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tempfile
 import threading
 from collections import OrderedDict
@@ -32,6 +33,7 @@ from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.cache import cache_folder
+from mlmoe_jax.runtime.storage import is_file_name
 
 MANIFEST, UNFINISHED, FORMAT = "manifest.json", "unfinished.json", 1
 
@@ -50,9 +52,14 @@ class PackedFile:
     records: int = 0
 
     @classmethod
-    def of(cls, entry: dict) -> PackedFile:
-        """Read an entry of the manifest."""
-        return cls(entry["file"], entry["bytes"], entry["sha256"], entry.get("records", 0))
+    def of(cls, entry: dict, manifest: epath.Path) -> PackedFile:
+        """Read an entry of the file `manifest`; UserError if it does not name a file in the same folder or a sha256."""
+        file = entry.get("file")
+        if not is_file_name(file):
+            raise UserError(f"{manifest} names the file {file!r}, which is not in its folder; pack the data set again")
+        if not re.fullmatch("[0-9a-f]{64}", str(entry.get("sha256"))):
+            raise UserError(f"{manifest} has no sha256 of 64 hex digits for {file}; pack the data set again")
+        return cls(file, entry["bytes"], entry["sha256"], entry.get("records", 0))
 
 
 def open_packed(root: str | os.PathLike, split: str) -> Split:
@@ -65,7 +72,7 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
     if split not in manifest["splits"]:
         raise UserError(f"data set packed has no split '{split}'; it has {', '.join(manifest['splits'])}")
     of_split = manifest["splits"][split]
-    table, shards = PackedFile.of(of_split["labels"]), [PackedFile.of(entry) for entry in of_split["shards"]]
+    table, *shards = (PackedFile.of(entry, folder / MANIFEST) for entry in (of_split["labels"], *of_split["shards"]))
     if wrong := next(_sizes(folder, [table, *shards]), ""):
         raise UserError(wrong)
     content = (folder / table.file).read_bytes()
@@ -89,7 +96,8 @@ def verify(root: str | os.PathLike) -> Iterator[str]:
     """
     folder, manifest = read_manifest(root)
     splits = manifest["splits"].values()
-    files = [PackedFile.of(entry) for split in splits for entry in (split["labels"], *split["shards"])]
+    entries = [entry for split in splits for entry in (split["labels"], *split["shards"])]
+    files = [PackedFile.of(entry, folder / MANIFEST) for entry in entries]
     with ThreadPoolExecutor(STREAMS if "://" in str(folder) else os.cpu_count()) as pool:
         yield from pool.map(functools.partial(_verify_file, folder), files)
 
@@ -238,7 +246,7 @@ def _cached(folder: str, shard: PackedFile) -> str:
     try:
         local.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=local.parent, prefix="fetching-") as place:
-            partial = Path(place) / shard.file
+            partial = Path(place) / "shard"
             source.copy(partial)
             with open(partial, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -136,7 +136,7 @@ def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> l
     for combination in itertools.product(*(one.values for one in swept)):
         values = {one.key: value for one, value in zip(swept, combination, strict=True)}
         name = folder_name({short[key]: value for key, value in values.items()})
-        run = GridRun(name, values, copy.deepcopy(config), RunFolder(folder / name))
+        run = GridRun(name, values, copy.deepcopy(config), folder.below(name))
         run.config.update_from_flattened_dict(values)
         try:
             configuration.validate(run.config)
