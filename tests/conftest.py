@@ -48,6 +48,15 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
+def precious(tmp_path_factory):
+    """A file of the user's in a folder of its own, which nothing may change."""
+    path = tmp_path_factory.mktemp("precious") / "notes.txt"
+    path.write_text("precious")
+    yield path
+    assert [(found, found.read_text()) for found in path.parent.iterdir()] == [(path, "precious")]
+
+
+@pytest.fixture
 def refusal():
     """A function that makes a call, expects UserError with one sentence, and returns the sentence."""
 

@@ -91,7 +91,7 @@ class Folder:
     def inside(self, name: str) -> epath.Path:
         """Return the path `name`, such as samples/0000.jpg; UserError if it leads out of the folder, also by a link."""
         if not all(map(is_file_name, name.split("/"))):
-            raise UserError(f"{name!r} does not name a file in the {self.kind} {self}; a path without .. is needed")
+            raise UserError(f"{name!r} does not name a file in the {self.kind} {self}; give a path below it")
         path = self.path / name
         if self.is_local:
             real = os.path.realpath(path)

@@ -1,5 +1,11 @@
+import os
+from pathlib import Path
+
 import pytest
-from helpers.packing import write_voc
+from etils.epath import testing as epath_testing
+from helpers.packing import config_of, write_voc
+
+from mlmoe_jax.data.pack import pack
 
 
 @pytest.fixture
@@ -7,3 +13,39 @@ def small_voc(tmp_path):
     """A root with a VOC 2012 folder to pack."""
     write_voc(tmp_path / "voc")
     return tmp_path / "voc"
+
+
+@pytest.fixture
+def packed_folder(small_voc, tmp_path):
+    pack(config_of(small_voc), tmp_path / "out")
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """Map gs:// addresses to a folder that, like an object store, supports neither appending nor renaming."""
+    store = tmp_path / "store"
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+
+    def here(path) -> str:
+        return os.fspath(path).replace("gs://", f"{store}/")
+
+    def mapped(original, path, *arguments, **options):
+        return original(here(path), *arguments, **options)
+
+    def open_file(original, path, mode):
+        assert "a" not in mode
+        Path(here(path)).parent.mkdir(parents=True, exist_ok=True)
+        return original(here(path), mode)
+
+    def copy(original, path, target, overwrite):
+        copies.append((str(path), str(target)))
+        return original(here(path), here(target), overwrite=overwrite)
+
+    def unsupported(*_, **__):
+        raise AssertionError("object stores do not support this")
+
+    copies: list[tuple[str, str]] = []
+    same = dict.fromkeys(("exists", "isdir", "listdir", "makedirs", "mkdir", "remove", "stat"), mapped)
+    with epath_testing.mock_epath(**same, open=open_file, copy=copy, rename=unsupported, replace=unsupported):
+        yield copies

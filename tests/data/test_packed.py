@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,12 +18,6 @@ from mlmoe_jax.data.pack import pack
 from mlmoe_jax.data.sources import packed
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, verify
-
-
-@pytest.fixture
-def packed_folder(small_voc, tmp_path):
-    pack(config_of(small_voc), tmp_path / "out")
-    return tmp_path / "out"
 
 
 def flip(path: Path, at: int) -> None:
@@ -99,36 +92,6 @@ def test_readers_open_lazily_are_limited_and_can_be_pickled(packed_folder, monke
 
 
 # ------------------------------------------------------------------------------------------------------- object stores
-@pytest.fixture
-def bucket(tmp_path, monkeypatch):
-    """Map gs:// addresses to a folder that, like an object store, supports neither appending nor renaming."""
-    store = tmp_path / "store"
-    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-
-    def here(path) -> str:
-        return os.fspath(path).replace("gs://", f"{store}/")
-
-    def mapped(original, path, *arguments, **options):
-        return original(here(path), *arguments, **options)
-
-    def open_file(original, path, mode):
-        assert "a" not in mode
-        Path(here(path)).parent.mkdir(parents=True, exist_ok=True)
-        return original(here(path), mode)
-
-    def copy(original, path, target, overwrite):
-        copies.append((str(path), str(target)))
-        return original(here(path), here(target), overwrite=overwrite)
-
-    def unsupported(*_, **__):
-        raise AssertionError("object stores do not support this")
-
-    copies: list[tuple[str, str]] = []
-    same = dict.fromkeys(("exists", "isdir", "listdir", "makedirs", "mkdir", "remove", "stat"), mapped)
-    with epath_testing.mock_epath(**same, open=open_file, copy=copy, rename=unsupported, replace=unsupported):
-        yield copies
-
-
 def test_packing_into_an_object_store_writes_the_same_files(small_voc, tmp_path, bucket):
     pack(config_of(small_voc), tmp_path / "local")
     assert pack(config_of(small_voc), "gs://bucket/packed") == 0

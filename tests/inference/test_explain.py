@@ -246,6 +246,17 @@ def test_invalid_requests_are_user_errors(make_run, tmp_path, refusal):
     assert not list(tmp_path.iterdir())
 
 
+def test_samples_are_neither_removed_nor_written_through_a_link(make_run, tmp_path, refusal):
+    run, outside, folder = make_run(MLMOE), tmp_path / "outside", RunFolder(tmp_path / "run")
+    outside.mkdir()
+    (outside / "holiday.jpg").write_bytes(b"precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "samples").symlink_to(outside)
+    sentence = refusal(write_samples, folder, run, made_up(), count=10)
+    assert sentence == f"{folder}/samples is a link out of the run folder {folder}, to {outside}; replace it by a copy"
+    assert [path.read_bytes() for path in outside.iterdir()] == [b"precious"]
+
+
 def test_a_run_explains_its_first_test_split(make_run, tmp_path, monkeypatch):
     run, names = make_run(MLMOE), []
     run = replace(run, config=run.config.copy_and_resolve_references())

@@ -9,6 +9,7 @@ import types
 
 import jax
 import numpy as np
+import pytest
 from helpers.made_run import (
     NAMES,
     SECTIONS,
@@ -88,6 +89,41 @@ def test_missing_runs_and_damaged_files_are_user_errors(tmp_path, run, refusal, 
         folder.write_bytes(name, content)
         assert name in refusal(page.write_report, folder)
         assert not (folder / page.REPORT).exists()
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../a.jpg", "samples/../../a.jpg", "config.json", "samples/", 5, None])
+def test_a_sample_is_a_file_in_samples(tmp_path, run, refusal, no_bundle, name):
+    folder = RunFolder(tmp_path / "run")
+    folder.adopt(run)
+    (tmp_path / "a.jpg").write_text("outside")
+    index = folder.read_json("samples/index.json")
+    index["samples"][1]["file"] = name
+    folder.write_json("samples/index.json", index)
+    sentence = f"{folder}/samples/index.json is damaged: it names the image {name!r}, which is not in samples/"
+    assert refusal(page.write_report, folder, output=tmp_path / "a.html") == sentence
+    assert not (tmp_path / "a.html").exists()
+
+
+@pytest.mark.parametrize("link", ["samples/0000.jpg", "samples", "metrics.jsonl", "config.json", "scores.npz"])
+def test_no_file_outside_the_run_folder_is_embedded(tmp_path, run, refusal, no_bundle, link):
+    folder, outside = RunFolder(tmp_path / "run"), tmp_path / "outside"
+    folder.adopt(run)
+    (tmp_path / "run" / link).rename(outside)
+    (tmp_path / "run" / link).symlink_to(outside)
+    sentence = refusal(page.write_report, folder, output=tmp_path / "a.html")
+    assert sentence.startswith(f"{folder}/{link}")
+    assert f" is a link out of the run folder {folder}, to {outside}" in sentence
+    if link == "scores.npz":
+        assert sentence == refusal(page.write_report, run, against=folder, output=tmp_path / "a.html")
+    assert not (tmp_path / "a.html").exists()
+
+
+@pytest.mark.parametrize("link", [page.REPORT, f".{page.REPORT}.tmp"])
+def test_a_page_is_not_written_through_a_link(tmp_path, run, precious, no_bundle, link):
+    folder = RunFolder(tmp_path / "run")
+    folder.write_text("config.json", run.read_text("config.json"))
+    (tmp_path / "run" / link).symlink_to(precious)
+    assert page.write_report(folder).read_text().startswith("<!doctype html>")
 
 
 def test_runs_without_scores_cannot_be_compared(run, tmp_path, refusal, no_bundle):

@@ -304,3 +304,15 @@ def test_evaluation_leaves_a_checkpoint_that_is_being_written_alone(folder):
     with open_manager(folder, writing=False) as manager:
         assert restore_newest(manager, selected=make_state(0).ema).step == 1
     assert half.exists()
+
+
+@pytest.mark.parametrize("link", ["checkpoints", "checkpoints/3"])
+def test_checkpoints_are_not_written_through_a_link(folder, precious, refusal, link):
+    Path(folder / link).parent.mkdir(exist_ok=True)
+    Path(folder / link).symlink_to(precious.parent)
+
+    def write():
+        with open_manager(folder):
+            pass
+
+    assert refusal(write).startswith(f"{folder / link} is a link out of the run folder {folder}, to {precious.parent};")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmoe_jax.runs.folder import METRICS, RunFolder
+from mlmoe_jax.runs.folder import METRICS, EnclosedRunFolder, RunFolder
 
 
 @pytest.fixture
@@ -146,6 +146,75 @@ def test_a_crash_leaves_the_old_content(folder, monkeypatch, crash_in):
 def test_damaged_json_is_one_sentence(folder, refusal, content):
     folder.write_bytes("results.json", content)
     assert refusal(folder.read_json, "results.json").startswith(f"{folder}/results.json is damaged: ")
+
+
+# ------------------------------------------------------------------------------------------------ links of others
+@pytest.mark.parametrize("link", ["report.html", ".report.html.tmp", "metrics.jsonl", ".metrics.jsonl.tmp"])
+def test_a_link_in_the_place_of_a_file_is_replaced(folder, precious, link):
+    os.symlink(precious, folder / link)
+    folder.write_text("report.html", "page")
+    folder.drop_rows_after(0)
+    assert folder.read_text("report.html") == "page"
+    assert folder.rows() == []
+    assert not any(path.is_symlink() for path in Path(folder.path).iterdir())
+
+
+def test_the_lock_is_neither_emptied_nor_taken_through_a_link(tmp_path, precious, refusal):
+    def write():
+        with RunFolder(tmp_path).writing():
+            return (tmp_path / ".lock").read_text()
+
+    (tmp_path / ".lock").write_text("kept")
+    assert write() == "kept"
+    (tmp_path / ".lock").unlink()
+    (tmp_path / ".lock").symlink_to(precious)
+    sentence = f"{tmp_path}/.lock is not a regular file, and only such a file is written to; remove it"
+    assert refusal(write) == sentence
+    (tmp_path / ".lock").unlink()
+    os.link(precious, tmp_path / ".lock")
+    assert write() == "precious"
+
+
+def test_a_row_is_not_appended_through_a_link(folder, precious, refusal):
+    os.symlink(precious, folder / METRICS)
+    assert "metrics.jsonl is not a regular file" in refusal(folder.append_row, {"step": 1})
+
+
+def test_folders_that_lead_out_are_not_written_to(folder, precious, tmp_path, refusal):
+    os.symlink(precious.parent, folder / "eval")
+    os.symlink(tmp_path / "nowhere", folder / "samples")
+    for name in ("eval/notes.txt", "eval/new/a.json", "samples/index.json"):
+        link = name.rpartition("/")[0]
+        sentence = refusal(folder.write_text, name, "{}")
+        assert sentence.startswith(f"{folder}/{link} is a link out of the run folder {folder}, to ")
+        assert sentence.endswith("; replace it by a copy")
+    for name in ("../a", "/a", "eval/../../a"):
+        assert "does not name a file in the run folder" in refusal(folder.write_text, name, "{}")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_run_below_and_its_files_are_inside(folder, precious, tmp_path, refusal):
+    level = folder.below("prune/levels/a")
+    level.write_text("config.json", "{}")
+    level.write_text("eval/results.json", "{}")
+    chosen = RunFolder(tmp_path / "chosen")
+    chosen.adopt(level)
+    assert sorted(chosen.files()) == ["config.json", "eval/results.json"]
+    os.symlink(precious, level / "labels.txt")
+    assert "labels.txt is a link out of the run folder" in refusal(RunFolder(tmp_path / "next").adopt, level)
+    os.symlink(precious.parent, folder / "prune/levels/b")
+    assert f"{folder}/prune/levels/b is a link out of" in refusal(folder.below, "prune/levels/b")
+
+
+def test_an_enclosed_folder_reads_nothing_outside(folder, precious, refusal):
+    folder.write_text("labels.txt", "a\n")
+    os.symlink(precious, folder / METRICS)
+    os.symlink("labels.txt", folder / "names.txt")
+    enclosed = EnclosedRunFolder(folder.path)
+    assert enclosed.read_text("names.txt") == "a\n"
+    assert folder.rows() == [], "a link is read elsewhere, as in a download with its files in a cache"
+    assert "metrics.jsonl is a link out of the run folder" in refusal(enclosed.rows)
+    assert "does not name a file" in refusal(enclosed.read_text, "../x")
 
 
 # ----------------------------------------------------------------------------------------------------- metric rows

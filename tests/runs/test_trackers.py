@@ -48,6 +48,13 @@ def test_rows_become_scalars_and_a_resumed_run_takes_back_what_it_repeats(tmp_pa
     assert marks == [3], "TensorBoard leaves out what came before this with a step from 3 on"
 
 
+@pytest.mark.parametrize("link", ["tensorboard", "tensorboard/events"])
+def test_events_are_not_written_through_a_link(tmp_path, precious, refusal, link):
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(precious.parent)
+    assert f"{tmp_path}/{link} is a link out of the run folder" in refusal(EventFiles, RunFolder(tmp_path), 0)
+
+
 def test_an_object_store_gets_the_whole_file(tmp_path):
     folder = RunFolder(tmp_path)
     folder.is_local = False

@@ -3,7 +3,7 @@ import os
 import pytest
 from etils import epath
 
-from mlmoe_jax.runtime.storage import Target, opened, whole_file
+from mlmoe_jax.runtime.storage import Folder, Target, is_file_name, open_to_append, opened, whole_file
 
 
 def test_a_file_appears_whole(tmp_path):
@@ -44,3 +44,94 @@ def test_an_output_that_cannot_be_written(tmp_path, refusal):
     write(tmp_path / "a.csv")
     assert (tmp_path / "a.csv").read_text() == "x\n"
     assert refusal(write, tmp_path / "none" / "a.csv").startswith(f"cannot write {tmp_path / 'none' / 'a.csv'}: ")
+
+
+# ------------------------------------------------------------------------------------------- names and links of others
+@pytest.mark.parametrize("name", ["a.arrayrecord", ".hidden", "..a", "a b", "grün", "x" * 255])
+def test_names_of_files(name):
+    assert is_file_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", "a/", "a\0b", "\ud800", "x" * 256, 5, None, [""]])
+def test_values_that_are_not_names_of_files(name):
+    assert not is_file_name(name)
+
+
+def test_a_link_under_a_temporary_name_is_replaced(tmp_path, precious):
+    (tmp_path / ".a.bin.tmp").symlink_to(precious)
+    with whole_file(epath.Path(tmp_path / "a.bin")) as partial:
+        assert not partial.is_symlink()
+        partial.write_bytes(b"new")
+    assert (tmp_path / "a.bin").read_bytes() == b"new"
+
+
+def test_a_temporary_file_that_another_process_makes_in_between_is_left_alone(tmp_path, precious, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.unlink", lambda path, missing_ok: None)
+    (tmp_path / ".a.bin.tmp").symlink_to(precious)
+    with pytest.raises(FileExistsError), whole_file(epath.Path(tmp_path / "a.bin")):
+        pass
+
+
+def test_output_does_not_follow_links(tmp_path, precious):
+    (tmp_path / f".p.csv.{os.getpid()}.tmp").symlink_to(precious)
+    (tmp_path / "p.csv").symlink_to(precious)
+    with opened(Target(epath.Path(tmp_path / "p.csv"), "csv")) as file:
+        file.write("x\n")
+    assert (tmp_path / "p.csv").read_text() == "x\n"
+    assert not (tmp_path / "p.csv").is_symlink()
+
+
+def test_files_are_only_appended_to_in_place(tmp_path, precious, refusal):
+    with open_to_append(tmp_path / "a") as file:
+        file.write("1\n")
+    with open_to_append(tmp_path / "a") as file:
+        file.write("2\n")
+    assert (tmp_path / "a").read_text() == "1\n2\n"
+    (tmp_path / "link").symlink_to(precious)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("link", "pipe", "folder"):
+        sentence = f"{tmp_path / name} is not a regular file, and only such a file is written to; remove it"
+        assert refusal(open_to_append, tmp_path / name) == sentence
+    with pytest.raises(FileNotFoundError):
+        open_to_append(tmp_path / "none" / "a")
+
+
+def test_a_folder_names_only_what_is_inside(tmp_path, precious, refusal):
+    folder = Folder(tmp_path / "linked")
+    (tmp_path / "real" / "eval").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "same").symlink_to("eval")
+    (tmp_path / "real" / "out").symlink_to(precious.parent)
+    (tmp_path / "real" / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "real" / "round").symlink_to("round")
+    for name in ("eval", "eval/new.json", "same/new.json", "new/er", "round"):
+        assert str(folder.inside(name)) == f"{folder}/{name}"
+    for name in ("..", "../real/eval", "eval/../..", "/etc/passwd", "", "eval//x"):
+        sentence = f"{name!r} does not name a file in the folder {folder}; give a path below it"
+        assert refusal(folder.inside, name) == sentence
+    for name, real in (("out", precious.parent), ("out/notes.txt", precious), ("gone", tmp_path / "nowhere")):
+        sentence = f"{folder}/{name} is a link out of the folder {folder}, to {real}; replace it by a copy"
+        assert refusal(folder.inside, name) == sentence
+    store = Folder("gs://bucket/set")
+    assert str(store.inside("a/b")) == "gs://bucket/set/a/b"
+    assert "does not name a file in" in refusal(store.inside, "../a")
+
+
+def test_a_folder_is_written_to_only_if_no_entry_leads_out(tmp_path, precious, refusal):
+    folder = Folder(tmp_path / "run")
+    assert str(folder.writable_folder("checkpoints")) == f"{tmp_path}/run/checkpoints"
+    (tmp_path / "run" / "checkpoints" / "8").mkdir(parents=True)
+    folder.writable_folder("checkpoints")
+    (tmp_path / "run" / "checkpoints" / "12").symlink_to(precious.parent)
+    sentence = refusal(folder.writable_folder, "checkpoints")
+    assert sentence.startswith(f"{folder}/checkpoints/12 is a link out of the folder {folder}")
+
+
+def test_files_below_a_folder_are_named_and_none_is_outside(tmp_path, precious, refusal):
+    folder = Folder(tmp_path / "run")
+    for name in ("a", "b/c", "b/d/e"):
+        folder.write_text(name, name)
+    assert sorted(folder.files()) == ["a", "b/c", "b/d/e"]
+    (tmp_path / "run" / "b" / "out").symlink_to(precious.parent)
+    assert "b/out is a link out of" in refusal(list, folder.files())
