@@ -33,6 +33,7 @@ RULES: Registry[tuple[Source, ...]] = Registry(
         "graph": "mlmoe_jax.pretrained.rules.graph:SOURCES",
         "vit": "mlmoe_jax.pretrained.rules.vit:SOURCES",
         "cnn": "mlmoe_jax.pretrained.rules.cnn:SOURCES",
+        "efficientnet": "mlmoe_jax.pretrained.rules.efficientnet:SOURCES",
     },
 )
 SOURCES = tuple(source for file in RULES for source in RULES[file])

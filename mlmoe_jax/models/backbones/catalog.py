@@ -10,6 +10,7 @@ FAMILIES: Registry[dict[str, Entry]] = Registry(
         "vit": "mlmoe_jax.models.backbones.vit:ENTRIES",
         "resnet": "mlmoe_jax.models.backbones.resnet:ENTRIES",
         "convnext": "mlmoe_jax.models.backbones.convnext:ENTRIES",
+        "efficientnet": "mlmoe_jax.models.backbones.efficientnet:ENTRIES",
     },
 )
 CATALOG: dict[str, Entry] = {name: entry for family in FAMILIES for name, entry in FAMILIES[family].items()}

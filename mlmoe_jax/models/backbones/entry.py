@@ -14,6 +14,9 @@ class Entry:
     """One backbone. `file` is looked for in the package, then in the cache folder; `address` is where it is published.
     Without them it has no published weights.
 
+    package: for weights that are installed with pip instead of downloaded, PACKAGE/FOLDER, the folder of `file` in an
+    installed Python package, which comes before the cache.
+
     mean, std: of each channel, for pixel values in 0…1. image_size: the usual input side in pixels. final_norm: whether
     the papers read its features after the last LayerNorm. sha256: of the file, where its publisher says it; otherwise
     the first download is pinned (the hub's own checksums are used in any case).
@@ -28,6 +31,7 @@ class Entry:
     licence: str = ""
     final_norm: bool = True
     sha256: str = ""
+    package: str = ""
 
 
 def torchvision_entry(shape: BackboneShape, file: str) -> Entry:

