@@ -1,4 +1,4 @@
-"""Weights from a file into a module, by a rule table that must account for every tensor."""
+"""Load weights from a file into a module, by a rule table that must account for every tensor."""
 
 import re
 import zipfile
@@ -24,7 +24,7 @@ from mlmoe_jax.pretrained.torch_file import read_torch_file
 from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime.registry import Registry
 
-# The first layout that a file's names are of is taken: whole models before the backbones that they hold.
+# The first layout that matches the names in a file is used, so whole models precede the backbones that they contain.
 RULES: Registry[tuple[Source, ...]] = Registry(
     "rules file",
     {
@@ -37,8 +37,8 @@ RULES: Registry[tuple[Source, ...]] = Registry(
     },
 )
 SOURCES = tuple(source for file in RULES for source in RULES[file])
-# What may stand before all names of a model: its place in a training state, DataParallel, and the name that MoCo v3 or
-# a classifier of Hugging Face's gives its backbone.
+# Possible prefixes of all names of a model: its position in a training state, DataParallel, and the name of the
+# backbone in MoCo v3 or in a classifier of Hugging Face.
 _WRAPPERS = re.compile(
     r"(?:opt/target/|state_dict\.|model\.|module\.|base_encoder\.|vit\.|dinov2\.|dinov2_with_registers\.)*"
 )
@@ -48,7 +48,7 @@ _TYPES = {
     "BF16": ml_dtypes.bfloat16,
     "BOOL": np.bool_,
 }
-# What numpy and safetensors raise on damaged files, and on types that numpy does not have.
+# Exceptions of numpy and safetensors for damaged files, and for types that numpy does not have.
 _UNREADABLE = (
     SafetensorError,
     zipfile.BadZipFile,
@@ -63,9 +63,11 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading did: the layout it recognised, the values it filled, those among them whose tensor had another
-    shape with the same elements, the tensors of the file that the layout lets go unused, and the values that it
-    allows to be missing, which were left as they are; and whether labels are in alphabetical order, see Source.
+    """The result of loading weights.
+
+    source: the layout of the file. loaded: the paths of the values that were filled. reshaped: those of them whose
+    tensor had another shape with the same elements. unused: the tensors of the file that were not used. missing: the
+    paths of optional values that the file does not contain and that were not changed. sorted_labels: see Source.
     """
 
     source: str
@@ -78,9 +80,9 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Mapped:
-    """A file in our terms: its values by path, which of them may be reshaped, and the names that no rule took.
+    """The values of a file by parameter path, the paths that may be reshaped, and the tensors that match no rule.
 
-    wrapper: what stood before all its names.
+    wrapper: the common prefix of all names in the file.
     """
 
     path: Path
@@ -93,7 +95,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one tensor gives to a value, its places along the rule's axes, and its name in the file."""
+    """The part of a value that comes from one tensor, its places along the axes of the rule, and its tensor name."""
 
     rule: Rule
     places: tuple[int, ...]
@@ -102,7 +104,7 @@ class _Piece:
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read all tensors of a weights file; UserError says what is wrong with one that cannot be read."""
+    """Read all tensors of a weights file; raises UserError with the cause if it cannot be read."""
     if path.name.endswith(TORCH_SUFFIXES):
         return read_torch_file(path)
     try:
@@ -122,19 +124,20 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
-    except (KeyError, AttributeError):  # its reader for numpy does not know bfloat16
+    except (KeyError, AttributeError):  # its numpy reader does not support bfloat16
         tensors = deserialize(path.read_bytes())
         if strange := {tensor["dtype"] for _, tensor in tensors} - set(_TYPES):
-            raise ValueError(f"numbers of type {', '.join(sorted(strange))} are not read") from None
+            raise ValueError(f"numbers of type {', '.join(sorted(strange))} are not supported") from None
         return {name: np.frombuffer(t["data"], _TYPES[t["dtype"]]).reshape(t["shape"]) for name, t in tensors}
 
 
 def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source | None = None) -> LoadReport:
-    """Fill the parameters and batch statistics of a module from a file, or from that of a catalogue name.
+    """Fill the parameters and batch statistics of a module from a file, or from the file of a catalog name.
 
-    The layout is recognised from the tensor names unless `source` says it. A backbone takes its part of a file that
-    holds a whole model. Every value must be given a tensor of its shape, and every tensor must be used, but for those
-    that the layout lets go. Raises UserError listing what does not fit; the module is then unchanged.
+    The layout is recognized from the tensor names if `source` is None. If the file holds a whole model and the module
+    is a backbone, only the backbone is read. Every value needs a tensor of its shape, and every tensor must be used,
+    except for those that the layout lists as optional or ignored. Raises UserError with a list of mismatches; the
+    module is then unchanged.
     """
     path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
     whole = any(target.startswith(BACKBONE) for target in _variables(module))
@@ -142,21 +145,22 @@ def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source
 
 
 def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped:
-    """Read a weights file in our terms: for a whole model or its head, or for a backbone alone.
+    """Read a weights file and map its tensors to parameter paths.
 
-    The layout is recognised from the tensor names unless `source` says it. Raises UserError for a file that cannot be
-    read, a layout or a backbone that is not known, and a file without a head where one is wanted, or with nothing else.
+    whole: whether the values are for a whole model or its head; otherwise they are for a backbone alone. The layout is
+    recognized from the tensor names if `source` is None. Raises UserError for a file that cannot be read, an unknown
+    layout or backbone, a file without a head if `whole`, and a file with a head alone if not.
     """
     tensors = read_tensors(path)
     query.refuse_unknown_backbone(tensors)
     if source is None:
         source = _recognise(tensors, path)
         if source.head_alone and not whole:
-            raise UserError(f"{path} ({source.name} layout) holds a head and no backbone; give it as config.init_from")
+            raise UserError(f"{path} ({source.name} layout) holds a head and no backbone; set config.init_from to it")
     if whole and not (source.whole or source.head_alone):
         raise UserError(
-            f"{path} ({source.name} layout) does not hold a whole model; a backbone is named with "
-            "--config.model.backbone.weights"
+            f"{path} ({source.name} layout) does not hold a whole model; set "
+            "config.model.backbone.weights to it if it is a backbone"
         )
     if source.whole and not whole:
         source = source.of_backbone()
@@ -164,7 +168,7 @@ def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped
 
 
 def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
-    """Give a module the values of a file; UserError lists what does not fit, and the module is then unchanged."""
+    """Fill a module with the values of a file; UserError lists mismatches, and the module is then unchanged."""
     source, variables = mapped.source, _variables(module)
     shapes = {target: variable.shape for target, (_, variable) in variables.items()}
     values, reshaped = _reshape(mapped, shapes)
@@ -183,13 +187,13 @@ def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
 
 
 def _variables(module: nnx.Module) -> dict[str, tuple[tuple, nnx.Variable]]:
-    """Return the parameters and batch statistics of a module with their places, by path."""
+    """Return {path: (position, variable)} of the parameters and batch statistics of a module."""
     state = nnx.state(module, (nnx.Param, nnx.BatchStat))
     return {"/".join(map(str, place)): (place, variable) for place, variable in nnx.to_flat_state(state)}
 
 
 def recognise(names: Collection[str]) -> Source | None:
-    """Return the layout that tensor names are of, or None where it is not known."""
+    """Return the layout of these tensor names, or None if it is unknown."""
     return next((source for source in SOURCES if _wrapper(names, source) is not None), None)
 
 
@@ -197,11 +201,11 @@ def _recognise(tensors: dict[str, np.ndarray], path: Path) -> Source:
     if source := recognise(tensors):
         return source
     some = ", ".join(sorted(tensors)[:3])
-    raise UserError(f"{path} has a layout that is not known here; its tensors begin with {some or 'nothing'}")
+    raise UserError(f"{path} has an unknown layout; its first tensors are {some or 'none'}")
 
 
 def _wrapper(names: Collection[str], source: Source) -> str | None:
-    """Return what stands before all names of a file of this layout; None for a file that is not of it."""
+    """Return the common prefix of all names of a file in this layout; None for a file in another layout."""
     found = [name.removesuffix(source.marker) for name in names if name.endswith(source.marker)]
     return min((wrapper for wrapper in found if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)
 
@@ -211,7 +215,7 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
 
 
 def _apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> Mapped:
-    """Turn every tensor whose name begins with what wraps all of them into the values that the rules make of it."""
+    """Convert the tensors of a file to values by the rules of a layout; those without the common prefix are unused."""
     pieces: dict[str, list[_Piece]] = defaultdict(list)
     wrapper, unused = _wrapper(tensors, source) or "", []
     for name, tensor in tensors.items():
@@ -221,7 +225,7 @@ def _apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> 
                 try:
                     pieces[match.expand(rule.target)].append(_Piece(rule, places, name, rule.transform(tensor)))
                 except (ValueError, IndexError) as error:
-                    text = f"tensor {name} of shape {tensor.shape} is not of the {source.name} layout"
+                    text = f"tensor {name} of shape {tensor.shape} does not fit the {source.name} layout"
                     raise UserError(text) from error
                 break
         else:
@@ -232,7 +236,7 @@ def _apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> 
 
 
 def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
-    """Return the value that the tensors of one target make together."""
+    """Return the value that the tensors of one target form together."""
     pieces.sort(key=lambda piece: piece.places)
     by_place = {piece.places: piece.value for piece in pieces}
     if len(by_place) < len(pieces):
@@ -245,7 +249,7 @@ def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
 
 
 def join(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:
-    """Put arrays together that are given by their places along `axes`; ValueError where they do not fit."""
+    """Concatenate arrays, given by their places along `axes`; raises ValueError if their shapes do not fit together."""
     if not axes:
         return pieces[()]
     rows: dict[int, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
@@ -255,7 +259,7 @@ def join(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np
 
 
 def _reshape(mapped: Mapped, shapes: dict[str, tuple]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Give the shapes of the module to the values that may be reshaped; return all, and which were."""
+    """Reshape the values that may be reshaped to the shapes of the module; return all values and the reshaped paths."""
     reshaped = tuple(
         target
         for target in sorted(set(mapped.values) & set(shapes) & mapped.may_reshape)
@@ -265,7 +269,7 @@ def _reshape(mapped: Mapped, shapes: dict[str, tuple]) -> tuple[dict[str, np.nda
 
 
 def _mistakes(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: Mapped) -> list[str]:
-    """Return what keeps the values from filling a module of these shapes."""
+    """Return the mismatches between the values and a module of these shapes."""
     source = mapped.source
     lacking = sorted(set(shapes) - set(values))
     wrong = [f"no tensor for {target}" for target in lacking if not _matches(source.optional, target)]
@@ -280,5 +284,5 @@ def _mistakes(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: M
         if value.shape != shapes[target]:
             wrong.append(f"{target} has shape {value.shape} instead of {shapes[target]}")
         elif not jnp.issubdtype(value.dtype, jnp.floating):
-            wrong.append(f"{target} is made of {value.dtype} and not of floating-point numbers")
+            wrong.append(f"{target} is of type {value.dtype} instead of a floating-point type")
     return wrong

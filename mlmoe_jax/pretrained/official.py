@@ -1,6 +1,6 @@
-"""Checkpoints of the authors' PyTorch code as whole models: into ours, and back out under the same names.
+"""Import and export of whole models as checkpoints of the authors' PyTorch code.
 
-Both directions read the same rule tables (`rules/mlvpt.py`).
+Both directions use the same rule tables (`rules/mlvpt.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from mlmoe_jax.runtime.storage import whole_file
 
 CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
 POSITION_TABLE = "backbone/pos_embed"
-# The parameter whose size is the number of labels, in every layout that has one.
+# A parameter whose size is the number of labels, in all layouts that have one.
 _LABEL_BIAS = r"head/(?:(?:co|dc)/)?classifier/bias"
 
-# What the authors' code computes where `config.model` may choose otherwise: layouts, {key: value}.
+# The values of keys of `config.model` that correspond to the authors' code: (pattern of layouts, {key: value}).
 _EXPECTED = (
     (
         r"ml_vpt.*",
@@ -51,18 +51,19 @@ _EXPECTED = (
 
 
 def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
-    """Fill a model of K = `labels` labels from a checkpoint of the authors' code, which may hold its head alone.
+    """Fill a model of K = `labels` labels from a checkpoint of the authors' code, which may hold only its head.
 
-    A position table for another grid than the backbone's own takes its place: the code for ViT-B/16 resamples the table
-    once, when it builds a model for larger images, and stores the result.
-    Raises UserError where the file is no whole model, has another number of labels, or does not fit the model.
+    A position table for another grid replaces the table of the backbone: the authors' code for ViT-B/16 resamples the
+    table when it builds a model for larger images, and stores the result.
+    Raises UserError if the file is neither a whole model nor a head, has another number of labels, or does not fit the
+    model.
     """
     mapped = map_file(path, whole=True)
     counts = [value.size for target, value in mapped.values.items() if re.fullmatch(_LABEL_BIAS, target)]
     if counts and counts[0] != labels:
         raise UserError(
-            f"{path} ({mapped.source.name} layout) is a model of {counts[0]} labels, and the data has {labels}; such a "
-            "file does not name its labels, so they must be as many and in the same order"
+            f"{path} ({mapped.source.name} layout) is a model of {counts[0]} labels, but the data has {labels}; such "
+            "a file has no label names, so the labels must agree in number and order"
         )
     if mapped.source.head_alone:
         mapped = replace(mapped, source=replace(mapped.source, optional=(r"(?!head/).*",)))
@@ -73,16 +74,16 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
 
 
 def _is_table(value: np.ndarray, width: int) -> bool:
-    """Return whether a value is f32[1,1+S·S,D], the positions of the class token and of a square grid."""
+    """Return whether a value is f32[1,1+S·S,D], positions of the class token and of a square grid."""
     return (
         value.ndim == 3 and value.shape[::2] == (1, width) and math.isqrt(value.shape[1] - 1) ** 2 == value.shape[1] - 1
     )
 
 
 def export_official(model: nnx.Module, path: Path) -> Source:
-    """Write a whole model as a state dict under the names of its authors' code, in float32; return the layout.
+    """Write a whole model as a state dict with the names of the authors' code, in float32; return the layout.
 
-    The file is .npz or .safetensors. Raises UserError for another suffix, and for a model that no code has names for.
+    The file is .npz or .safetensors. Raises UserError for another suffix, and for a model without a layout.
     """
     require_writable(path)
     source, tensors = official_tensors(model)
@@ -96,7 +97,7 @@ def export_official(model: nnx.Module, path: Path) -> Source:
 
 
 def require_writable(path: Path) -> None:
-    """Raise UserError where a state dict cannot be written to `path`: another kind of file, or no such folder."""
+    """Raise UserError if a state dict cannot be written to `path`: an unsupported suffix, or a missing folder."""
     if torch_suffix := next((suffix for suffix in TORCH_SUFFIXES if path.name.endswith(suffix)), ""):
         file = f"{path.name.removesuffix(torch_suffix)}.safetensors"
         raise UserError(
@@ -110,9 +111,9 @@ def require_writable(path: Path) -> None:
 
 
 def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
-    """Return the layout of the authors' code for a whole model, and its values f32 under the names of that code.
+    """Return the layout of the authors' code for a whole model, and its values f32 with the names of that code.
 
-    Importing these tensors gives the same values. Raises UserError for a model that no code has names for.
+    Importing these tensors restores the same values. Raises UserError if no layout has names for all parameters.
     """
     _, params, stats = ModelDef.split(model)
     values = {path: np.asarray(value, np.float32) for path, value in {**params, **stats}.items()}
@@ -120,7 +121,7 @@ def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
     close: list[tuple[int, bool, str, list[str]]] = []
     for source in (source for source in SOURCES if source.whole):
         tensors, missing = _named(source, values, heads)
-        # A layout that could hold the model may still be that of another class: what tells it apart is its marker.
+        # A layout with names for all parameters may still belong to another class, which its marker distinguishes.
         if not missing and recognise(tensors) is source:
             return source, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
         if missing:
@@ -128,12 +129,12 @@ def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
     *_, closest, missing = min(close)
     some = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
     raise UserError(
-        f"no code of the authors has names for all of this model; the closest layout, {closest}, has none for {some}"
+        f"no layout has names for all parameters of this model; the closest layout, {closest}, has none for {some}"
     )
 
 
 def _named(source: Source, values: dict[str, np.ndarray], heads: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the tensors that a layout has names for, and the paths of the values that it has none for."""
+    """Return the tensors that a layout names, and the paths of the values that it has no names for."""
     tensors, missing = {}, []
     for path, value in values.items():
         try:
@@ -142,7 +143,7 @@ def _named(source: Source, values: dict[str, np.ndarray], heads: int) -> tuple[d
                 rule.tensor_name(path, places): INVERSES[rule.transform](part, heads)
                 for rule, places, part in cut(makers, value)
             }
-        except ValueError:  # the layout knows the parameter in another shape, or cannot be read backwards
+        except ValueError:  # the parameter has another shape in the layout, or the rule cannot be read backwards
             parts = {}
         if not parts:
             missing.append(path)
@@ -151,9 +152,9 @@ def _named(source: Source, values: dict[str, np.ndarray], heads: int) -> tuple[d
 
 
 def cut(rules: Sequence[Rule], value: np.ndarray, depth: int = 0) -> Iterator[tuple[Rule, tuple[int, ...], np.ndarray]]:
-    """Cut a value into what each of `rules` joins into it, the inverse of `load.join`: (rule, places, part).
+    """Split a value into the parts that `rules` join, the inverse of `load.join`: (rule, places, part).
 
-    depth: how many of the rules' axes are done. Raises ValueError where the value does not divide as the rules say.
+    depth: the number of axes already split. Raises ValueError if the value cannot be split by the rules.
     """
     if not rules or depth == len(rules[0].axes):
         yield from ((rule, (), value) for rule in rules[:1])
@@ -171,7 +172,7 @@ def cut(rules: Sequence[Rule], value: np.ndarray, depth: int = 0) -> Iterator[tu
 
 
 def _shared_out(sizes: dict[int, int | None], length: int) -> dict[int, int]:
-    """Give those without a size equal shares of what the others leave; ValueError where that does not come out even."""
+    """Give equal shares of the remaining entries to places without a size; ValueError if they do not divide evenly."""
     open_ = [place for place, size in sizes.items() if size is None]
     left = length - sum(size for size in sizes.values() if size)
     if left < 0 or (left % len(open_) if open_ else left):
@@ -180,7 +181,7 @@ def _shared_out(sizes: dict[int, int | None], length: int) -> dict[int, int]:
 
 
 def departures(settings: ConfigDict, layout: str) -> list[str]:
-    """Return in what a model differs from what the authors' code of a layout computes with the same values.
+    """Return the settings in which a model differs from the authors' code of a layout with the same values.
 
     settings: `config.model`.
     """
@@ -191,11 +192,11 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
     if settings.prompts.pruning == "none":
         chosen.pop("prompts.pruned", None)
     found = [
-        f"model.{key} is {value} and there {expected[key]}" for key, value in chosen.items() if value != expected[key]
+        f"model.{key} is {value} instead of {expected[key]}" for key, value in chosen.items() if value != expected[key]
     ]
-    # ML-VPT reads some backbones before the last norm, which its tensors do not show.
+    # ML-VPT reads some backbones before the final norm, which cannot be recognized from its tensors.
     if not layout.startswith("ml_vpt") and not reads_final_norm(settings.backbone, prompts=False):
-        found.append("model.backbone.final_norm is no and there yes")
+        found.append("model.backbone.final_norm is no instead of yes")
     if settings.backbone.normalization != "imagenet" and catalog.entry(settings.backbone.name).mean != IMAGENET_MEAN:
-        found.append("model.backbone.normalization is auto and there imagenet")
+        found.append("model.backbone.normalization is auto instead of imagenet")
     return found

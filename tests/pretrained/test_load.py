@@ -244,7 +244,7 @@ def test_a_tensor_of_another_shape_is_named(refusal, vit, source, tmp_path):
 def test_a_tensor_that_no_layout_has_is_named(refusal, vit, source, tmp_path):
     tensors = timm_layout(source) | {"patch_embed.proj.weight": np.ones((D, 12), np.float32)}
     assert refused(refusal, vit, tmp_path, tensors) == (
-        "tensor patch_embed.proj.weight of shape (8, 12) is not of the timm layout"
+        "tensor patch_embed.proj.weight of shape (8, 12) does not fit the timm layout"
     )
     tensors = hugging_face_layout(source)
     tensors["encoder.layer.0.attention.attention.key.weight"] = np.ones((D, D + 2), np.float32)
@@ -270,9 +270,9 @@ def test_an_unknown_layout_is_refused(refusal, vit, tmp_path):
     tensors = {"layer3.bias": np.ones(1), "layer1.weight": np.ones(1), "x": np.ones(1), "y": np.ones(1)}
     path = tmp_path / "weights.npz"
     assert refused(refusal, vit, tmp_path, tensors) == (
-        f"{path} has a layout that is not known here; its tensors begin with layer1.weight, layer3.bias, x"
+        f"{path} has an unknown layout; its first tensors are layer1.weight, layer3.bias, x"
     )
-    assert refused(refusal, vit, tmp_path, {}).endswith("its tensors begin with nothing")
+    assert refused(refusal, vit, tmp_path, {}).endswith("its first tensors are none")
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
@@ -300,7 +300,7 @@ def test_flipped_bits_in_an_npz_are_noticed(refusal, source, tmp_path):
 def test_numbers_that_nobody_has_are_one_sentence(refusal, tmp_path):
     tensors = {"a": np.ones(2, jnp.bfloat16), "b": np.ones(2, jnp.float8_e4m3fn)}
     path = write(tmp_path / "weights.safetensors", tensors)
-    assert refusal(read_tensors, path) == f"cannot read weights from {path}: numbers of type F8_E4M3 are not read"
+    assert refusal(read_tensors, path) == f"cannot read weights from {path}: numbers of type F8_E4M3 are not supported"
 
 
 @pytest.mark.parametrize("name", ["weights.h5", "weights", "weights.safetensors.part"])

@@ -270,12 +270,12 @@ def test_another_number_of_labels_is_refused(refusal, tmp_path):
     model, path = make_model("VPT deep"), write(tmp_path / "a.npz", random_tensors("VPT deep"))
     before = params_of(model)
     assert refusal(load_official, model, path, 80) == (
-        f"{path} (vpt_deep layout) is a model of 7 labels, and the data has 80; such a file does not name its labels, "
-        "so they must be as many and in the same order"
+        f"{path} (vpt_deep layout) is a model of 7 labels, but the data has 80; such a file has no label names, "
+        "so the labels must agree in number and order"
     )
     assert all(np.array_equal(value, before[place]) for place, value in params_of(model).items())
     path = write(tmp_path / "b.npz", random_tensors("ML-VPT on MAE"))
-    assert "is a model of 7 labels, and the data has 8;" in refusal(load_official, model, path, 8)
+    assert "is a model of 7 labels, but the data has 8;" in refusal(load_official, model, path, 8)
 
 
 def test_another_method_is_refused(refusal, tmp_path):
@@ -305,14 +305,14 @@ def test_what_the_code_does_not_have_is_unknown(refusal, tmp_path):
     assert sentence.endswith("does not fit the model: tensor fc_norm.weight is unknown")
     tensors = random_tensors("ML-VPT on MAE") | {"co_fc.W": np.ones((2, 7, 48), np.float32)}
     sentence = refusal(load_official, make_model("ML-VPT on MAE"), write(tmp_path / "b.npz", tensors), 7)
-    assert sentence == "tensor co_fc.W of shape (2, 7, 48) is not of the ml_vpt layout"
+    assert sentence == "tensor co_fc.W of shape (2, 7, 48) does not fit the ml_vpt layout"
 
 
 def test_a_backbone_is_no_whole_model(refusal, tmp_path):
     tensors = {key: x for key, x in random_tensors("GateVPT").items() if not re.match("prompt|gate|temp", key)}
     path = write(tmp_path / "a.npz", tensors)
     assert refusal(load_official, make_model("GateVPT"), path, 7) == (
-        f"{path} (timm layout) does not hold a whole model; a backbone is named with --config.model.backbone.weights"
+        f"{path} (timm layout) does not hold a whole model; set config.model.backbone.weights to it if it is a backbone"
     )
 
 
@@ -320,7 +320,7 @@ def test_a_model_without_counterpart_is_not_exported(refusal, tmp_path):
     model = make_model("VPT deep")
     model.head = LinearHead(48, 3, pool="both", rngs=nnx.Rngs(0))
     assert refusal(export_official, model, tmp_path / "out.npz") == (
-        "no code of the authors has names for all of this model; the closest layout, vpt_deep, has none for "
+        "no layout has names for all parameters of this model; the closest layout, vpt_deep, has none for "
         "head/patch_classifier/bias, head/patch_classifier/kernel"
     )
     assert list(tmp_path.iterdir()) == []
@@ -391,22 +391,22 @@ def test_settings_that_differ_from_the_code_are_told():
     config = default_config()
     config.model.backbone.name = "vit_b16_in1k"
     use_ml_vpt(config)
-    assert departures(config.model, "ml_vpt") == ["model.backbone.normalization is auto and there imagenet"]
+    assert departures(config.model, "ml_vpt") == ["model.backbone.normalization is auto instead of imagenet"]
     config.model.backbone.normalization = "imagenet"
     assert departures(config.model, "ml_vpt") == []
     use_ml_vpt(config, preset="paper")
     assert departures(config.model, "ml_vpt_dinov2") == [
-        "model.prompts.attention_mask is cross_group and there all_prompts",
-        "model.head.activation is relu and there gelu",
-        "model.head.gate_bias is used and there unused",
-        "model.head.combine is mean_probability and there mean_logit",
+        "model.prompts.attention_mask is cross_group instead of all_prompts",
+        "model.head.activation is relu instead of gelu",
+        "model.head.gate_bias is used instead of unused",
+        "model.head.combine is mean_probability instead of mean_logit",
     ]
     assert departures(config.model, "q2l") == []
     config.model.backbone.name = "vit_b16_in21k"
     assert departures(config.model, "vpt_deep") == []
     config.model.backbone.final_norm = "no"
-    assert departures(config.model, "vpt_deep") == ["model.backbone.final_norm is no and there yes"]
+    assert departures(config.model, "vpt_deep") == ["model.backbone.final_norm is no instead of yes"]
     config.model.backbone.final_norm, config.model.prompts.pruning = "yes", "fixed"
-    assert departures(config.model, "e2vpt") == ["model.prompts.pruned is absent and there zeroed"]
+    assert departures(config.model, "e2vpt") == ["model.prompts.pruned is absent instead of zeroed"]
     config.model.prompts.pruning = "none"
     assert departures(config.model, "e2vpt") == []

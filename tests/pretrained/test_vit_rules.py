@@ -354,4 +354,4 @@ def test_integer_tensors_are_refused(refusal, tmp_path):
     tensors = timm(params_of(make_vit(PLAIN, 1)))
     tensors["norm.weight"] = np.ones(D, np.int8)
     sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "weights.npz", tensors))
-    assert sentence.endswith("norm/scale is made of int8 and not of floating-point numbers")
+    assert sentence.endswith("norm/scale is of type int8 instead of a floating-point type")

@@ -182,7 +182,7 @@ def test_a_checkpoint_needs_no_published_backbone(config, refusal, tmp_path, cap
         f"checkpoint.include_frozen=never would lose {len(parts.frozen)} frozen parameters that only "
         f"config.init_from={tmp_path / 'in.npz'} has; leave it at auto"
     )
-    assert "is a model of 3 labels, and the data has 2" in refusal(initial_parts, config, space_of("a", "b"))
+    assert "is a model of 3 labels, but the data has 2" in refusal(initial_parts, config, space_of("a", "b"))
 
 
 def test_what_is_neither_a_checkpoint_nor_a_run_is_refused(config, refusal, tmp_path):

@@ -1,24 +1,24 @@
-r"""The vocabulary of the rule tables, which are read both ways: from a source's tensors to ours, and back.
+r"""The vocabulary of the rule tables, which are read in both directions: published tensors to parameters, and back.
 
 Two examples. A rule with a group and a transform:
 
     rule = Rule(r"blocks\.(\d+)\.(?:fc1|w12)\.weight", r"blocks/\1/mlp/fc1/kernel", transpose)
 
-reads the tensors `blocks.7.fc1.weight` and `blocks.7.w12.weight` and makes `blocks/7/mlp/fc1/kernel` of either, by
+maps either of the tensors `blocks.7.fc1.weight` and `blocks.7.w12.weight` to `blocks/7/mlp/fc1/kernel`, by
 `re.fullmatch(rule.pattern, name)` and `match.expand(rule.target)`. Backwards, the pattern becomes the name template
-`blocks.{g1}.fc1.weight` (the first of `fc1|w12` is written), and the target the pattern of the paths that it makes,
+`blocks.{g1}.fc1.weight` (the first of `fc1|w12` is written), and the target becomes the pattern of its paths,
 `blocks/(?P<g1>\d+)/mlp/fc1/kernel`:
 
     rule.makes("blocks/7/mlp/fc1/kernel")        # True
     rule.tensor_name("blocks/7/mlp/fc1/kernel")  # "blocks.7.fc1.weight"; its value is the inverse of `transpose`
 
-Rules that join tensors: of P prompts for each of L = 12 blocks, the authors' code stores those of the first one apart,
+Rules that join tensors: of P prompts per block in L = 12 blocks, the authors' code stores the first block separately,
 
     Rule("prompt_embeddings", "prompts/deep", token_set, at=(0,), axes=(0,), size=1)
     Rule("deep_prompt_embeddings", "prompts/deep", token_set, at=(1,), axes=(0,))
 
 so [1,P,D] and [11,P,D] become f32[1,1,P,D] and f32[11,1,P,D] at places 0 and 1 along axis 0, together f32[12,1,P,D].
-Backwards, place 0 takes `size` = 1 entry of that axis and place 1 the others (`official.cut`). With at=(r"\1",) the
+Backwards, place 0 has `size` = 1 entry of that axis and place 1 the others (`official.cut`). With at=(r"\1",) the
 place is the number in the name instead, one entry per tensor: `layer.4.extra` is entry 4.
 """
 
@@ -31,15 +31,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 Transform = Callable[[np.ndarray], np.ndarray]
-# The way back. It is told the number of attention heads, which a matrix of ours does not show.
+# The inverse of a transform. Its second argument is the number of attention heads, which our matrices do not contain.
 Inverse = Callable[[np.ndarray, int], np.ndarray]
 INVERSES: dict[Transform, Inverse] = {}
 
-BACKBONE, HEAD = "backbone/", "head/"  # where paths of a whole model begin
+BACKBONE, HEAD = "backbone/", "head/"  # prefixes of the paths of a whole model
 
 
 def inverse_of(transform: Transform) -> Callable[[Inverse], Inverse]:
-    """Return a decorator that registers a function as the way back of `transform`."""
+    """Return a decorator that registers a function as the inverse of `transform`."""
 
     def register(inverse: Inverse) -> Inverse:
         INVERSES[transform] = inverse
@@ -50,7 +50,7 @@ def inverse_of(transform: Transform) -> Callable[[Inverse], Inverse]:
 
 # ------------------------------------------------------------------------------------------------------- transforms
 def same(tensor: np.ndarray) -> np.ndarray:
-    """Keep a tensor."""
+    """Return the tensor unchanged."""
     return tensor
 
 
@@ -96,7 +96,7 @@ def flat(tensor: np.ndarray) -> np.ndarray:
 
 
 def without_class_position(tensor: np.ndarray) -> np.ndarray:
-    """Positions of the patches alone, [1,S·S,D] -> [1,1+S·S,D], where the class token's has gone into the token."""
+    """Positions of patches, [1,S·S,D] -> [1,1+S·S,D]; the position of the class token is part of the token."""
     return np.pad(tensor, ((0, 0), (1, 0), (0, 0)))
 
 
@@ -113,16 +113,16 @@ def _token_set_back(value: np.ndarray, heads: int) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------- the tables
 @dataclass(frozen=True)
 class Rule:
-    """A source name that `pattern` matches in full becomes `target`, a parameter path with \\1, \\2 … from the match.
+    """A tensor whose name matches `pattern` in full becomes `target`, a parameter path with \\1, \\2 … from the match.
 
-    at, axes: where several tensors make one parameter, this one's place along each of `axes`: a number, or \\1, \\2 …
-    from the match, whose tensors have one entry each along that axis.
-    size: how many entries of the first of `axes` it has; None = it shares what others leave equally with its like.
+    at, axes: if several tensors form one parameter, the place of this tensor along each of `axes`: a number, or \\1,
+    \\2 … from the match, which means one entry per tensor along that axis.
+    size: number of entries along the first of `axes`; None = an equal share of the entries that no rule's size takes.
     reshape: the tensor may have another shape than the parameter, with the same elements in the same order.
 
-    A rule can be read backwards if its transform has an inverse and its pattern is made of names, dots, groups that are
-    not nested and groups that are not kept. `(?:a|b)` is then written as a, and `(?:…)?` is left out. So the name to
-    write follows from the pattern in every table, and is not stored a second time.
+    A rule can be read backwards if its transform has an inverse and its pattern consists of names, dots, groups that
+    are not nested, and non-capturing groups: `(?:a|b)` is written as a, and `(?:…)?` is omitted. The name to write
+    therefore follows from the pattern and is not stored separately.
     """
 
     pattern: str
@@ -134,11 +134,11 @@ class Rule:
     reshape: bool = False
 
     def makes(self, path: str) -> bool:
-        """Return whether a tensor could become `path` by this rule, which must be readable backwards."""
+        """Return whether this rule can produce `path`; the rule must be readable backwards."""
         return self._match(path) is not None
 
     def tensor_name(self, path: str, places: tuple[int, ...] = ()) -> str:
-        """Return the name of the tensor that becomes `path`, one that the rule makes, at `places` along the axes."""
+        """Return the name of the tensor at `places` along the axes of `path`, a path that the rule makes."""
         filled = self._match(path).groupdict()
         for at, place in zip(self.at, places, strict=True):
             if isinstance(at, str):
@@ -154,7 +154,7 @@ _PIECE = re.compile(r"\\(\.)|\((\?:)?([^()]*)\)(\?)?|([\w/-]+)")
 
 @functools.cache
 def _template(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """Turn a pattern into a format string with {g1}, {g2} … for its groups, and what these groups match."""
+    """Convert a pattern to a format string with {g1}, {g2} … for its groups, and the patterns of these groups."""
     template, groups, end = "", [], 0
     for piece in _PIECE.finditer(pattern):
         if piece.start() != end:
@@ -175,19 +175,19 @@ def _template(pattern: str) -> tuple[str, tuple[str, ...]]:
 
 @functools.cache
 def _path_pattern(target: str, groups: tuple[str, ...]) -> str:
-    """Turn a target into the regular expression of the paths that it gives."""
+    """Convert a target to the regular expression of its paths."""
     return re.sub(r"\\\\(\d)", lambda found: f"(?P<g{found[1]}>{groups[int(found[1]) - 1]})", re.escape(target))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A known layout of tensor names.
+    """A layout of tensor names.
 
-    marker: the tensor by whose presence the layout is recognised, without what a program wraps around all names.
-    ignored: patterns of tensors that may be left over. optional: patterns of parameter paths that the file may lack;
-    they keep the values that they have.
-    beside: of a whole model, patterns of tensors that may be left over as well if its backbone alone is wanted.
-    sorted_labels: the authors' data sets list labels in alphabetical order, and so do the rows of the head.
+    marker: the name of a tensor by which the layout is recognized, without the prefix common to all names.
+    ignored: patterns of tensors that may be unused. optional: patterns of parameter paths that may be missing in the
+    file; these parameters keep their values.
+    beside: for a whole model, patterns of tensors that may also be unused if only its backbone is read.
+    sorted_labels: the rows of the head are in alphabetical order of the labels, as in the data sets of the authors.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Source:
         return all(rule.target.startswith(HEAD) for rule in self.rules)
 
     def of_backbone(self) -> "Source":
-        """Return the layout of a whole model as its backbone alone reads it: prompts and head are left over."""
+        """Return the layout for reading only the backbone of a whole model: prompts and head are ignored."""
         mine = tuple(rule for rule in self.rules if rule.target.startswith(BACKBONE))
         others = tuple(rule.pattern for rule in self.rules if not rule.target.startswith(BACKBONE))
         rules = tuple(replace(rule, target=rule.target.removeprefix(BACKBONE)) for rule in mine)
