@@ -1,4 +1,4 @@
-"""From a config to a model."""
+"""Build a model from a config."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class Classifier(nnx.Module):
     ) -> Prediction:
         """Classify f32[B,H,W,3]. labels f32[B,K] and rngs are for models whose training needs them.
 
-        return_attention: return `attention` and `grid` as well (see Prediction); for evaluation, where nothing is
-        dropped out.
+        return_attention: also return `attention` and `grid` (see Prediction); only for evaluation, without dropout.
         """
         prompts = None if self.prompts is None else self.prompts(len(image), rngs=rngs)
         features = self.backbone(
@@ -53,7 +52,7 @@ class Classifier(nnx.Module):
 
 
 def build_prompts(settings: ConfigDict, shape: BackboneShape, *, rngs: nnx.Rngs) -> nnx.Module | None:
-    """Build the prompts that `config.model.prompts` describes for a shape that takes them, or None for kind `none`."""
+    """Return the prompts that `config.model.prompts` describes for a shape that takes them; None for kind `none`."""
     if settings.kind == "none":
         return None
     place = (shape.depth, shape.width, shape.patch)
@@ -81,32 +80,36 @@ def build_prompts(settings: ConfigDict, shape: BackboneShape, *, rngs: nnx.Rngs)
 
 
 def _bits(text: str) -> np.ndarray:
-    """Turn "1101" into f32[4]."""
+    """Convert "1101" to f32[4]."""
     return np.array([float(digit) for digit in text], np.float32)
 
 
 def backbone_shape(config: ConfigDict) -> BackboneShape:
-    """Return the architecture that `config.model.backbone.name` stands for."""
+    """Return the architecture that `config.model.backbone.name` names."""
     return catalog.entry(config.model.backbone.name).shape
 
 
 def reads_final_norm(settings: ConfigDict, *, prompts: bool) -> bool:
-    """Return whether features are read after the backbone's last norm; `settings` is `config.model.backbone`.
+    """Return whether the head reads features after the final norm of the backbone.
 
-    prompts: whether prompts are among them: ML-VPT's code reads those of some backbones before it, and VPT's takes the
-    class token after it for all.
+    settings: `config.model.backbone`. prompts: whether the head reads prompts. ML-VPT's code reads the prompts of some
+    backbones before the final norm; VPT's code reads the class token after it for all backbones.
     """
     chosen = {"yes": True, "no": False}
     return chosen.get(settings.final_norm, not prompts or catalog.entry(settings.name).final_norm)
 
 
 def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifier:
-    """Build the model that a config describes for K = len(label_space.names) labels, with random weights."""
+    """Build the model of a config for K = len(label_space.names) labels, with random weights.
+
+    Raises UserError if prompts are chosen for a backbone that is not a ViT.
+    """
     settings = config.model
     dtype = None if settings.dtype == "float32" else jnp.dtype(settings.dtype)
     shape = backbone_shape(config)
     if settings.prompts.kind != "none" and not shape.takes_prompts:
-        raise UserError(f"model.prompts.kind={settings.prompts.kind} needs a ViT, and {settings.backbone.name} is none")
+        name = settings.backbone.name
+        raise UserError(f"model.prompts.kind={settings.prompts.kind} needs a ViT, but {name} is not one")
     prompts = build_prompts(settings.prompts, shape, rngs=rngs)
     backbone = shape.build(dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs)
     head = head_of(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
@@ -116,10 +119,10 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
 
 
 def label_axes_of_head(config: ConfigDict, labels: int) -> dict[str, int]:
-    """Return which axis of a parameter counts the K = `labels` labels, path -> axis, of a head sharded by label.
+    """Return the axis of size K = `labels` of each parameter of a head that is sharded by label, path -> axis.
 
-    It is what the head declares in `label_rows`, less the parameters that another setting lays out without labels.
-    {} of a head that is not sharded by label.
+    These are the parameters in the `label_rows` of the head, except those that have no axis of labels under this
+    config. {} if the head is not sharded by label.
     """
     width, space = backbone_shape(config).width, synthetic_label_space(labels, config.model.prompts.num_groups)
     make = head_of(config).from_config

@@ -1,8 +1,8 @@
 """The contracts of backbones and heads, and the values that pass between backbone, prompts, head and loss.
 
-A new head is a subclass of `Head` in a file of its own and a line in `heads/catalog.py`. A new backbone family is a
-module with the interface of `Backbone`, its `BackboneShape`, and a line in `backbones/catalog.py`. `docs/extending.md`
-has an example of each.
+A new head is a subclass of `Head` in a new file, and a line in `heads/catalog.py`. A new backbone family is a module
+with the interface of `Backbone`, its `BackboneShape`, and a line in `backbones/catalog.py`. `docs/extending.md` has an
+example of each.
 
 Shape letters: B batch, H W image, N patch tokens, D width, L blocks, P prompts per block, G groups per side,
 M prompts (= experts) per group, K labels, E entries of a gate.
@@ -34,16 +34,17 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a prompt method hands to the ViT.
+    """The prompts that a prompt method passes to the ViT.
 
-    tokens: f32[L or 1, 1 or B, P, D]. L sets: block i uses `tokens[i]` and forgets it afterwards (deep prompts). One
-    set, and `carry`: the prompts enter the first block and travel on.
-    mask: bool[P,P] numpy, True where a prompt (row) may attend to a prompt (column); None = everywhere.
-    present: bool[P]; a prompt that is not present is as if it were not in the sequence; None = all are.
-    key_value: f32[L, 1 or 2, m, D], further keys and values of every block after its projection; with 1, the keys are
-    the values.
-    carry: f32[L−1] in 0…1. What enters block i+1 is c·(prompts leaving block i) + (1 − c)·(prompts entering it).
-    temperature: f32[L], divides the attention logits of every block.
+    tokens: f32[L or 1, 1 or B, P, D]. With L sets, block i uses `tokens[i]` and discards it afterwards (deep prompts).
+    With one set and `carry`, the prompts enter the first block and are carried through all blocks.
+    mask: bool[P,P] numpy, True if a prompt (row) may attend to a prompt (column); None = all may.
+    present: bool[P]; prompts that are not present are masked out for all tokens; None = all are present.
+    key_value: f32[L, 1 or 2, m, D], additional keys and values of each block, used after its projection; with 1, keys
+    and values are the same.
+    carry: f32[L−1] in 0…1. The prompts entering block i+1 are c·(prompts leaving block i) + (1 − c)·(prompts entering
+    block i).
+    temperature: f32[L], divides the attention logits of each block.
     """
 
     tokens: jax.Array
@@ -57,10 +58,10 @@ class Prompts:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Features:
-    """What a backbone returns; a field that was not in `read` is None and was not computed.
+    """The output of a backbone; a field that was not in `read` is None and was not computed.
 
     cls: f32[B,D]. prompts: f32[B,P,D]. patches: f32[B,N,D], row-major over `grid` = (rows, columns).
-    attention: see Prediction; of `cls` and `prompts`, if they are read and attention was asked for.
+    attention: see Prediction; of `cls` and `prompts`, if they are read and `return_attention` was set.
     """
 
     cls: jax.Array | None
@@ -73,17 +74,17 @@ class Features:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Prediction:
-    """What every model returns.
+    """The output of a model.
 
     logits: f32[B,K], the logit of the reported probability.
     terms: further logits f32[B,K] that are supervised under their own names.
     gates: routing weights f32[B,K,E] (static gates: f32[1,K,E]).
-    penalties: f32[B], a value per image to be added to the loss.
-    attention: where tokens look, only if it was asked for: the weights f32[B,Q,N] with which each reads the N
-    patches, the mean over heads. `cls` (Q = 1) and `prompts` (Q = P) are those of the backbone's last block, as far as
-    the head reads them; `labels` (Q = K) those of the label queries in the last layer of a decoder, or of ADD-GCN's
-    attention over the map. They are not scaled to the patches: a row sums to what patches get out of 1, and the rest
-    went to other tokens (class token, registers, prompts).
+    penalties: f32[B], values per image that are added to the loss.
+    attention: attention weights f32[B,Q,N] over the N patches, averaged over heads; only with `return_attention`. `cls`
+    (Q = 1) and `prompts` (Q = P) are queries of the last block of the backbone, present if the head reads them.
+    `labels` (Q = K) are the label queries in the last layer of a decoder, or ADD-GCN's attention over the map. A row
+    is not renormalized over the patches: it sums to 1 minus the weights of other tokens (class token, registers,
+    prompts).
     grid: (rows, columns) of the patches, row-major, with `attention`.
     """
 
@@ -99,7 +100,7 @@ class Prediction:
 class Backbone(Protocol):
     """A feature extractor: an nnx module from images to the features that a head reads.
 
-    Its parameters lie below `backbone/`. Whatever is not in `read` is not computed.
+    Its parameter paths begin with `backbone/`. Features that are not in `read` are not computed.
     """
 
     shape: BackboneShape
@@ -115,21 +116,21 @@ class Backbone(Protocol):
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        read: which of `cls`, `prompts` and `patches` the head reads. norm: apply the final norm, if there is one, to
-        them. return_attention: return `Features.attention` as well, if there is attention.
-        Raises ValueError for features that it does not have, and for prompts that it cannot take.
+        read: which of `cls`, `prompts` and `patches` the head reads. norm: apply the final norm to them, if the
+        backbone has one. return_attention: also return `Features.attention`, if the backbone has attention.
+        Raises ValueError for features that the backbone does not have, and for prompts that it cannot take.
         """
 
 
 class BackboneShape(abc.ABC):
-    """The architecture of a backbone: a frozen dataclass, one class per family, with a value per variant.
+    """The architecture of a backbone: one frozen dataclass per family, one instance per variant.
 
-    It builds the backbone and answers all questions about the family, so that no other module knows the families.
+    It builds the backbone and holds all properties of the family, so that no other module depends on the family.
     """
 
     width: int  # D, the channels of a feature
     patch: int  # the pixels between two patch tokens
-    takes_prompts = False  # whether it can be given `Prompts`; then it has `depth` and `heads` as well
+    takes_prompts = False  # whether the backbone accepts `Prompts`; if so, the shape also has `depth` and `heads`
 
     @abc.abstractmethod
     def build(
@@ -137,8 +138,8 @@ class BackboneShape(abc.ABC):
     ) -> Backbone:
         """Build the backbone with random weights.
 
-        dtype: of matrix products; None = float32. remat: the backward pass computes each block again instead of keeping
-        what is inside it. batch_norm: see layers.batch_norm; without effect if there is none.
+        dtype: of matrix products; None = float32. remat: recompute each block in the backward pass instead of storing
+        its activations. batch_norm: see layers.batch_norm; ignored if the backbone has no batch normalization.
         """
 
     def fits(self, side: int) -> bool:
@@ -146,14 +147,14 @@ class BackboneShape(abc.ABC):
         return side % self.patch == 0
 
     def frozen_rules(self, batch_norm: str) -> tuple[tuple[str, bool], ...]:
-        """Return the rules to stand before those of `config.trainable`: what a setting freezes."""
+        """Return the rules that precede those of `config.trainable`, for parameters that a setting freezes."""
         return ()
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        """Return multiply-adds for one image of `side` × `side` pixels, and its number N of patch tokens.
+        """Return two counts of multiply-adds for one image of `side` × `side` pixels, and its number N of patch tokens.
 
-        The first count is of layers as the prompt-tuning papers count them, the second of what a full count adds, see
-        training.preflight.cost. Without other knowledge: all dot products and convolutions, and nothing more.
+        The first count covers the layers that the prompt-tuning papers count, the second all that a full count adds;
+        see training.preflight.cost. The default counts all dot products and convolutions, and adds nothing.
         """
         layers, features = forward_macs(lambda: self.build(rngs=nnx.Rngs(0)), (1, side, side, 3))
         return layers, 0, math.prod(features.grid)
@@ -162,10 +163,10 @@ class BackboneShape(abc.ABC):
 # ---------------------------------------------------------------------------------------------------------------- heads
 @dataclass(frozen=True)
 class LabelRows:
-    """Parameters with one entry per label along each of `axes`, in the order of the labels, and `further` behind them.
+    """Parameters with one entry per label along each of `axes`, in the order of the labels, then `further` entries.
 
     pattern: a regular expression searched for in parameter paths (`head/classifier/kernel`). A parameter that matches
-    but has another size along the axis is laid out by something else, such as the one row that all labels share.
+    but has another size along the axis has no entries per label, such as a single row shared by all labels.
     """
 
     pattern: str
@@ -174,32 +175,32 @@ class LabelRows:
 
 
 class Head(nnx.Module):
-    """From features to the logits of K labels; the base of all heads, which says all that others may ask of one.
+    """The base class of all heads: a head maps features to the logits of K labels.
 
-    A head overrides what differs from the values here. Nothing outside a head's file asks which kind of head it is.
-    Its parameters lie below `head/`.
+    A subclass overrides the attributes and methods whose defaults do not fit. No other module depends on the kind of a
+    head. Its parameter paths begin with `head/`.
     """
 
     # ---- of the module; some heads set these per instance
     read: tuple[str, ...] = ()
-    """The features it reads, of `cls`, `prompts` and `patches`."""
+    """The features that the head reads: any of `cls`, `prompts` and `patches`."""
     by_label: bool = False
-    """Whether labels are apart in it, so that it may be sharded by label. It then calls `partition.gathered` on all
-    that its labels read, once, where it goes from images to labels. False if labels interact: it is replicated."""
+    """Whether labels are computed independently, so that the head can be sharded by label. If True, the head calls
+    `partition.gathered` once on the inputs of its labels. If False, because labels interact, it is replicated."""
 
     # ---- of the class
     label_rows: tuple[LabelRows, ...] = ()
-    """Its parameters with an entry per label. They are carried to other labels by name, and sharded over them."""
+    """The parameters with an entry per label. They are transferred by label name, and sharded by label."""
     group_rows: str | None = None
-    """A pattern of the parameters that are laid out by groups of labels; they fit groups of the same structure only."""
+    """A pattern of the parameters that depend on the label groups; they fit only groups of the same structure."""
     vector_rows: str | None = None
-    """A pattern of the parameters that were learned on the labels' word vectors; they fit the same vectors only."""
+    """A pattern of the parameters learned on the word vectors of the labels; they fit only the same word vectors."""
     needs_group_prompts: bool = False
-    """Whether it reads the prompts of label groups, which only model.prompts.kind=group gives."""
+    """Whether the head reads the prompts of label groups, which only model.prompts.kind=group provides."""
     needs_vectors: bool = False
-    """Whether it needs a word vector per label, `LabelSpace.vectors`."""
+    """Whether the head needs a word vector per label, `LabelSpace.vectors`."""
     unknown_labels: str = ""
-    """What its training does with unknown labels, other than leaving them out of the loss; said as a warning."""
+    """How training treats unknown labels, if not only by excluding them from the loss; printed as a warning."""
 
     @classmethod
     @abc.abstractmethod
@@ -208,53 +209,53 @@ class Head(nnx.Module):
     ) -> Self:
         """Build the head that `config.model` describes, with random weights.
 
-        width: D of the backbone. space: the labels: names, groups, vectors, and their order and counts in training.
-        Made-up labels have no counts and no vectors. dtype: of matrix products; None = float32.
+        width: D of the backbone. space: names, groups, word vectors, order and training counts of the labels; counts
+        and vectors are missing for synthetic labels. dtype: of matrix products; None = float32.
         """
 
     @abc.abstractmethod
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify; the features that are not in `read` are None.
+        """Classify; features that are not in `read` are None.
 
-        labels: f32[B,K], given in training only, for heads that learn from the labels themselves. rngs: for dropout.
+        labels: f32[B,K], passed only in training, for heads whose training uses them as input. rngs: for dropout.
         """
 
     @abc.abstractmethod
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image with N = `tokens` patches: of layers, and what a full count adds."""
+        """Return the multiply-adds per image with N = `tokens` patches: of layers, and those that a full count adds."""
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return where each label looks, `labels` f32[B,K,N], see Prediction; {} of a head without attention."""
+        """Return the attention of each label, `labels` f32[B,K,N], see Prediction; {} if the head has no attention."""
         return {}
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return the logits that `config.loss.terms` may weigh: `logits`, and those of `Prediction.terms`.
+        """Return the logits that `config.loss.terms` may weight: `logits`, and the keys of `Prediction.terms`.
 
-        () of a head whose loss is in its penalties alone.
+        () if the loss of the head consists of penalties only.
         """
         return ("logits",)
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
-        """Return the names of the E entries of every gate in `Prediction.gates`, gate -> names; {} without gates."""
+        """Return the names of the E entries of each gate in `Prediction.gates`, gate -> names; {} without gates."""
         return {}
 
     @classmethod
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
-        """Return the rules to stand before those of `config.trainable`: what a setting freezes."""
+        """Return the rules that precede those of `config.trainable`, for parameters that a setting freezes."""
         return ()
 
     @classmethod
     def mistakes(cls, config: ConfigDict) -> list[str]:
-        """Return what does not fit together in a config with this head, one sentence without a full stop each."""
+        """Return the errors in a config with this head, one sentence without a final period each."""
         return []
 
     @classmethod
     def warnings(cls, config: ConfigDict) -> list[str]:
-        """Return what a valid config with this head does that is probably unintended, one sentence each."""
+        """Return warnings about settings of a valid config that are probably unintended, one sentence each."""
         return []
 
     @classmethod

@@ -1,11 +1,11 @@
 """Experts, gates and their combination, each usable alone.
 
-An expert is written once for one token and lifted to a bank with `jax.vmap`; a bank's parameters are the expert's with
-a leading axis. Two families use them: ML-VPT has an expert a prompt (`BottleneckExpert`, `LabelGates`); DR-MoE and its
-relatives work on a feature a label (`LabelExperts`, `Gates`, `combine`).
+An expert is written for one token and turned into a bank with `jax.vmap`; the parameters of a bank are those of the
+expert with a leading axis. There are two families: ML-VPT has one expert per prompt (`BottleneckExpert`, `LabelGates`);
+DR-MoE and its relatives apply experts to one feature per label (`LabelExperts`, `Gates`, `combine`).
 
-Shape letters: B batch, D width, K labels, S shared experts, T task experts a label, E = S + T entries of a gate,
-O width of an expert's output; P prompts, G groups, M experts a group.
+Shape letters: B batch, D width, K labels, S shared experts, T task experts per label, E = S + T entries of a gate,
+O output width of an expert; P prompts, G groups, M experts per group.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ SPREADS = ("compiler", "shard_map")
 class BottleneckExpert(nnx.Module):
     """E(z) = z + W₂ᵀ act(W₁ᵀ z + b₁) + b₂ with a narrow hidden layer (ML-VPT, eq. 12–13).
 
-    The paper writes ReLU, the authors' code computes the exact GELU.
+    The activation is ReLU in the paper and the exact GELU in the authors' code.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ def make_bank(make_expert: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: n
 
 
 def apply_bank(bank: nnx.Module, tokens: jax.Array) -> jax.Array:
-    """Let expert p work on token p: f32[B,P,D] -> f32[B,P,D]."""
+    """Apply expert p to token p: f32[B,P,D] -> f32[B,P,D]."""
     return jax.vmap(lambda expert, token: expert(token), in_axes=(0, 1), out_axes=1)(bank, tokens)
 
 
 class LabelGates(nnx.Module):
-    """A softmax over the M experts of a label's group, for every label and image (ML-VPT, eq. 14).
+    """A softmax over the M experts of a label's group, per label and image (ML-VPT, eq. 14).
 
-    Expert e's logit for label k is the product of a weight vector w[e,k] with the expert's own input token.
-    bias: `used` adds b[e,k] as the paper's formula has it; `unused` allocates it and leaves it out, as the authors'
-    code does (the published parameter count includes it).
+    The logit of expert e for label k is the product of a weight vector w[e,k] with the input token of that expert.
+    bias: `used` adds b[e,k] as in the paper; `unused` allocates it without adding it, as in the authors' code (the
+    published parameter count includes it).
     """
 
     def __init__(self, width: int, labels: int, per_group: int, *, bias: str = "unused", rngs: nnx.Rngs):
@@ -78,20 +78,20 @@ class LabelGates(nnx.Module):
         self.adds_bias = bias == "used"
 
     def scores(self, tokens: jax.Array) -> jax.Array:
-        """Return w[e,k]·z for the tokens of every group, without bias: f32[B,M,G,D] -> f32[B,M,G,K]."""
+        """Return w[e,k]·z for the tokens of each group, without bias: f32[B,M,G,D] -> f32[B,M,G,K]."""
         return jnp.einsum("bmgd,mkd->bmgk", tokens, self.kernel[...])
 
     def own_scores(self, tokens: jax.Array) -> jax.Array:
-        """Return w[e,g]·z where each group has a gate of its own (K = G): f32[B,M,G,D] -> f32[B,M,G]."""
+        """Return w[e,g]·z for one gate per group (K = G), without bias: f32[B,M,G,D] -> f32[B,M,G]."""
         return jnp.einsum("bmgd,mgd->bmg", tokens, self.kernel[...])
 
     def added_bias(self) -> jax.Array | float:
-        """Return f32[M,K] to be added to the chosen scores, or 0 where the bias is unused."""
+        """Return the bias f32[M,K] to add to the selected scores, or 0 if it is unused."""
         return self.bias[...] if self.adds_bias else 0.0
 
 
 class ReluLinearExpert(nnx.Module):
-    """E(h) = ReLU(Wᵀh + b) to a narrower output, as DR-MoE prints its experts (eq. 3–4)."""
+    """E(h) = ReLU(Wᵀh + b) with a narrower output, the experts of DR-MoE as printed (eq. 3–4)."""
 
     def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
         draw = torch_linear(width)
@@ -103,7 +103,7 @@ class ReluLinearExpert(nnx.Module):
 
 
 class FeedForwardExpert(nnx.Module):
-    """E(h) = W₂ᵀ ReLU(W₁ᵀh + b₁) + b₂, and a ReLU on that if `relu_output`."""
+    """E(h) = W₂ᵀ ReLU(W₁ᵀh + b₁) + b₂, followed by a ReLU if `relu_output`."""
 
     def __init__(
         self, width: int, hidden: int, *, relu_output: bool = False, dtype: jnp.dtype | None = None, rngs: nnx.Rngs
@@ -115,8 +115,8 @@ class FeedForwardExpert(nnx.Module):
 
     def __call__(self, feature: jax.Array) -> jax.Array:
         """f32[...,D] -> f32[...,D]."""
-        worked = self.down(jax.nn.relu(self.up(feature)))
-        return jax.nn.relu(worked) if self.relu_output else worked
+        output = self.down(jax.nn.relu(self.up(feature)))
+        return jax.nn.relu(output) if self.relu_output else output
 
 
 EXPERTS: dict[str, Callable[..., nnx.Module]] = {
@@ -127,16 +127,16 @@ EXPERTS: dict[str, Callable[..., nnx.Module]] = {
 
 
 class LabelExperts(nnx.Module):
-    """S experts that all labels share and T of each label's own, for a feature a label.
+    """S experts shared by all labels and T task experts per label, applied to one feature per label.
 
     The parameters of `shared` have a leading axis S, those of `task` leading axes K and T (DR-MoE, eq. 3 and 4, has
-    S = 4 and T = 1). Either part may be left out with a 0. Label k's features meet no other label's task experts.
+    S = 4 and T = 1). Either number may be 0. The task experts of label k are applied only to the feature of label k.
     kind: `relu_linear` is eq. 3–4 as printed, one layer from `width` to `hidden`, so that O = hidden. DR-MoE's text
-    speaks of a feed-forward network with that hidden width: `ffn` is one, `ffn_relu` adds the printed outer ReLU, and
+    describes a feed-forward network with that hidden width: `ffn` is one, `ffn_relu` adds the printed outer ReLU, and
     O = width in both.
-    spread: who lays the task experts over a mesh with labels along `expert`: the `compiler`, or `shard_map`, which is
-    partition.each_label around the same function.
-    Raises ValueError for another kind or spread, and where there is no expert at all.
+    spread: how the task experts are sharded by label over the mesh axis `expert`: by the `compiler`, or by `shard_map`,
+    which is partition.each_label around the same function.
+    Raises ValueError for another kind or spread, and if there is no expert.
     """
 
     def __init__(
@@ -153,11 +153,11 @@ class LabelExperts(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if spread not in SPREADS:
-            raise ValueError(f"task experts are spread by one of {', '.join(SPREADS)}, not {spread!r}")
+            raise ValueError(f"spread is one of {', '.join(SPREADS)}, not {spread!r}")
         if kind not in EXPERTS:
             raise ValueError(f"an expert is one of {', '.join(EXPERTS)}, not {kind!r}")
         if shared < 0 or task < 0 or shared + task == 0:
-            raise ValueError(f"a label needs at least one expert, not {shared} shared and {task} of its own")
+            raise ValueError(f"a label needs at least one expert, not {shared} shared and {task} task experts")
 
         def expert(rngs: nnx.Rngs) -> nnx.Module:
             return EXPERTS[kind](width, hidden, dtype=dtype, rngs=rngs)
@@ -172,7 +172,7 @@ class LabelExperts(nnx.Module):
         self.task = make_bank(label_experts, labels, rngs) if task else None
 
     def __call__(self, features: jax.Array) -> tuple[jax.Array, ...]:
-        """Let every expert work on its labels: f32[B,K,D] -> f32[B,K,S,O] and f32[B,K,T,O], less a part left out."""
+        """Apply all experts: f32[B,K,D] -> f32[B,K,S,O] and f32[B,K,T,O], without the part that has no experts."""
         outputs = []
         if self.shared is not None:
             outputs.append(_apply_each(self.shared, features))
@@ -183,20 +183,20 @@ class LabelExperts(nnx.Module):
         return tuple(outputs)
 
     def macs(self) -> int:
-        """Return the multiply-adds an image, K·E·width·hidden a layer."""
+        """Return the multiply-adds per image, K·E·width·hidden per layer."""
         return self._macs
 
 
 def _apply_each(bank: nnx.Module, features: jax.Array) -> jax.Array:
-    """Let every expert of a bank work on all features: f32[...,D] -> f32[...,count,O]."""
+    """Apply each expert of a bank to all features: f32[...,D] -> f32[...,count,O]."""
     return jax.vmap(lambda expert, feature: expert(feature), in_axes=(0, None), out_axes=-2)(bank, features)
 
 
 class Gate(nnx.Module):
-    """Logits over the experts from a label's feature: linear, or with one hidden ReLU layer (DR-MoE's G).
+    """Logits over the experts from the feature of a label: linear, or with one hidden ReLU layer (DR-MoE's G).
 
-    The logits' own layer takes and gives float32 whatever `dtype` is, for the softmax over them amplifies rounding
-    (Fedus et al., Switch Transformers, 2022, sec. 2.4).
+    The layer that computes the logits is float32 for every `dtype`, because the softmax over them amplifies rounding
+    errors (Fedus et al., Switch Transformers, 2022, sec. 2.4).
     """
 
     def __init__(
@@ -217,12 +217,12 @@ class Gate(nnx.Module):
 
 
 class Gates(nnx.Module):
-    """Routing weights for every label, w_i = softmax(G_i(h_i)) over its E experts: [shared 1…S, task 1…T] (DR-MoE).
+    """Routing weights per label, w_i = softmax(G_i(h_i)) over its E experts: [shared 1…S, task 1…T] (DR-MoE).
 
-    kind: `mlp` (DR-MoE) and `linear` (as HSQ is described) read the label's feature. `static` are free logits, 0 at
-    the start, the same for every image: the ablation that DR-MoE compares with.
-    share: `per_label` has a gate for each label, as the subscript of G_i says, with a leading axis K in every
-    parameter; `shared` has one for all.
+    kind: `mlp` (DR-MoE) and `linear` (as HSQ is described) read the feature of the label. `static` has free logits,
+    initially 0 and the same for every image, the ablation in DR-MoE.
+    share: `per_label` has one gate per label, as the subscript of G_i indicates, with a leading axis K in every
+    parameter; `shared` has one gate for all labels.
     Raises ValueError for another kind or share.
     """
 
@@ -255,25 +255,25 @@ class Gates(nnx.Module):
             self.net = make_bank(gate, labels, rngs) if self.per_label else gate(rngs)
 
     def logits(self, features: jax.Array) -> jax.Array:
-        """f32[B,K,D] -> f32[B,K,E]; static gates do not look and return f32[1,K,E]."""
+        """f32[B,K,D] -> f32[B,K,E]; static gates ignore the features and return f32[1,K,E]."""
         if self.kind == "static":
             return jnp.broadcast_to(self.free_logits[...], (1, self.labels, self.free_logits.shape[-1]))
         return apply_bank(self.net, features) if self.per_label else self.net(features)
 
     def __call__(self, features: jax.Array) -> jax.Array:
-        """Return weights that sum to 1 over the experts: f32[B,K,D] -> f32[B,K,E], of static gates f32[1,K,E]."""
+        """Return weights that sum to 1 over the experts: f32[B,K,D] -> f32[B,K,E] (static gates: f32[1,K,E])."""
         return jax.nn.softmax(self.logits(features), axis=-1)
 
     def macs(self) -> int:
-        """Return the multiply-adds an image, 0 for static gates."""
+        """Return the multiply-adds per image, 0 for static gates."""
         return self._macs
 
 
 def combine(weights: jax.Array, outputs: Sequence[jax.Array]) -> jax.Array:
-    """Mix the experts' outputs by routing weights, o_i = Σₑ w_ie·E_ie (DR-MoE; the o of its eq. 9).
+    """Return the outputs of the experts weighted by the routing weights, o_i = Σₑ w_ie·E_ie (DR-MoE; o of eq. 9).
 
-    weights: f32[B or 1,K,E]. outputs: arrays f32[B,K,·,O] whose third axes are together the E experts in the order of
-    the weights. Returns f32[B,K,O]. Raises ValueError where the experts are not E.
+    weights: f32[B or 1,K,E]. outputs: arrays f32[B,K,·,O] whose third axes together are the E experts in the order of
+    the weights. Returns f32[B,K,O]. Raises ValueError if the number of experts is not E.
     """
     counts = [part.shape[2] for part in outputs]
     if sum(counts) != weights.shape[-1]:
@@ -283,10 +283,10 @@ def combine(weights: jax.Array, outputs: Sequence[jax.Array]) -> jax.Array:
 
 
 def gate_entropy(gates: ArrayLike) -> Array:
-    """Entropy −Σ w log w over the last axis, in nats.
+    """Return the entropy −Σ w log w over the last axis, in nats.
 
-    `gates` f32[...,E] are weights that sum to 1 (not logits). A weight of 0 counts 0 and has a finite gradient, so that
-    the gradient through a softmax is right even where a weight underflows: the result is what log-softmax would give.
+    `gates` f32[...,E] are weights that sum to 1 (not logits). A weight of 0 adds 0 and has a finite gradient, so that
+    the gradient through a softmax is correct even if a weight underflows; it equals that of log-softmax.
 
     Returns:
       f32[...], between 0 and log E.

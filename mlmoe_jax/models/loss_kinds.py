@@ -1,8 +1,8 @@
-"""The losses that `loss.kind` can name; a new loss is one function and one line here.
+"""The losses by the values of `loss.kind`; a new loss is one function and one line here.
 
-An entry is a builder `(settings, balance) -> per_element`. `settings` is `config.loss`. `balance()` computes negatives
-over positives per training label, f32[K], and is None if no training labels are known. The result takes logits and
-labels f32[B,K] and returns the loss per element, f32[B,K].
+An entry is a builder `(settings, balance) -> per_element`. `settings` is `config.loss`. `balance()` returns the ratio
+of negatives to positives per label in training, f32[K]; `balance` is None if no training labels are known.
+`per_element` takes logits and labels f32[B,K] and returns the loss per element, f32[B,K].
 """
 
 from __future__ import annotations

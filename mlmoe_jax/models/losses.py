@@ -1,7 +1,7 @@
-"""Losses per element, how a config builds them, and the one way to reduce them.
+"""Losses per element, their builders, and their reduction.
 
-Shape letters: B images, K labels. Logits and labels are f32[B,K]; labels in [0, 1]. `loss_kinds.LOSSES` lists the
-builders and says what they take and return.
+Shape letters: B images, K labels. Logits and labels are f32[B,K]; labels are in [0, 1]. `loss_kinds` lists the builders
+and documents their interface.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def asymmetric_loss(
     eps: float = 1e-8,
     detach: bool = True,
 ) -> Array:
-    """Asymmetric loss (Ridnik et al. 2021, eqs. 4-7), per element.
+    """Return the asymmetric loss (Ridnik et al. 2021, eqs. 4-7), per element.
 
     With p = sigmoid(logit) and q = min(1 − p + clip, 1):
     loss = −y (1 − p)^gamma_pos log max(p, eps) − (1 − y) (1 − q)^gamma_neg log max(q, eps).
-    The clip therefore shifts both the weight and the logarithm: a negative with p ≤ clip gives no loss and no gradient.
-    No gradient passes through a logarithm that sits at its floor log(eps).
+    The clip therefore shifts both the weight and the logarithm: a negative with p ≤ clip has no loss and no gradient.
+    The gradient through a logarithm at its floor log(eps) is 0.
 
     Args:
       logits: f32[B,K].
       labels: f32[B,K].
-      gamma_neg: focusing exponent ≥ 0 of the negatives.
-      gamma_pos: focusing exponent ≥ 0 of the positives.
-      clip: probability margin in [0, 1) of the negatives.
+      gamma_neg: focusing exponent of the negatives, ≥ 0.
+      gamma_pos: focusing exponent of the positives, ≥ 0.
+      clip: probability margin of the negatives, in [0, 1).
       eps: floor of both probabilities inside the logarithm, above 0.
       detach: treat the focusing weight as a constant in the gradient, as the training code of ASL, Q2L and ML-VPT does.
 
@@ -51,7 +51,7 @@ def asymmetric_loss(
     logits, labels = _as_float(logits), _as_float(labels)
     floor = jnp.log(eps)
     log_p = jax.nn.log_sigmoid(logits)
-    # log(1 − p + clip) in log space keeps its precision for p near 1, and clip = 0 is no special case: log(0) = −inf.
+    # log(1 − p + clip) in log space keeps its precision for p near 1; clip = 0 needs no special case: log(0) = −inf.
     log_q = jnp.minimum(jnp.logaddexp(jax.nn.log_sigmoid(-logits), jnp.log(clip)), 0.0)
     weight_p = _focus(jax.nn.sigmoid(-logits), gamma_pos, detach)
     weight_q = _focus(jax.nn.sigmoid(logits) - clip, gamma_neg, detach)
@@ -61,7 +61,7 @@ def asymmetric_loss(
 
 
 def binary_cross_entropy(logits: ArrayLike, labels: ArrayLike, *, positive_weight: ArrayLike | None = None) -> Array:
-    """−w y log p − (1 − y) log(1 − p), per element, exact for logits of any finite size.
+    """Return −w y log p − (1 − y) log(1 − p), per element; exact for all finite logits.
 
     Args:
       logits: f32[B,K].
@@ -84,13 +84,13 @@ def focal_loss(
     alpha: ArrayLike | None = None,
     detach: bool = False,
 ) -> Array:
-    """Focal loss (Lin et al. 2017, eqs. 4-5), per element: −α_t (1 − p_t)^gamma log p_t.
+    """Return the focal loss (Lin et al. 2017, eqs. 4-5), per element: −α_t (1 − p_t)^gamma log p_t.
 
     Args:
       logits: f32[B,K].
       labels: f32[B,K].
-      gamma: focusing exponent ≥ 0; 0 without alpha is binary cross-entropy.
-      alpha: weight of the positives, a number or f32[K] in [0, 1]; negatives get 1 − alpha. None weighs both by 1.
+      gamma: focusing exponent, ≥ 0; 0 without alpha is binary cross-entropy.
+      alpha: weight of the positives, a number or f32[K] in [0, 1]; negatives have 1 − alpha. None: both weights are 1.
       detach: treat the focusing weight as a constant in the gradient.
 
     Returns:
@@ -104,7 +104,7 @@ def focal_loss(
 
 
 def softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
-    """−y log softmax(x) over the labels of an image, per element: for images that have exactly one label.
+    """Return −y log softmax(x) over the labels, per element; for images with exactly one label.
 
     Args:
       logits: f[B,K].
@@ -130,7 +130,7 @@ def build_bce(settings: ConfigDict, balance: Balance) -> PerElement:
 
 
 def build_focal(settings: ConfigDict, balance: Balance) -> PerElement:
-    """Return the focal loss of `config.loss`, with the same weight for both kinds of labels."""
+    """Return the focal loss of `config.loss`, with the same weight for positives and negatives."""
     return partial(focal_loss, gamma=settings.gamma, detach=settings.detach)
 
 
@@ -141,7 +141,7 @@ def build_softmax(settings: ConfigDict, balance: Balance) -> PerElement:
 
 # ----------------------------------------------------------------------------------------------------------- reduction
 def count_valid(label_mask: ArrayLike, mask: ArrayLike) -> Array:
-    """Return how many entries `reduce` reduces over for the same masks, i32[]."""
+    """Return the number of entries that `reduce` reduces over for the same masks, i32[]."""
     return jnp.sum(_valid(label_mask, mask))
 
 
@@ -158,10 +158,10 @@ def reduce(
     scale: float = 1.0,
     count: ArrayLike | None = None,
 ) -> Array:
-    """Reduce f32[B,K] to one number over the valid entries, those where label_mask f32[B,K] × mask f32[B] is not 0.
+    """Reduce f32[B,K] to a scalar over the valid entries: those with label_mask f32[B,K] and mask f32[B] both nonzero.
 
-    An invalid entry matters neither in the value nor in the gradient with respect to `per_element`, even if it is NaN.
-    (Labels of masked entries should still be finite: a NaN label makes the loss's own derivative NaN, and 0 × NaN is
+    An invalid entry affects neither the value nor the gradient with respect to `per_element`, even if it is NaN.
+    (Labels of masked entries should still be finite: a NaN label makes the derivative of the loss NaN, and 0 × NaN is
     NaN.)
 
     Args:
@@ -170,11 +170,11 @@ def reduce(
       mask: f32[B], 0 = padding.
       how: "mean" over the valid entries (1/(B·K) Σ for a full batch) or "sum" over them.
       scale: factor of the result.
-      count: the number that a mean divides by; None = the valid entries here. With the count of a whole batch, the
-        means of its parts add up to its own.
+      count: the divisor of a mean; None = the number of valid entries. With the count of a whole batch, the means of
+        its parts add up to the mean of the batch.
 
     Returns:
-      f32[]; 0 where nothing is valid. Published forms: ML-VPT and Q2L "mean" × 1000, ASL and ML-Decoder "sum".
+      f32[]; 0 if no entry is valid. Published forms: ML-VPT and Q2L "mean" × 1000, ASL and ML-Decoder "sum".
     """
     if how not in ("mean", "sum"):
         raise ValueError(f"how must be 'mean' or 'sum', not {how!r}")
@@ -186,12 +186,12 @@ def reduce(
 
 
 def _focus(miss: Array, gamma: float, detach: bool) -> Array:
-    """miss^gamma for the probability `miss` given to the wrong answer; negative ones (below the clip) count as 0."""
+    """Return miss^gamma for the probability `miss` of the wrong answer; negative values (below the clip) count as 0."""
     # The derivative of 0^gamma is infinite for gamma < 1, and infinity times a zero gradient is NaN.
     weight = jnp.maximum(miss, jnp.finfo(miss.dtype).tiny) ** gamma
     return jax.lax.stop_gradient(weight) if detach else weight
 
 
 def _as_float(x: ArrayLike) -> Array:
-    """At least f32: a sum of bfloat16 losses would keep two digits."""
+    """Convert to at least float32: a sum of bfloat16 losses would have only two digits."""
     return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))

@@ -1,4 +1,4 @@
-"""Multiply-adds, counted on what is traced."""
+"""Multiply-adds, counted in traced programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flax import nnx
 def count_macs(jaxpr) -> int:
     """Return the multiply-adds of all dot products and convolutions in a jaxpr, inner ones included.
 
-    The body of a scan counts as often as it runs; of a cond the dearest branch counts; a while loop, once.
+    The body of a scan counts once per iteration, a cond as its most expensive branch, and a while loop once.
     """
     total = 0
     for equation in jaxpr.eqns:
@@ -34,9 +34,9 @@ def count_macs(jaxpr) -> int:
 
 
 def forward_macs(make: Callable[[], nnx.Module], shape: tuple[int, ...]) -> tuple[int, Any]:
-    """Return the multiply-adds of the module that `make` makes on f32 of `shape`, and its abstract output.
+    """Return the multiply-adds of the module `make()` on an input f32 of `shape`, and its abstract output.
 
-    Nothing is computed and no memory is taken.
+    The module is traced only: nothing is computed or allocated.
     """
     structure, state = nnx.split(nnx.eval_shape(make))
     called = jax.make_jaxpr(lambda state, x: nnx.merge(structure, state)(x), return_shape=True)

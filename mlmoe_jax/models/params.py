@@ -1,7 +1,7 @@
-"""Everything that training changes or holds, as flat dictionaries over public parameter paths.
+"""Parameters and statistics of a model as flat dictionaries over public parameter paths.
 
-A parameter's path is its place in the model joined by '/', such as `backbone/blocks/3/attn/qkv/kernel`. Rules,
-checkpoints, tables and messages all speak these paths.
+The path of a parameter is its position in the model joined by '/', such as `backbone/blocks/3/attn/qkv/kernel`. Rules,
+checkpoints, tables and messages use the same paths.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Params = dict[str, jax.Array]
 
 
 class ModelDef:
-    """The structure of a model without its values: splits a module into paths, and merges values back."""
+    """The structure of a model without its values: it splits a module into paths, and merges values back."""
 
     def __init__(self, graphdef: nnx.GraphDef, variables: dict[str, tuple[tuple, nnx.Variable]]):
         self._graphdef, self._variables = graphdef, variables
@@ -40,13 +40,13 @@ class ModelDef:
         return cls(graphdef, shapes), params, stats
 
     def merge(self, *values: Params) -> nnx.Module:
-        """Return a fresh module that holds `values`, which together name every path."""
+        """Return a new module with `values`, which together contain every path."""
         joined = {path: value for part in values for path, value in part.items()}
         state = nnx.from_flat_state({place: v.replace(joined[path]) for path, (place, v) in self._variables.items()})
         return nnx.merge(self._graphdef, state, copy=True)
 
     def stats_of(self, model: nnx.Module) -> Params:
-        """Return the statistics that a module made by `merge` holds now."""
+        """Return the current statistics of a module that `merge` returned."""
         state = nnx.state(model, nnx.BatchStat)
         return {"/".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(state)}
 
@@ -71,7 +71,7 @@ def fingerprint(params: dict[str, Any]) -> str:
 
 
 def module_rows(trainable: Params, frozen: Params) -> dict[str, tuple[int, int]]:
-    """Return {module: (parameters, those that train)} over the first two levels of the paths."""
+    """Return {module: (number of parameters, number of trainable parameters)} by the first two levels of the paths."""
     rows: dict[str, tuple[int, int]] = {}
     for params, learns in ((trainable, 1), (frozen, 0)):
         for path, value in params.items():
@@ -83,7 +83,7 @@ def module_rows(trainable: Params, frozen: Params) -> dict[str, tuple[int, int]]
 
 
 def parameter_table(trainable: Params, frozen: Params) -> str:
-    """Return a table "module, total, trainable", with a sum."""
+    """Return a table of modules with their total and trainable parameters, and a line with the sums."""
     rows = module_rows(trainable, frozen)
     total, learned = (sum(row[i] for row in rows.values()) for i in (0, 1))
     width = max(len(name) for name in rows)

@@ -1,4 +1,4 @@
-"""Learned prompt tokens: how many there are, which group each belongs to, and who may see whom."""
+"""Learned prompt tokens: their number, their groups, and the masks between them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.layers.initializers import torch_linear, uniform
 
 MASKS = ("none", "all_prompts", "cross_group")
-PRUNING_MASKS = (r"^prompts/(token|segment)_mask$", False)  # a rule that freezes them
+PRUNING_MASKS = (r"^prompts/(token|segment)_mask$", False)  # the rule that freezes the masks
 
 
-SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # what each choice of model.prompts.sides has
+SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per value of model.prompts.sides
 
 
 def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:
-    """Return the sizes of the axes along which prompts are numbered, side, expert and group, the last one fastest.
+    """Return the sizes of the axes that number the prompts: side, expert and group, the last one fastest.
 
     The order is that of the authors' checkpoints: expert e of group t on side s is prompt s·M·G + e·G + t.
     """
@@ -44,22 +44,22 @@ def prompt_groups(sides: int, groups: int, per_group: int) -> np.ndarray:
 
 
 def by_side(tokens: jax.Array, sides: Sequence[str], per_group: int, groups: int) -> dict[str, jax.Array]:
-    """Split prompts f32[B,P,D], in the order of `prompt_places`, into those of each side, f32[B,M,G,D]."""
+    """Split prompts f32[B,P,D], in the order of `prompt_places`, by side: f32[B,M,G,D] each."""
     apart = tokens.reshape(tokens.shape[0], *_axes(len(sides), groups, per_group), tokens.shape[-1])
     return dict(zip(sides, jnp.moveaxis(apart, 1, 0), strict=True))
 
 
 def groups_by_side(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray]:
-    """Return the group i32[K] of every label on each side that `config.model.prompts` has."""
+    """Return the group of each label, i32[K], per side of `config.model.prompts`."""
     both = {"co": space.co_group, "dc": space.dc_group}
     return {side: both[side] for side in SIDES[settings.sides]}
 
 
 def prompt_mask(kind: str, group_of: np.ndarray) -> np.ndarray | None:
-    """Return bool[P,P], True where prompt (row) may attend to prompt (column), or None where all may.
+    """Return bool[P,P], True if a prompt (row) may attend to a prompt (column), or None if all may.
 
-    `all_prompts` lets a prompt see only itself (the authors' code); `cross_group` lets the prompts of one group see one
-    another and blocks those of other groups (ML-VPT, sec. 3.2); `none` blocks nothing.
+    With `all_prompts`, each prompt attends only to itself (the authors' code). With `cross_group`, prompts attend only
+    to prompts of the same group (ML-VPT, sec. 3.2). `none` has no mask.
     """
     if kind not in MASKS:
         raise ValueError(f"unknown prompt mask {kind!r}; choose from {MASKS}")
@@ -71,15 +71,16 @@ def prompt_mask(kind: str, group_of: np.ndarray) -> np.ndarray | None:
 
 
 def _prompt_bound(patch: int, width: int) -> float:
-    """√(6/(3·patch² + D)), the bound of the uniform draw in the visual-prompt-tuning code."""
+    """Return √(6/(3·patch² + D)), the bound of the uniform initial values in the visual-prompt-tuning code."""
     return math.sqrt(6 / (3 * patch**2 + width))
 
 
 class _PromptTokens(nnx.Module):
-    """What all prompt methods share: a projection from a narrower width, if any, and dropout (both as in VPT's code).
+    """The base class of all prompt methods: a projection from a narrower width, if any, and dropout (as in VPT's code).
 
-    project: width in which prompts are learned, brought to the backbone's by one linear layer; 0 = the backbone's own.
-    dropout: rate at which single entries of the projected prompts are dropped, for every image on its own.
+    project: the width of the learned prompts, which one linear layer projects to the width of the backbone; 0 = the
+    width of the backbone, without projection.
+    dropout: the rate at which entries of the projected prompts are dropped, independently per image.
     """
 
     def __init__(self, width: int, *, project: int, dropout: float, rngs: nnx.Rngs):
@@ -90,7 +91,7 @@ class _PromptTokens(nnx.Module):
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     def prepare(self, tokens: jax.Array, batch: int, rngs: nnx.Rngs | None) -> jax.Array:
-        """Project f32[L,1,P,d] and, in training, drop out: f32[L, 1 or B, P, D]."""
+        """Project f32[L,1,P,d] and, in training, apply dropout: f32[L, 1 or B, P, D]."""
         if self.projection is not None:
             tokens = self.projection(tokens)
         if self.dropout.deterministic or not self.dropout.rate:
@@ -100,10 +101,10 @@ class _PromptTokens(nnx.Module):
 
 
 class DeepPrompts(_PromptTokens):
-    """One set of P prompt tokens for every block, f32[L,1,P,D] (VPT-deep, eq. 6; ML-VPT, eq. 8).
+    """One set of P prompt tokens per block, f32[L,1,P,D] (VPT-deep, eq. 6; ML-VPT, eq. 8).
 
-    mask: who among them may see whom, bool[P,P], or None. Drawn from U(±√(6/(3·patch² + D))) as in the
-    visual-prompt-tuning code.
+    mask: bool[P,P], True if a prompt (row) may attend to a prompt (column), or None. Initial values are drawn from
+    U(±√(6/(3·patch² + D))) as in the visual-prompt-tuning code.
     """
 
     def __init__(
@@ -129,13 +130,13 @@ class DeepPrompts(_PromptTokens):
 
 
 class ShallowPrompts(_PromptTokens):
-    """P prompts that enter the first block and travel through all (VPT-shallow, eq. 4–5), gated or not (GateVPT).
+    """P prompts that are carried from the first block through all blocks (VPT-shallow, eq. 4–5), or gated (GateVPT).
 
-    gate_init: None for VPT-shallow. A number θ₀: what enters block i+1 is g·(prompts leaving block i) +
-    (1 − g)·(prompts entering it) with g = σ(θᵢ), θ starting at −θ₀, for all blocks but the last (Yoo et al., "Improving
-    visual prompt tuning for self-supervised vision transformers", ICML 2023; the start from its code).
-    learn_temperature: divide the attention logits of every block by a learned number, kept within 0.01 … 10, starting
-    at 1 (the same).
+    gate_init: None for VPT-shallow. With a number θ₀, the prompts entering block i+1 are g·(prompts leaving block i) +
+    (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ is initially −θ₀ (Yoo et al.,
+    "Improving visual prompt tuning for self-supervised vision transformers", ICML 2023; initial value from its code).
+    learn_temperature: divide the attention logits of each block by a learned number, clipped to 0.01 … 10, initially 1
+    (same source).
     """
 
     TEMPERATURES = (0.01, 10.0)
@@ -161,7 +162,7 @@ class ShallowPrompts(_PromptTokens):
         self.count, self.key_values, self.depth = count, 0, depth
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
-        """Return the prompts that enter the first block and what happens to them on the way."""
+        """Return the prompts that enter the first block, with their gates and temperatures."""
         return Prompts(
             self.prepare(self.shallow[...], batch, rngs),
             carry=jnp.ones(self.depth - 1) if self.gate is None else jax.nn.sigmoid(self.gate[...]),
@@ -170,16 +171,16 @@ class ShallowPrompts(_PromptTokens):
 
 
 class PrunablePrompts(DeepPrompts):
-    """The prompts of E2VPT (Han et al., ICCV 2023): deep prompts, further keys and values, and masks that prune.
+    """The prompts of E2VPT (Han et al., ICCV 2023): deep prompts, additional keys and values, and pruning masks.
 
-    key_values: m tokens a block that join keys and values after the projection (its sec. 3.2), heads side by side.
-    shared: keys and values are one tensor, as in the code's default.
-    segments: of 0, the prompts have no masks. Else every prompt, once projected, is multiplied by its token mask and
-    channel c of it by its segment mask c mod `segments`; the masks are those of every block (its sec. 3.3; the paper's
-    segments are runs of channels, the code's are interleaved).
+    key_values: m tokens per block that are appended to the keys and values after the projection (its sec. 3.2), with
+    the heads concatenated. shared: keys and values are one tensor, the default of its code.
+    segments: 0 = no masks. Otherwise each projected prompt is multiplied by its token mask, and its channel c by its
+    segment mask c mod `segments`; all blocks share the masks (its sec. 3.3; segments are contiguous channels in the
+    paper and interleaved in its code).
     token_mask, segment_mask: f32[P], f32[P,segments], initial values; None = ones.
-    absent: a prompt whose token mask is 0 is as if it were not in the sequence. Otherwise it stays as a zero vector
-    that is attended to, as in the code.
+    absent: prompts whose token mask is 0 are masked out for all tokens. Otherwise they remain as zero vectors that are
+    attended to, as in its code.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class PrunablePrompts(DeepPrompts):
             )
         self.key_values, self.segments, self.absent = key_values, segments, absent
         if key_values:
-            # torch's kaiming_uniform on [heads, m, D/heads] takes m·D/heads for the fan-in
+            # the fan-in of torch's kaiming_uniform for [heads, m, D/heads] is m·D/heads
             draw = uniform(math.sqrt(6 / (key_values * width // heads)))
             self.key_value = nnx.Param(draw(rngs.params(), (depth, 1 if shared else 2, key_values, width)))
         if segments:
@@ -217,7 +218,7 @@ class PrunablePrompts(DeepPrompts):
             self.segment_mask = nnx.Param(jnp.asarray(ones if segment_mask is None else segment_mask, jnp.float32))
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
-        """Return the prompts of all blocks with their masks applied, and the further keys and values."""
+        """Return the prompts of all blocks with their masks applied, and the additional keys and values."""
         tokens, present = self.prepare(self.deep[...], batch, rngs), None
         if self.segments:
             segments = jnp.tile(self.segment_mask[...], (1, tokens.shape[-1] // self.segments))

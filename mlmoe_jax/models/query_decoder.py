@@ -1,7 +1,7 @@
-"""Learned queries that read an image's tokens through a transformer encoder and decoder.
+"""A transformer encoder over image tokens and a decoder with learned queries.
 
-Q2L, ML-Decoder, HSQ and DR-MoE share it in one form or another. Shape letters beside those of `contracts`: Q query
-tokens (K where each label has its own), T memory tokens, C channels of the backbone, E memory tokens beyond patches.
+Q2L, ML-Decoder, HSQ and DR-MoE use variants of it. Shape letters in addition to those of `contracts`: Q query tokens (K
+if each label has its own query), T memory tokens, C channels of the backbone, E memory tokens in addition to patches.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ QUERY_ROLES = ("input", "added")
 POSITIONS = ("none", "once", "detr", "learned")
 SELF_ATTENTION = ("all", "first", "others", "none", "identity")
 PROJECTIONS = ("linear", "linear_relu", "none")
-# To stand before the trainable rules if queries are fixed: they are counted, and nothing may move them.
+# Precedes the trainable rules if queries are fixed: they are counted as parameters but must not change.
 FIXED_QUERIES = (r"^head/decoder/queries$", False)
 
 
 def decoder_settings(settings: ConfigDict, channels: int) -> dict[str, Any]:
-    """Return the arguments of a QueryDecoder that `config.model.head.decoder` stands for on C = `channels`."""
+    """Return the arguments of QueryDecoder for `config.model.head.decoder` and C = `channels`."""
     given = {key: value for key, value in settings.items() if key != "queries"}
     given["width"] = settings.width or channels
     if settings.project == "auto":
@@ -42,35 +42,36 @@ def decoder_settings(settings: ConfigDict, channels: int) -> dict[str, Any]:
 
 
 def fixed_queries(settings: ConfigDict) -> tuple[tuple[str, bool], ...]:
-    """Return the rules that `config.model.head.decoder` puts before those of `config.trainable`."""
+    """Return the rules of `config.model.head.decoder` that precede those of `config.trainable`."""
     return (FIXED_QUERIES,) if settings.fixed_queries else ()
 
 
 class QueryDecoder(nnx.Module):
-    """Image tokens f32[B,N,C] -> one feature a query f32[B,Q,D], by an encoder of patches and a decoder of queries.
+    """Map image tokens f32[B,N,C] to one feature per query f32[B,Q,D], by an encoder over patches and a decoder.
 
-    The defaults are what DR-MoE says (sec. 3: D = 512, two and two layers, eight heads) and what torch.nn.Transformer
-    does where the paper is silent: post-norm, ReLU, hidden layers of 2048, dropout 0.1, one norm after the decoder.
-    Q2L and ML-Decoder are settings of it (`heads.query`).
+    The defaults follow DR-MoE (sec. 3: D = 512, two and two layers, eight heads), and torch.nn.Transformer for settings
+    that the paper does not specify: post-norm, ReLU, hidden layers of 2048, dropout 0.1, one norm after the decoder.
+    Q2L and ML-Decoder are settings of this class (`heads.query`).
 
-    channels: C. num_queries: Q, K where each label has its own. width: D. hidden: of the feed-forward layers.
-    query_role: `input` feeds the learned queries into the first decoder layer; `added` starts from zeros and adds them
-        to what asks (and to the keys of self-attention) in every layer, as DETR and Q2L do.
-    fixed_queries: the queries stay at their initial values; no gradient reaches them. Put `FIXED_QUERIES` before
-        the trainable rules as well: weight decay needs no gradient.
-    query_std: standard deviation of the queries' normal initial values.
-    positions: of patches. `once` adds sines to the encoder's input; `detr` adds them to what asks and answers in every
-        encoder layer, and to the keys of the decoder; `learned` is `once` with a learned table of `table_side` rows and
-        columns, resampled to the grid; `none`.
-    self_attention: which decoder layers let queries see one another: `all`, `first`, `others` (all but the first),
-        `none`; `identity` puts the queries themselves in the place of its result, LN(x + dropout(x)), as ML-Decoder
-        does. Without it nothing has the size Q×Q.
-    pre_norm: norms before the parts of a layer instead of after them.
-    encoder_norm, decoder_norm: a norm after the last layer; None = as DETR: after the encoder only with pre_norm.
-    project: from C to D. `linear`, `linear_relu`, or `none`, which needs C = D.
-    init: of matrices. `xavier` (DETR, Q2L) or `torch`, the default values of PyTorch's layers (ML-Decoder).
-    dtype: of the matrix products; None = float32. Norms, softmax and sums stay in float32.
-    Raises UserError for sizes that do not fit together.
+    channels: C. num_queries: Q, or K if each label has its own query. width: D. hidden: width of the feed-forward
+        layers.
+    query_role: `input` uses the learned queries as input of the first decoder layer; `added` starts from zeros and adds
+        them to the queries (and to the keys of self-attention) in every layer, as in DETR and Q2L.
+    fixed_queries: the queries keep their initial values, because their gradient is stopped. `FIXED_QUERIES` must also
+        precede the trainable rules: weight decay needs no gradient.
+    query_std: standard deviation of the normal initial values of the queries.
+    positions: positions of the patches. `once` adds sines to the input of the encoder; `detr` adds them to the queries
+        and keys of every encoder layer, and to the keys of the decoder; `learned` is `once` with a learned table of
+        `table_side` rows and columns, resampled to the grid; `none`.
+    self_attention: the decoder layers with self-attention of queries: `all`, `first`, `others` (all but the first) or
+        `none`. `identity` replaces the output of self-attention by its input, LN(x + dropout(x)), as in ML-Decoder.
+        Without self-attention, no array has the size Q×Q.
+    pre_norm: norms precede the parts of a layer instead of following them.
+    encoder_norm, decoder_norm: a norm after the last layer; None = as in DETR: after the encoder only with pre_norm.
+    project: the projection from C to D: `linear`, `linear_relu`, or `none`, which requires C = D.
+    init: initial values of matrices: `xavier` (DETR, Q2L) or `torch`, the defaults of PyTorch's layers (ML-Decoder).
+    dtype: of the matrix products; None = float32. Norms, softmax and sums are always float32.
+    Raises ValueError for an unknown choice, and UserError for sizes that do not fit together.
     """
 
     read = (PATCHES,)
@@ -137,9 +138,9 @@ class QueryDecoder(nnx.Module):
     ) -> jax.Array:
         """Return the features f32[B,Q,D] of all queries for `features.patches` f32[B,N,C].
 
-        extra: memory tokens beyond the patches, f32[B or 1,E,C]. They are projected as patches are, have no position,
-        and pass no encoder layer, through which they would show in every patch. extra_mask: bool[Q,E], True where a
-        query may see a token; None = everywhere. Every query sees all patches. rngs: for dropout in training.
+        extra: additional memory tokens, f32[B or 1,E,C]. They are projected like patches but have no positions, and
+        they skip the encoder, which would mix them into the patches. extra_mask: bool[Q,E], True if a query may attend
+        to a token; None = all may. Every query attends to all patches. rngs: for dropout in training.
         """
         memory, positions, mask = self._memory(features, extra, extra_mask, rngs)
         return self.decode(memory, positions, mask=mask, rngs=rngs)
@@ -147,9 +148,9 @@ class QueryDecoder(nnx.Module):
     def attention(
         self, features: Features, *, extra: jax.Array | None = None, extra_mask: np.ndarray | Constant | None = None
     ) -> jax.Array:
-        """Return how much each query looks at each patch in the last layer, the mean over heads: f32[B,Q,N].
+        """Return the attention weights of queries over patches in the last layer, averaged over heads: f32[B,Q,N].
 
-        The arguments are those of a call, of a decoder without dropout. A row sums to 1 less what goes to `extra`.
+        The arguments are those of `__call__`; dropout is not applied. A row sums to 1 minus the weights of `extra`.
         """
         memory, positions, mask = self._memory(features, extra, extra_mask, None)
         tokens, added, keys = self._start(memory, positions)
@@ -165,7 +166,7 @@ class QueryDecoder(nnx.Module):
         extra_mask: np.ndarray | Constant | None,
         rngs: nnx.Rngs | None,
     ) -> tuple[jax.Array, jax.Array | None, np.ndarray | None]:
-        """Return memory f32[B,T,D], positions and mask as `decode` takes them, of the arguments of a call."""
+        """Return memory f32[B,T,D], positions and mask for `decode`; the arguments are those of `__call__`."""
         memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
         if extra is None:
             return partition.gathered(memory), positions, None
@@ -182,9 +183,9 @@ class QueryDecoder(nnx.Module):
     def encode(
         self, tokens: jax.Array, grid: tuple[int, int], *, rngs: nnx.Rngs | None = None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Return the memory f32[B,N,D] for patch tokens f32[B,N,C], row-major over `grid`, and what `decode` wants.
+        """Return memory and positions for `decode`, for patch tokens f32[B,N,C], row-major over `grid`.
 
-        The second value is f32[1,N,D], the positions to be added to the decoder's keys, or None if there are none.
+        The memory is f32[B,N,D]. The positions f32[1,N,D] are added to the keys of the decoder; None if there are none.
         """
         tokens, table = self._projected(tokens), self._positions(grid)
         everywhere = table if self.positions == "detr" else None
@@ -202,10 +203,10 @@ class QueryDecoder(nnx.Module):
         mask: np.ndarray | Constant | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """Return the features f32[B,Q,D] that the queries read from memory tokens f32[B,T,D].
+        """Return the features f32[B,Q,D] of the queries for memory tokens f32[B,T,D].
 
-        positions: f32[1 or B,T,D], added to the keys; None = nothing. mask: bool[Q,T], True where a query may see a
-        token; None = everywhere. Raises ValueError for a mask that is not of this shape or hides everything from a
+        positions: f32[1 or B,T,D], added to the keys; None = no positions. mask: bool[Q,T], True if a query may attend
+        to a token; None = all may. Raises ValueError for a mask that has another shape or hides all tokens from a
         query.
         """
         mask = _checked_mask(_array(mask), self.num_queries, memory.shape[1])
@@ -215,21 +216,21 @@ class QueryDecoder(nnx.Module):
         return tokens if self.norm is None else self.norm(tokens)
 
     def _start(self, memory: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-        """Return what the first layer gets: queries, what is added to them or None, and the keys of the memory."""
+        """Return the inputs of the first layer: tokens, queries added to them (or None), and keys of the memory."""
         queries = self.queries[...][None]
         if self.fixed_queries:
             queries = jax.lax.stop_gradient(queries)
         tokens, added = (queries, None) if self.query_role == "input" else (jnp.zeros_like(queries), queries)
         drop = self.layers[0].dropout
         if drop.rate and not drop.deterministic:
-            # Dropout differs between images; without it everything before the first look at one is done once.
+            # Dropout differs per image; without it, the layers before the first cross-attention run once per batch.
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
         return tokens, added, memory if positions is None else memory + positions
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
-        """Return the multiply-adds for an image with N = `tokens` patches and E = `extra` further memory tokens.
+        """Return the multiply-adds per image with N = `tokens` patches and E = `extra` additional memory tokens.
 
-        First those of linear layers and 4·tokens·D for each norm, then those of the attention products.
+        The first count is linear layers and 4·tokens·D per norm, the second the attention products.
         """
         width, queries, memory = self.width, self.num_queries, tokens + extra
         square, feed = width**2, 2 * width * self.hidden
@@ -266,7 +267,7 @@ class QueryDecoder(nnx.Module):
 
 
 def _self_attention(which: str, layer: int) -> str:
-    """Return what a decoder layer does among queries: `on`, `off` or `identity`."""
+    """Return the self-attention of a decoder layer: `on`, `off` or `identity`."""
     if which == "identity":
         return which
     return "on" if which == "all" or which == ("first" if layer == 0 else "others") else "off"
@@ -280,9 +281,9 @@ def _checked_mask(mask: np.ndarray | None, queries: int, tokens: int) -> np.ndar
     if mask is None:
         return None
     if mask.dtype != bool or mask.shape != (queries, tokens):
-        raise ValueError(f"a mask is bool[{queries},{tokens}] here, not {mask.dtype}{list(mask.shape)}")
+        raise ValueError(f"the mask must be bool[{queries},{tokens}], not {mask.dtype}{list(mask.shape)}")
     if not mask.any(axis=1).all():
-        raise ValueError(f"the mask hides every token from query {int(np.argmin(mask.any(axis=1)))}")
+        raise ValueError(f"the mask hides all tokens from query {int(np.argmin(mask.any(axis=1)))}")
     return mask
 
 

@@ -1,6 +1,6 @@
 """Ordered (regex, value) rules over parameter paths such as `head/co/gate/bias`; the first match wins.
 
-Freezing, sharding, learning rates, weight decay and weight import are all told in this one form.
+Freezing, learning rates and weight decay are configured in this form.
 """
 
 import re
@@ -15,9 +15,9 @@ _REQUIRED, _UNMATCHED = object(), object()
 
 
 def first_match(rules: Rules, path: str, default: Any = _REQUIRED) -> Any:
-    """Value of the first rule whose regex is found anywhere in `path` (`re.search`).
+    """Return the value of the first rule whose regex matches anywhere in `path` (`re.search`).
 
-    Without a match: `default`, or UserError where none is given. UserError also for a regex that does not compile.
+    Without a match: `default`, or UserError if no default is given. Raises UserError for a regex that does not compile.
     """
     for pattern, value in rules:
         if _compile(pattern).search(path):
@@ -28,7 +28,7 @@ def first_match(rules: Rules, path: str, default: Any = _REQUIRED) -> Any:
 
 
 def assign(rules: Rules, paths: Iterable[str]) -> dict[str, Any]:
-    """The value of every path; UserError names all paths without a rule and all regexes that do not compile."""
+    """Return the value per path; UserError lists all paths without a rule and all regexes that do not compile."""
     problems, usable = [], []
     for pattern, value in rules:
         try:

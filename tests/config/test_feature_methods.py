@@ -191,7 +191,7 @@ def test_only_prompts_are_read_before_the_last_norm():
     ("reference", "overrides", "complaint"),
     [
         ("hsq_resnet101:task=0,shared=0", {}, "a label needs an expert"),
-        ("drmoe_resnet101", {"model.head.decoder.queries": "5"}, "routed_experts has a query a label"),
+        ("drmoe_resnet101", {"model.head.decoder.queries": "5"}, "routed_experts has one query per label"),
         ("vpt", {"model.prompts.count": "0"}, "set model.prompts.kind=none"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_head_that_is_sharded_by_label_must_gather_what_its_labels_read(monkey
         with partition.over(mesh):
             return model(image).logits.shape
 
-    with pytest.raises(RuntimeError, match=r"Careless is sharded by label and has not called partition\.gathered"):
+    with pytest.raises(RuntimeError, match=r"Careless is sharded by label but has not called partition\.gathered"):
         classify(gathers=False)
     assert classify(gathers=True) == (2, 3)
     assert classify(gathers=False, by_label=False) == (2, 3), "its labels interact, and it is replicated"
@@ -217,5 +217,5 @@ def test_prompts_are_for_shapes_that_take_them(backbone, refusal):
     config = default_config()
     config.model.backbone.name, config.model.prompts.kind = backbone, "deep"
     assert refusal(build_model, config, synthetic_label_space(3, 1), rngs=nnx.Rngs(0)) == (
-        f"model.prompts.kind=deep needs a ViT, and {backbone} is none"
+        f"model.prompts.kind=deep needs a ViT, but {backbone} is not one"
     )

@@ -149,5 +149,5 @@ def test_mistakes_are_refused(vit, image, tokens):
         vit(image, read=("prompts",))
     with pytest.raises(ValueError, match="cannot read"):
         vit(image, read=("pixels",))
-    with pytest.raises(ValueError, match="no multiple of the patch size 8"):
+    with pytest.raises(ValueError, match="not a multiple of the patch size 8"):
         vit(image[:, :30], read=("cls",))

@@ -226,5 +226,5 @@ def test_half_precision_is_near(name):
 
 
 def test_an_adjacency_of_another_size_is_refused():
-    with pytest.raises(ValueError, match="6 word vectors need an adjacency of that size"):
+    with pytest.raises(ValueError, match="6 word vectors need an adjacency of the same size"):
         ml_gcn(adjacency=np.eye(5, dtype=np.float32))

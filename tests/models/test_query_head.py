@@ -225,7 +225,7 @@ def test_queries_and_labels_that_do_not_fit(refusal):
         return nnx.eval_shape(make)
 
     assert "3 queries for 5 labels" in refusal(head, 3)
-    assert "6 groups of queries are more than 5 labels" in refusal(head, 6, classifier="grouped")
+    assert "6 queries are more than 5 labels" in refusal(head, 6, classifier="grouped")
     assert head(3, classifier="grouped").classifier.kernel.shape == (3, 8, 2)
     with pytest.raises(ValueError, match="per_label, grouped"):
         head(5, classifier="linear")

@@ -264,7 +264,7 @@ def test_mistakes_are_refused(make):
         BatchNorm(4, mode="batch")
     norm = BatchNorm(4, mode="trainable")
     norm.train()
-    with pytest.raises(ValueError, match="more than one value a channel"):
+    with pytest.raises(ValueError, match="more than one value per channel"):
         norm(jnp.ones((1, 1, 1, 4)))
 
 

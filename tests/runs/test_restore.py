@@ -69,7 +69,7 @@ def test_prompts_need_a_vit(refusal):
     config = default_config()
     config.model.backbone.name, config.model.prompts.kind = "convnext_tiny", "group"
     sentence = refusal(build_model, config, SPACE, rngs=nnx.Rngs(0))
-    assert sentence == "model.prompts.kind=group needs a ViT, and convnext_tiny is none"
+    assert sentence == "model.prompts.kind=group needs a ViT, but convnext_tiny is not one"
 
 
 def test_cnns_take_their_own_image_sizes(refusal):

@@ -1,1 +1,1 @@
-"""Frozen (or trainable) feature extractors."""
+"""Feature extractors, frozen or trainable."""

@@ -1,6 +1,6 @@
-"""ConvNeXt (Liu et al., CVPR 2022), numerically the authors' and torchvision's, without stochastic depth.
+"""ConvNeXt (Liu et al., CVPR 2022), numerically equal to the authors' and torchvision's, without stochastic depth.
 
-Stochastic depth is a regulariser of long trainings from scratch and leaves evaluation as it is.
+Stochastic depth regularizes long trainings from scratch and does not affect evaluation.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class ConvNeXtShape(BackboneShape):
     def build(
         self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
     ) -> ConvNeXt:
-        """Build the ConvNeXt with random weights; it has no batch normalisation."""
+        """Build the ConvNeXt with random weights; it has no batch normalization."""
         return ConvNeXt(self, dtype=dtype, remat=remat, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        """Return the layers with 4·cells·D per LayerNorm, 0, and the number of cells of the last map."""
+        """Return the layers with 4·cells·D per LayerNorm; 0; and the number of cells of the last map."""
         layers, extra, cells = super().published_macs(side, prompts)
         grids = [(side // (4 * 2**stage)) ** 2 for stage in range(len(self.widths))]
         # one in each block, one after the stem, one before each downsampling, one on the pooled feature
@@ -58,7 +58,7 @@ class ConvNeXtShape(BackboneShape):
 def _convolution(
     into: int, out: int, size: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs, depthwise: bool = False
 ) -> nnx.Conv:
-    """Return a depthwise convolution that keeps the map's size, or one that cuts it into pieces of `size`²."""
+    """Return a depthwise convolution that keeps the size of the map, or one with kernel size and stride `size`."""
     return nnx.Conv(
         into,
         out,
@@ -73,7 +73,7 @@ def _convolution(
 
 
 class ConvNeXtBlock(nnx.Module):
-    """x + s·MLP(LN(depthwise 7×7 of x)), s a learned factor a channel (Liu et al., figure 4)."""
+    """x + s·MLP(LN(depthwise 7×7 of x)), s a learned factor per channel (Liu et al., figure 4)."""
 
     def __init__(self, width: int, *, layer_scale: float, dtype: jnp.dtype | None, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
@@ -111,7 +111,7 @@ class Downsample(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Blocks at one resolution, behind the downsampling that leads to it."""
+    """Blocks at one resolution, preceded by the downsampling to it."""
 
     def __init__(self, shape: ConvNeXtShape, index: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
         width = shape.widths[index]
@@ -133,7 +133,7 @@ class Stage(nnx.Module):
 class ConvNeXt(nnx.Module):
     """A ConvNeXt body; stages and blocks count from 0 (`stages/2/blocks/5/mlp/fc1/kernel`, `stages/1/downsample/…`).
 
-    remat: keep only each block's input for the backward pass and compute the rest again.
+    remat: store only the input of each block, and recompute its activations in the backward pass.
     """
 
     def __init__(self, shape: ConvNeXtShape, *, dtype: jnp.dtype | None = None, remat: bool = False, rngs: nnx.Rngs):
@@ -160,10 +160,10 @@ class ConvNeXt(nnx.Module):
     ) -> Features:
         """Encode f32[B,H,W,3] of any size from 32 up; the grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
 
-        read: `patches` is the last map, `cls` its mean. norm: apply the final LayerNorm to them. The source knows it
-        on the mean only; on single cells it is this package's way to give heads on the map a scale they can work with.
-        return_attention: without effect, convolutions have no attention.
-        Raises ValueError for prompts and for images that are smaller than one cell.
+        read: `patches` is the last map, `cls` its mean. norm: apply the final LayerNorm to them. The published model
+        normalizes only the mean; this package also normalizes single cells, so that heads on the map have inputs of a
+        suitable scale. return_attention: ignored, convolutions have no attention.
+        Raises ValueError for prompts, and for images that are smaller than one cell.
         """
         check_read(prompts, read)
         height, width = image.shape[1:3]

@@ -1,4 +1,4 @@
-"""What is known of a backbone that has a name: architecture, preprocessing, and the file with its published weights."""
+"""Catalog entry of a named backbone: architecture, preprocessing, and the file with its published weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Entry:
-    """One backbone. `file` is looked for in the package, then in the cache folder; `address` is where it is published.
-    Without them it has no published weights.
+    """A named backbone.
 
-    package: for weights that are installed with pip instead of downloaded, PACKAGE/FOLDER, the folder of `file` in an
-    installed Python package, which comes before the cache.
-
-    mean, std: of each channel, for pixel values in 0…1. image_size: the usual input side in pixels. final_norm: whether
-    the papers read its features after the last LayerNorm. sha256: of the file, where its publisher says it; otherwise
-    the first download is pinned (the hub's own checksums are used in any case).
+    file: the name of its weights file in the package or in the cache folder; empty if no weights are published.
+    address: the published location of the file. package: for weights that are installed with pip instead of
+    downloaded, PACKAGE/FOLDER, the folder of `file` in an installed Python package, which comes before the cache.
+    mean, std: per channel, for pixel values in 0…1. image_size: the default side of input images in pixels.
+    final_norm: whether the papers read its features after the final LayerNorm. sha256: of the file, if it is published;
+    otherwise the first download is pinned (checksums of the hub are always used).
     """
 
     shape: BackboneShape
@@ -35,6 +34,6 @@ class Entry:
 
 
 def torchvision_entry(shape: BackboneShape, file: str) -> Entry:
-    """Return the entry of a backbone that torchvision publishes."""
+    """Return the entry of a backbone published by torchvision."""
     address = f"https://download.pytorch.org/models/{file}"
     return Entry(shape, IMAGENET_MEAN, IMAGENET_STD, 224, file, address, "BSD-3-Clause")

@@ -1,7 +1,7 @@
-"""ResNets with bottleneck blocks (He et al., CVPR 2016), numerically those of torchvision's first weights.
+"""ResNets with bottleneck blocks (He et al., CVPR 2016), numerically equal to torchvision's (first weights).
 
-As torchvision has it, a stage's stride is in the 3×3 convolution ("v1.5"), and padding is symmetric: XLA's `SAME` pads
-stride-2 convolutions on one side more.
+As in torchvision, the stride of a stage is in the 3×3 convolution ("v1.5"), and padding is symmetric, unlike XLA's
+`SAME` for stride-2 convolutions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, BackboneShape, Fea
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 
 EXPANSION = 4
-# To stand before the trainable rules if batch normalisation is frozen: weight decay needs no gradient to move it.
+# Precedes the trainable rules if batch normalization is frozen: weight decay would change it even without a gradient.
 FROZEN_BATCH_NORM = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scale|bias)$", False)
 
 
@@ -26,7 +26,7 @@ FROZEN_BATCH_NORM = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scal
 class ResNetShape(BackboneShape):
     """The architecture of a bottleneck ResNet: blocks of each stage, and the width of the stem.
 
-    Stage i works at `stem`·2^i channels and gives `EXPANSION` times as many.
+    The 3×3 convolutions of stage i have `stem`·2^i channels, its output `EXPANSION` times that number.
     """
 
     blocks: tuple[int, ...]
@@ -49,11 +49,11 @@ class ResNetShape(BackboneShape):
         return ResNet(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
 
     def fits(self, side: int) -> bool:
-        """Return True: padding makes up for every size."""
+        """Return True: convolutions are padded, so any size can be encoded."""
         return True
 
     def frozen_rules(self, batch_norm: str) -> tuple[tuple[str, bool], ...]:
-        """Return the rule that freezes batch normalisation: no gradient reaches it, but weight decay would."""
+        """Return the rule that freezes batch normalization, which weight decay would change without a gradient."""
         return (FROZEN_BATCH_NORM,) if batch_norm == "frozen" else ()
 
 
@@ -72,7 +72,7 @@ def _convolution(into: int, out: int, size: int, stride: int, dtype: jnp.dtype |
 
 
 class ConvNorm(nnx.Module):
-    """A convolution and its batch normalisation: the stem and the shortcuts."""
+    """A convolution with batch normalization, used for the stem and the shortcuts."""
 
     def __init__(
         self, into: int, out: int, size: int, stride: int, *, dtype: jnp.dtype | None, batch_norm: str, rngs: nnx.Rngs
@@ -86,7 +86,7 @@ class ConvNorm(nnx.Module):
 
 
 class Bottleneck(nnx.Module):
-    """relu(shortcut(x) + 1×1, 3×3, 1×1 convolutions of x), each with batch normalisation (He et al., figure 5)."""
+    """relu(shortcut(x) + 1×1, 3×3, 1×1 convolutions of x), each with batch normalization (He et al., figure 5)."""
 
     def __init__(self, into: int, inner: int, stride: int, *, dtype: jnp.dtype | None, batch_norm: str, rngs: nnx.Rngs):
         out = inner * EXPANSION
@@ -110,19 +110,19 @@ class Bottleneck(nnx.Module):
 
 
 def check_read(prompts: Prompts | None, read: Collection[str]) -> None:
-    """Raise ValueError for what no convolutional backbone can do."""
+    """Raise ValueError for prompts, and for features that convolutional backbones do not have."""
     if prompts is not None or PROMPTS in read:
-        raise ValueError("a convolutional backbone has no prompts: they need a ViT")
+        raise ValueError("a convolutional backbone takes no prompts: use a ViT")
     if not read or set(read) - {CLS, PATCHES}:
-        raise ValueError(f"cannot read {sorted(read)} from a convolutional backbone: it gives cls and patches")
+        raise ValueError(f"cannot read {sorted(read)} from a convolutional backbone: it has cls and patches")
 
 
 def read_map(
     feature_map: jax.Array, read: Collection[str], norm: Callable[[jax.Array], jax.Array] | None = None
 ) -> Features:
-    """Return the mean over a map f32[B,h,w,D] as `cls` and its cells as `patches`, each through `norm` if there is one.
+    """Return the mean of a map f32[B,h,w,D] as `cls` and its cells as `patches`, normalized by `norm` if given.
 
-    The mean is taken, and returned, in float32 whatever the map's type.
+    The mean is computed and returned in float32 for every type of the map.
     """
     batch, *grid, width = feature_map.shape
     parts = {}
@@ -138,8 +138,8 @@ def read_map(
 class ResNet(nnx.Module):
     """A ResNet body; stages and blocks count from 0 (`stages/2/5/conv1/kernel`, `stages/0/0/shortcut/norm/scale`).
 
-    batch_norm: see `BatchNorm`. Stages are frozen as any parameters are, by rules over these paths. remat: keep only
-    each block's input for the backward pass and compute the rest again.
+    batch_norm: see `BatchNorm`. Stages are frozen by rules over these paths, like all parameters. remat: store only the
+    input of each block, and recompute its activations in the backward pass.
     """
 
     def __init__(
@@ -185,9 +185,8 @@ class ResNet(nnx.Module):
     ) -> Features:
         """Encode f32[B,H,W,3] of any size; the grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
 
-        read: `patches` is the last map, `cls` its mean, which is what the source's classifier sees. norm: without
-        effect, a ResNet has no final norm. return_attention: without effect, convolutions have no attention. Raises
-        ValueError for prompts.
+        read: `patches` is the last map, `cls` its mean, the input of the published classifier. norm: ignored, a ResNet
+        has no final norm. return_attention: ignored, convolutions have no attention. Raises ValueError for prompts.
         """
         check_read(prompts, read)
         return read_map(self.maps(image)[-1], read)

@@ -1,10 +1,10 @@
-"""Vision transformers: one implementation for every ViT of the papers, with deep prompts on their exact fast path.
+"""Vision transformers: one implementation of all ViTs in the papers, with an exact fast path for deep prompts.
 
-A deep prompt is replaced before every block. So in every block but the last it acts only as a key and a value, and
-these do not depend on the image: they are computed once a batch, and no query and no MLP is spent on a prompt. In the
-last block only the tokens that the head reads ask. Outputs and gradients are those of running every token through
-every block; the prompt-to-prompt mask can only matter where prompts ask, in the last block. Prompts that are carried
-from block to block (`Prompts.carry`) ask in all of them.
+Deep prompts are replaced before every block. In every block but the last, a prompt therefore provides only a key and a
+value, which do not depend on the image: they are computed once per batch, without queries and without the MLP. In the
+last block, only the tokens that the head reads are queries. Outputs and gradients equal those of running all tokens
+through all blocks; the prompt mask matters only in the last block, where prompts are queries. Prompts that are carried
+from block to block (`Prompts.carry`) are queries in all blocks.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, BackboneShape, Fea
 from mlmoe_jax.models.layers.positions import resample_positions, sine_positions
 from mlmoe_jax.models.layers.transformer import Block, hidden_width, layer_norm
 
-IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that no head reads as such
+IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do not read
 
 
 @dataclasses.dataclass(frozen=True)
 class ViTShape(BackboneShape):
-    """The configuration of a ViT; `native` is the image size that the position table was made for, in pixels.
+    """The architecture of a ViT; `native` is the image size of the position table, in pixels.
 
-    registers: tokens without a position that only pass information on (Darcet et al., 2024); no head reads them.
-    position_offset, position_antialias: how the source resamples its table to another grid (see resample_positions).
+    registers: number of register tokens (Darcet et al., 2024), which have no position and are not read by heads.
+    position_offset, position_antialias: how the authors' code resamples its table to another grid (see
+    resample_positions).
     """
 
     width: int
@@ -43,7 +44,7 @@ class ViTShape(BackboneShape):
     mlp: str = "gelu"  # gelu | swiglu
     eps: float = 1e-6
     layer_scale: float | None = None
-    mask_token: bool = False  # an unused tensor of some published files, kept so that counts and files agree
+    mask_token: bool = False  # an unused tensor of some published files, kept so that parameter counts agree
     position_offset: float = 0.0
     position_antialias: bool = False
     registers: int = 0
@@ -53,13 +54,13 @@ class ViTShape(BackboneShape):
     def build(
         self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
     ) -> ViT:
-        """Build the ViT with random weights; it has no batch normalisation."""
+        """Build the ViT with random weights; it has no batch normalization."""
         return ViT(self, dtype=dtype, remat=remat, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        """Return linear layers and 4·tokens·D per LayerNorm, the attention products, and N.
+        """Return linear layers with 4·tokens·D per LayerNorm; the attention products; and N.
 
-        Every token is counted through every block, as the papers do; the fast path does less.
+        All tokens are counted in all blocks, as in the papers; the fast path computes less.
         """
         patches, width, carried, further = (side // self.patch) ** 2, self.width, 0, 0
         if prompts is not None:
@@ -72,11 +73,11 @@ class ViTShape(BackboneShape):
 
 
 class ViT(nnx.Module):
-    """A ViT encoder; parameters carry the names of the published PyTorch files (`blocks/3/attn/qkv/kernel`).
+    """A ViT encoder; its parameters are named as in the published PyTorch files (`blocks/3/attn/qkv/kernel`).
 
-    dtype: of matrix products and of what lies between them inside a block; parameters, positions, LayerNorm, softmax
-    and the residual stream stay float32. remat: the backward pass computes each block again instead of keeping what is
-    inside it: the memory of one block, for about a third more time.
+    dtype: of matrix products and the arrays between them inside a block; parameters, positions, LayerNorm, softmax and
+    the residual stream are always float32. remat: recompute each block in the backward pass instead of storing its
+    activations: activation memory of one block, for about a third more time.
     """
 
     def __init__(self, shape: ViTShape, *, dtype: jnp.dtype | None = None, remat: bool = False, rngs: nnx.Rngs):
@@ -85,7 +86,7 @@ class ViT(nnx.Module):
         self.patch_embed = nnx.Linear(3 * shape.patch**2, shape.width, dtype=dtype, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, shape.width)))
         side = shape.native // shape.patch
-        # Trained from scratch, a table that starts as sines and cosines learns several times faster than a random one.
+        # Sines and cosines as initial table make training from scratch several times faster than random values.
         self.pos_embed = nnx.Param(jnp.pad(sine_positions(side, shape.width), ((0, 0), (1, 0), (0, 0))))
         if shape.mask_token:
             self.mask_token = nnx.Param(jnp.zeros((1, shape.width)))
@@ -107,14 +108,15 @@ class ViT(nnx.Module):
         self.norm = layer_norm(shape.width, shape.eps, rngs)
 
     def embed(self, image: jax.Array) -> tuple[jax.Array, tuple[int, int]]:
-        """Cut f32[B,H,W,3] into patches; return the tokens and the patch grid.
+        """Split f32[B,H,W,3] into patches; return the tokens and the patch grid.
 
-        Tokens are f32[B,1+R+N,D]: the class token, R registers, the patches.
+        Tokens are f32[B,1+R+N,D]: the class token, R registers, the patches. Raises ValueError if the sides of the
+        image are not multiples of the patch size.
         """
         patch = self.shape.patch
         batch, height, width, _ = image.shape
         if height % patch or width % patch:
-            raise ValueError(f"images of {height}×{width} pixels are no multiple of the patch size {patch}")
+            raise ValueError(f"images of {height}×{width} pixels are not a multiple of the patch size {patch}")
         rows, columns = height // patch, width // patch
         pieces = image.reshape(batch, rows, patch, columns, patch, 3).swapaxes(2, 3)
         tokens = self.patch_embed(pieces.reshape(batch, rows * columns, -1))
@@ -142,9 +144,10 @@ class ViT(nnx.Module):
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        read: which of cls, prompts, patches the head will use. norm: apply the final LayerNorm to them.
-        return_attention: return the attention of cls and prompts, as far as they are read, to the patches as well.
-        Raises ValueError if the image is no multiple of the patch, or prompts are read that were not given.
+        read: which of `cls`, `prompts` and `patches` the head reads. norm: apply the final LayerNorm to them.
+        return_attention: also return the attention of `cls` and `prompts` to the patches, if they are read.
+        Raises ValueError if the sides of the image are not multiples of the patch size, or if prompts are read but not
+        given.
         """
         unknown = set(read) - {CLS, PROMPTS, PATCHES}
         if unknown or not read or (PROMPTS in read and prompts is None):
@@ -162,74 +165,74 @@ class ViT(nnx.Module):
         first = 1 + self.shape.registers
         tokens = parts.pop(IMAGE)
         parts |= {CLS: tokens[:, :1], REGISTERS: tokens[:, 1:first], PATCHES: tokens[:, first:]}
-        asking = [name for name in parts if name in read]
-        attention = self._attention(parts, asking, prompts) if return_attention else {}
-        parts = self._block(self.shape.depth - 1, parts, asking, prompts)
+        queries = [name for name in parts if name in read]
+        attention = self._attention(parts, queries, prompts) if return_attention else {}
+        parts = self._block(self.shape.depth - 1, parts, queries, prompts)
         if norm:
             parts = {name: self.norm(part) for name, part in parts.items()}
         cls = parts.get(CLS)
         return Features(None if cls is None else cls[:, 0], parts.get(PROMPTS), parts.get(PATCHES), grid, attention)
 
     def _block(
-        self, index: int, parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts | None
+        self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None
     ) -> dict[str, jax.Array]:
-        """Advance the parts in `asking`; the others are context. Each part is f32[B or 1, T, D]."""
-        joined, context, settings = _arranged(index, parts, asking, prompts)
+        """Apply a block to the parts in `queries`; the others are context. Each part is f32[B or 1, T, D]."""
+        joined, context, settings = _arranged(index, parts, queries, prompts)
 
         def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
             return self.blocks[index](tokens, context, **settings)
 
         advanced = (jax.checkpoint(run) if self.remat else run)(joined, context)
-        ends = np.cumsum([parts[name].shape[1] for name in asking])[:-1]
-        return dict(zip(asking, jnp.split(advanced, ends, axis=1), strict=True))
+        ends = np.cumsum([parts[name].shape[1] for name in queries])[:-1]
+        return dict(zip(queries, jnp.split(advanced, ends, axis=1), strict=True))
 
     def _attention(
-        self, parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts | None
+        self, parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None
     ) -> dict[str, jax.Array]:
-        """Return how much those of cls and prompts that ask look at the patches in the last block, f32[B,Q,N] each."""
-        looking = [name for name in asking if name != PATCHES]
-        if not looking:
+        """Return the attention of `cls` and `prompts`, if in `queries`, over patches in the last block: f32[B,Q,N]."""
+        names = [name for name in queries if name != PATCHES]
+        if not names:
             return {}
         last = self.shape.depth - 1
-        tokens, context, settings = _arranged(last, parts, looking, prompts)
+        tokens, context, settings = _arranged(last, parts, names, prompts)
         weights = self.blocks[last].weights(tokens, context, **settings).mean(axis=1)
-        places = _places(parts, looking)
-        return {name: weights[:, places[name], places[PATCHES]] for name in looking}
+        places = _places(parts, names)
+        return {name: weights[:, places[name], places[PATCHES]] for name in names}
 
 
 def _arranged(
-    index: int, parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts | None
+    index: int, parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None
 ) -> tuple[jax.Array, list[jax.Array], dict[str, Any]]:
-    """Return what block `index` gets where the parts in `asking` ask: tokens, context, and the settings of prompts."""
-    context = [part for name, part in parts.items() if name not in asking and part.shape[1]]
-    batch = max(parts[name].shape[0] for name in asking)
+    """Return the arguments of block `index` for queries from the parts in `queries`: tokens, context, and settings."""
+    context = [part for name, part in parts.items() if name not in queries and part.shape[1]]
+    batch = max(parts[name].shape[0] for name in queries)
     joined = jnp.concatenate(
-        [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in asking], axis=1
+        [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in queries], axis=1
     )
     settings = {}
     if prompts is not None:
-        settings["mask"] = _mask(parts, asking, prompts)
+        settings["mask"] = _mask(parts, queries, prompts)
         settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]
         settings["temperature"] = 1.0 if prompts.temperature is None else prompts.temperature[index]
     return joined, context, settings
 
 
-def _places(parts: dict[str, jax.Array], asking: Sequence[str]) -> dict[str, slice]:
-    """Return where each part stands in the sequence of a block: those that ask first, then the others in order."""
-    order = [*asking, *(name for name in parts if name not in asking)]
+def _places(parts: dict[str, jax.Array], queries: Sequence[str]) -> dict[str, slice]:
+    """Return the slice of each part in the sequence of a block: first those in `queries`, then the others in order."""
+    order = [*queries, *(name for name in parts if name not in queries)]
     ends = np.cumsum([parts[name].shape[1] for name in order]).tolist()
     return {name: slice(end - parts[name].shape[1], end) for name, end in zip(order, ends, strict=True)}
 
 
-def _mask(parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts) -> np.ndarray | jax.Array | None:
-    """Return bool[Q,T] over the asking tokens and all in the order of `_places`, or None where all see all."""
-    among = prompts.mask if PROMPTS in asking else None
+def _mask(parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts) -> np.ndarray | jax.Array | None:
+    """Return bool[Q,T] over queries and all tokens in the order of `_places`, or None if no attention is masked."""
+    among = prompts.mask if PROMPTS in queries else None
     if among is None and prompts.present is None:
         return None
     size = {name: part.shape[1] for name, part in parts.items()}
     further = 0 if prompts.key_value is None else prompts.key_value.shape[2]
-    mask = np.ones((sum(size[name] for name in asking), sum(size.values()) + further), bool)
-    columns = _places(parts, asking)[PROMPTS]
+    mask = np.ones((sum(size[name] for name in queries), sum(size.values()) + further), bool)
+    columns = _places(parts, queries)[PROMPTS]
     if among is not None:
         mask[columns, columns] = among
     return mask if prompts.present is None else jnp.asarray(mask).at[:, columns].set(mask[:, columns] & prompts.present)
@@ -237,7 +240,7 @@ def _mask(parts: dict[str, jax.Array], asking: Sequence[str], prompts: Prompts) 
 
 # ---------------------------------------------------------------------------------------------------- published
 def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu", registers: int = 0) -> Entry:
-    # Models with registers were trained with another resampling of their positions.
+    # Models with registers were trained with another resampling of the position table.
     shape = ViTShape(
         width,
         depth,
@@ -269,7 +272,7 @@ ENTRIES: dict[str, Entry] = {
         (0.25, 0.25, 0.25),
         64,
         "vit_digits.safetensors",
-        "this package; configs/pretrain_digits.py makes it again",
+        "this package; configs/pretrain_digits.py reproduces it",
         "Apache-2.0",
     ),
     "dinov2_vits14": _dinov2(384, 12, 6, "small"),

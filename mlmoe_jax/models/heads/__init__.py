@@ -1,1 +1,1 @@
-"""One file a family of heads."""
+"""One file per family of heads."""

@@ -1,4 +1,4 @@
-"""The heads by the names of `config.model.head.kind`: a new head is a file and a line here. Free of jax."""
+"""The heads by the values of `config.model.head.kind`: a new head is a file and a line here. Does not import jax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads that pass information between labels along a graph: ML-GCN's fixed one, ADD-GCN's one per image."""
+"""Heads that pass information between labels along a graph: a fixed graph in ML-GCN, one graph per image in ADD-GCN."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def _leaky(x: jax.Array) -> jax.Array:
 
 
 class MLGCNHead(Head):
-    """ML-GCN: a graph network makes the classifiers out of the labels' word vectors (Chen et al., CVPR 2019).
+    """ML-GCN: a graph network computes the classifiers from the word vectors of the labels (Chen et al., CVPR 2019).
 
-    H₁ = LeakyReLU(Ā X W₁), H₂ = Ā H₁ W₂ (eq. 2, twice), and logits = f·H₂ᵀ for the maximum f over all places of the map
-    (eq. 3–4); there is no bias. Only W₁ and W₂ are learned, `gc1/kernel` and `gc2/kernel`, drawn from U(±1/√columns) as
-    in the authors' code.
+    H₁ = LeakyReLU(Ā X W₁), H₂ = Ā H₁ W₂ (eq. 2, twice), and logits = f·H₂ᵀ for the maximum f over all cells of the map
+    (eq. 3–4), without biases. The only learned parameters are W₁ and W₂, `gc1/kernel` and `gc2/kernel`, with initial
+    values from U(±1/√columns) as in the authors' code.
 
     word_vectors: X f32[K,d]. adjacency: Ā f32[K,K], see `data.labels.graph.label_graph`.
     """
 
     read = (PATCHES,)
     by_label = False  # labels interact, so they are replicated
-    vector_rows = r"^head/gc\d/"  # no row of them is a label's: its classifiers are made out of word vectors
+    vector_rows = r"^head/gc\d/"  # they have no entries per label: classifiers are computed from word vectors
     needs_vectors = True
 
     def __init__(
@@ -53,7 +53,7 @@ class MLGCNHead(Head):
     ):
         labels, inputs = word_vectors.value.shape
         if adjacency.value.shape != (labels, labels):
-            raise ValueError(f"{labels} word vectors need an adjacency of that size, not {adjacency.value.shape}")
+            raise ValueError(f"{labels} word vectors need an adjacency of the same size, not {adjacency.value.shape}")
         self.word_vectors, self.adjacency = word_vectors, adjacency
 
         def layer(into: int, out: int) -> nnx.Linear:
@@ -66,18 +66,18 @@ class MLGCNHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head on the labels' word vectors and the graph of their training counts."""
+        """Build the head from the word vectors of the labels and the graph of their training counts."""
         graph = config.model.head.graph
         adjacency = label_graph(
             space.counts, space.positives, threshold=graph.threshold, share=graph.share, transpose=graph.transpose
         )
         vectors = space.vectors
-        if vectors is None:  # made-up labels, for which counts and vectors do not matter
+        if vectors is None:  # synthetic labels, whose counts and vectors have no effect
             vectors = np.zeros((len(space.names), graph.vector_width), np.float32)
         return cls(width, Constant(vectors), Constant(adjacency), hidden=graph.hidden, dtype=dtype, rngs=rngs)
 
     def classifiers(self) -> jax.Array:
-        """Return H₂ f32[K,D], a row for every label; it does not depend on the image."""
+        """Return H₂ f32[K,D], one row per label; it does not depend on the image."""
         nodes = _leaky(self._spread(self.gc1(self.word_vectors.value)))
         return self._spread(self.gc2(nodes))
 
@@ -89,7 +89,7 @@ class MLGCNHead(Head):
         return Prediction(feature @ self.classifiers().T)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return K·D of the classifiers, and the graph layers as for one image alone; a batch has them only once."""
+        """Return K·D of the classifiers, and the graph layers, which are computed once per batch."""
         (labels, inputs), (hidden, width) = self.word_vectors.value.shape, self.gc2.kernel.shape
         layers = labels * (inputs * hidden + hidden * width)
         return labels * width, layers + labels**2 * (hidden + width)
@@ -99,15 +99,15 @@ class MLGCNHead(Head):
 
 
 def _pointwise(into: int, out: int, *, bias: bool = True, dtype: jnp.dtype | None, rngs: nnx.Rngs) -> nnx.Linear:
-    """A convolution of size 1, drawn as PyTorch draws it."""
+    """Return a convolution with kernel size 1 and PyTorch's initial values."""
     draw = torch_linear(into)
     return nnx.Linear(into, out, use_bias=bias, kernel_init=draw, bias_init=draw, dtype=dtype, rngs=rngs)
 
 
 class DynamicGraph(nnx.Module):
-    """Two graph layers on label features: one graph for all images, then one of each image's own (ADD-GCN, sec. 3.3).
+    """Two graph layers on label features: one graph for all images, then one graph per image (ADD-GCN, sec. 3.3).
 
-    The batch normalisation is one over images; its statistics are those of the batch in training.
+    Batch normalization is over images, with the statistics of the batch in training.
     """
 
     def __init__(self, width: int, labels: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
@@ -124,10 +124,10 @@ class DynamicGraph(nnx.Module):
         return features + _leaky(self.static(_leaky(mixed)))
 
     def adjacency(self, features: jax.Array) -> jax.Array:
-        """Return the graph that an image's label features f32[B,K,D] make: f32[B,K,K] in 0…1.
+        """Return the graph per image for label features f32[B,K,D]: f32[B,K,K] in 0…1.
 
-        Entry (i, j) is how much label i takes from label j: σ(w_j·[g; h_i] + b_j), where g is the mean label feature
-        after a linear layer, batch normalisation and LeakyReLU.
+        Entry (i, j) is the weight of label j for label i, σ(w_j·[g; h_i] + b_j). Here g is the mean label feature after
+        a linear layer, batch normalization and LeakyReLU.
         """
         context = self.context(features.mean(axis=1))
         context = _leaky(self.context_norm(context[:, None, None])[:, 0])
@@ -142,15 +142,15 @@ class DynamicGraph(nnx.Module):
 
 
 class ADDGCNHead(Head):
-    """ADD-GCN: label features by attention over the map, related by a graph of each image's own (Ye et al., ECCV 2020).
+    """ADD-GCN: label features by attention over the map, and a graph per image (Ye et al., ECCV 2020).
 
-    A linear layer without bias scores every label at every place. The largest score of a label is its logit s_m; their
-    sigmoid, which is not normalised over places, weighs the places in the label's feature V (sec. 3.2). The graph
-    network's output is added to V and classified label by label into s_r. Reported is (s_m + s_r)/2, in training and
-    afterwards (sec. 3.4).
+    A linear layer without bias computes a score per label and cell of the map. The largest score of a label is its
+    logit s_m. The sigmoids of the scores, not normalized over cells, weight the cells in the label features V (sec.
+    3.2). The output of the graph network is added to V and classified per label, with logits s_r. The reported logits
+    are (s_m + s_r)/2, in training and evaluation (sec. 3.4).
 
-    A label's classifier sees the label's own feature only. The authors' code applies all K classifiers to all features
-    and multiplies by an identity matrix, which their files keep as `mask_mat`.
+    The classifier of a label is applied only to the feature of that label. The authors' code applies all K classifiers
+    to all features and multiplies by an identity matrix, which their files store as `mask_mat`.
 
     terms: `map` is s_m, `graph` is s_r.
     """
@@ -184,21 +184,21 @@ class ADDGCNHead(Head):
         return ("logits", "map", "graph")
 
     def label_features(self, patches: jax.Array, scores: jax.Array) -> jax.Array:
-        """Sum the places of a map f32[B,N,D], transformed and weighted by σ(scores f32[B,N,K]): f32[B,K,hidden]."""
-        places = self.transform(patches)
-        weights = jax.nn.sigmoid(scores).astype(places.dtype)
-        return jnp.einsum("bnk,bnd->bkd", weights, places, preferred_element_type=jnp.float32)
+        """Sum the cells of a map f32[B,N,D], transformed and weighted by σ(scores f32[B,N,K]): f32[B,K,hidden]."""
+        cells = self.transform(patches)
+        weights = jax.nn.sigmoid(scores).astype(cells.dtype)
+        return jnp.einsum("bnk,bnd->bkd", weights, cells, preferred_element_type=jnp.float32)
 
     def dynamic_graph(self, features: Features) -> jax.Array:
-        """Return the graph of each image, f32[B,K,K]; see `DynamicGraph.adjacency`."""
+        """Return the graph per image, f32[B,K,K]; see `DynamicGraph.adjacency`."""
         scores = self.map_classifier(features.patches).astype(jnp.float32)
         label_features = self.label_features(features.patches, scores)
         return self.graph.adjacency(self.graph.spread_static(label_features))
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return each place's share of a label's feature, σ(score) over its sum: `labels` f32[B,K,N]."""
+        """Return the share of each cell in the feature of a label, σ(score) over its sum: `labels` f32[B,K,N]."""
         scores = self.map_classifier(features.patches).astype(jnp.float32)
-        # the softmax of log σ, which is finite where every σ rounds to 0
+        # the softmax of log σ, which is finite even if every σ rounds to 0
         return {LABELS: jnp.swapaxes(jax.nn.softmax(jax.nn.log_sigmoid(scores), axis=1), 1, 2)}
 
     def __call__(
@@ -213,8 +213,9 @@ class ADDGCNHead(Head):
         return Prediction((terms["map"] + terms["graph"]) / 2, terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the convolutions as the authors' code has them, all K classifiers on all K features among them, and
-        what the attention over the map and the products with the dynamic graph add.
+        """Return the layers of the authors' code, and the products of the attention and of the dynamic graph.
+
+        As in that code, the layers include all K classifiers on all K features.
         """
         (width, labels), hidden = self.map_classifier.kernel.shape, self.transform.out_features
         on_map = tokens * width * (labels + hidden)

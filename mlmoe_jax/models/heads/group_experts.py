@@ -1,4 +1,4 @@
-"""ML-VPT's head: an expert per prompt, a gate per label over the experts of its group, a classifier per side."""
+"""The head of ML-VPT: an expert per prompt, a gate per label over the experts of its group, a classifier per side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMBINE = ("mean_logit", "mean_probability")
 
 
 class LabelClassifier(nnx.Module):
-    """A weight vector and a bias for every label, applied to that label's own feature."""
+    """One weight vector and bias per label, applied to the feature of that label."""
 
     def __init__(self, width: int, labels: int, *, rngs: nnx.Rngs):
         draw = torch_linear(width)
@@ -31,7 +31,7 @@ class LabelClassifier(nnx.Module):
 
 
 class Side(nnx.Module):
-    """Gates, and a classifier unless the sides share one, for one way to group the labels (CO or DC)."""
+    """Gates, and a classifier unless the sides share one, of one side (CO or DC)."""
 
     def __init__(
         self,
@@ -51,29 +51,29 @@ class Side(nnx.Module):
         self.classifier = LabelClassifier(width, len(self.group_of), rngs=rngs) if own_classifier else None
 
     def gate_logits(self, tokens: jax.Array) -> jax.Array:
-        """Return every label's gate logits from its own group's prompts: f32[B,M,G,D] -> f32[B,M,K]."""
+        """Return the gate logits per label, from the prompts of its group: f32[B,M,G,D] -> f32[B,M,K]."""
         if self.gates_of == "group":
             return (self.gate.own_scores(tokens) + self.gate.added_bias())[..., np.asarray(self.group_of)]
         return pick(self.gate.scores(tokens), self.group_of) + self.gate.added_bias()
 
 
 def pick(values: jax.Array, group_of: Sequence[int]) -> jax.Array:
-    """Pick for every label the entry of its own group: f32[...,G,K] -> f32[...,K].
+    """Select the entry of the group of each label: f32[...,G,K] -> f32[...,K].
 
-    Computing all G entries in one matrix product and picking afterwards is far cheaper than gathering the label's
-    tokens into [B,M,K,D] first.
+    Computing all G entries in one matrix product and selecting afterwards is much cheaper than first gathering the
+    tokens per label into [B,M,K,D].
     """
     member = np.arange(values.shape[-2])[:, None] == np.asarray(group_of)
     return jnp.sum(values, axis=-2, where=member)
 
 
 def combine_sides(sides: Sequence[jax.Array], how: str) -> jax.Array:
-    """Join the logits f32[B,K] of one or two sides: `mean_logit`, or the logit of the `mean_probability`."""
+    """Combine the logits f32[B,K] of one or two sides: `mean_logit`, or the logit of the `mean_probability`."""
     if how not in COMBINE:
         raise ValueError(f"combine is one of {COMBINE}, not {how!r}")
     if len(sides) == 1 or how == "mean_logit":
         return sum(sides) / len(sides)
-    # the logit of the mean of two sigmoids; log-sigmoids keep it finite where a sigmoid rounds to 0 or 1
+    # the logit of the mean of two sigmoids; log-sigmoids keep it finite even if a sigmoid rounds to 0 or 1
     yes = jnp.logaddexp(*(jax.nn.log_sigmoid(logits) for logits in sides))
     no = jnp.logaddexp(*(jax.nn.log_sigmoid(-logits) for logits in sides))
     return yes - no
@@ -82,12 +82,12 @@ def combine_sides(sides: Sequence[jax.Array], how: str) -> jax.Array:
 class GroupExpertsHead(Head):
     """The group-aware mixture of experts of ML-VPT (sec. 3.3–3.4) on the prompts of the last block.
 
-    terms: `co`, `dc` are the classifiers' logits on the label features Σₑ w·E(z) (eq. 15–16); `co_gate`, `dc_gate` are
-    the gates' own logits weighted by themselves, Σₑ w·g, which the authors' code supervises as well.
+    terms: `co`, `dc` are the logits of the classifiers on the label features Σₑ w·E(z) (eq. 15–16); `co_gate`,
+    `dc_gate` are the gate logits weighted by the gates, Σₑ w·g, which the authors' code also supervises.
     gates: `co`, `dc` f32[B,K,M].
-    group_of: {side: the group of every label}, of `co`, `dc` or both. gates_of: a gate per `label` (the paper's
-    strategy 2, and its model) or one for all labels of a `group` (strategy 1).
-    combine: `mean_logit` reports σ((co + dc)/2) as the code does, `mean_probability` (σ(co) + σ(dc))/2 (eq. 17).
+    group_of: {side: the group of each label}, for `co`, `dc` or both. gates_of: one gate per `label` (strategy 2 of the
+    paper, used by its model) or per `group` (strategy 1).
+    combine: `mean_logit` reports σ((co + dc)/2) as in the code, `mean_probability` (σ(co) + σ(dc))/2 (eq. 17).
     """
 
     read = (PROMPTS,)
@@ -169,16 +169,16 @@ class GroupExpertsHead(Head):
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
-        """Return a gate per side, over the experts of a label's own group."""
+        """Return one gate per side, over the experts of the group of a label."""
         experts = [f"expert {e + 1}" for e in range(config.model.prompts.per_group)]
         return {side: experts for side in SIDES[config.model.prompts.sides]}
 
     def experts(self, tokens: jax.Array) -> jax.Array:
-        """Let every expert work on its own prompt: f32[B,P,D] -> f32[B,P,D]."""
+        """Apply each expert to its prompt: f32[B,P,D] -> f32[B,P,D]."""
         return apply_bank(self.bank, tokens)
 
     def gates(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """Return the routing weights of each side for prompts f32[B,P,D]: f32[B,K,M]."""
+        """Return the routing weights per side for prompts f32[B,P,D]: f32[B,K,M]."""
         return _weights(self._gate_logits(tokens))
 
     def __call__(
@@ -188,21 +188,22 @@ class GroupExpertsHead(Head):
         tokens = partition.gathered(features.prompts).astype(jnp.float32)
         gate_logits = self._gate_logits(tokens)
         gates = _weights(gate_logits)
-        worked = self._by_side(self.experts(tokens).astype(jnp.float32))
+        outputs = self._by_side(self.experts(tokens).astype(jnp.float32))
         terms = {}
         for name, side in self._sides().items():
             classifier = side.classifier or self.classifier
-            # V·Σₑ wₑEₑ = Σₑ wₑ(V·Eₑ): voting before mixing keeps label features [B,K,D] off the path
-            votes = pick(jnp.einsum("bmgd,kd->bmgk", worked[name], classifier.kernel[...]), side.group_of)
+            # V·Σₑ wₑEₑ = Σₑ wₑ(V·Eₑ): voting before mixing avoids the label features [B,K,D]
+            votes = pick(jnp.einsum("bmgd,kd->bmgk", outputs[name], classifier.kernel[...]), side.group_of)
             weights = jnp.moveaxis(gates[name], 2, 1)
             terms[name] = jnp.sum(weights * votes, axis=1) + classifier.bias[...]
             terms[f"{name}_gate"] = jnp.sum(weights * gate_logits[name], axis=1)
         return Prediction(combine_sides([terms[name] for name in self.sides], self.combine), terms, gates)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image that the papers count (one classifier), and what a full count adds.
+        """Return the multiply-adds per image that the papers count (one classifier), and those that a full count adds.
 
-        The full count adds experts, gates, the mixture over a label's experts and the second side's classifier.
+        The full count adds experts, gates, the mixture over the experts of a label and the classifier of the second
+        side.
         """
         width, hidden = self.bank.up.kernel.shape[1:]
         experts = len(self.sides) * self.groups * self.per_group * 2 * width * hidden

@@ -1,4 +1,4 @@
-"""GVPT: group prompts without experts and gates, the ablation of ML-VPT that keeps the grouping alone."""
+"""GVPT: group prompts without experts and gates, the ablation of ML-VPT that keeps only the grouping."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from mlmoe_jax.models.prompts import SIDES, by_side, groups_by_side
 
 
 class GroupLinearHead(Head):
-    """A classifier per side on the mean of the prompts of each label's group (GVPT; with one side VPT-CO, VPT-DC).
+    """One classifier per side on the mean of the prompts of each label's group (GVPT; with one side VPT-CO, VPT-DC).
 
-    The ML-VPT paper (sec. 4.3) does not say how the M prompts of a group join; their mean is the only way without
-    parameters, and the published count has none (0.39 M).
+    The ML-VPT paper (sec. 4.3) does not specify how the M prompts of a group are combined. Their mean needs no
+    parameters, which agrees with the published parameter count (0.39 M).
 
-    group_of: {side: the group of every label}, of `co`, `dc` or both.
-    combine: how two sides are joined, see `combine_sides`.
+    group_of: {side: the group of each label}, for `co`, `dc` or both.
+    combine: how the two sides are combined, see `combine_sides`.
     """
 
     read = (PROMPTS,)
@@ -67,20 +67,20 @@ class GroupLinearHead(Head):
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return `logits`, and a term per side."""
+        """Return `logits`, and one term per side."""
         return ("logits", *SIDES.get(config.model.prompts.sides, ()))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify `features.prompts` f32[B,P,D] into K labels; gives the sides' logits as terms `co`, `dc`."""
+        """Classify `features.prompts` f32[B,P,D] into K labels; the logits of the sides are the terms `co`, `dc`."""
         sides, classifiers = [name for name, _ in self.group_of], {"co": self.co, "dc": self.dc}
         prompts = partition.gathered(features.prompts).astype(jnp.float32)
         tokens = by_side(prompts, sides, self.per_group, self.groups)
         terms = {}
         for name, group_of in self.group_of:
-            classifier, joined = classifiers[name], tokens[name].mean(axis=1)
-            votes = jnp.einsum("bgd,kd->bgk", joined, classifier.kernel[...])
+            classifier, means = classifiers[name], tokens[name].mean(axis=1)
+            votes = jnp.einsum("bgd,kd->bgk", means, classifier.kernel[...])
             terms[name] = pick(votes, group_of) + classifier.bias[...]
         return Prediction(combine_sides(list(terms.values()), self.combine), terms)
 

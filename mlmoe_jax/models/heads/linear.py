@@ -19,11 +19,12 @@ POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES)}
 
 
 class LinearHead(Head):
-    """logits = V·x + b, drawn as torch.nn.Linear draws them.
+    """logits = V·x + b, with the initial values of torch.nn.Linear.
 
     pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `patches` classifies every patch
-    token and takes the log-mean-exp over them, a smooth maximum: one place that shows a label is enough (Pinheiro and
-    Collobert, CVPR 2015, eq. 6 with r = 1). `both` has a classifier for each and reports the mean of their logits.
+    token and takes the log-mean-exp over patches, a smooth maximum, so that one patch is enough to show a label
+    (Pinheiro and Collobert, CVPR 2015, eq. 6 with r = 1). `both` has both classifiers and reports the mean of their
+    logits.
     """
 
     by_label = True
@@ -53,15 +54,15 @@ class LinearHead(Head):
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return `logits`, and `cls` and `patches` as far as they are read."""
+        """Return `logits`, and those of `cls` and `patches` that are read."""
         return ("logits", *POOLS.get(config.model.head.pool, ()))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify `features.cls` f32[B,D] and `features.patches` f32[B,N,D], as far as they are read, into K labels.
+        """Classify `features.cls` f32[B,D] and `features.patches` f32[B,N,D], if they are read, into K labels.
 
-        Gives the terms `cls` and `patches` under these names, f32[B,K] each.
+        terms: `cls` and `patches`, f32[B,K] each.
         """
         terms = {}
         if CLS in self.read:

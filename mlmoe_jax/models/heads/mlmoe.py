@@ -1,4 +1,4 @@
-"""MLMoE joins both papers: ML-VPT's group prompts in the frozen ViT, DR-MoE's label queries and experts on top."""
+"""MLMoE combines both papers: group prompts in a frozen ViT (ML-VPT), and label queries with experts (DR-MoE)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,19 +14,19 @@ from mlmoe_jax.models.query_decoder import QueryDecoder
 
 
 def own_prompts(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:
-    """Return bool[K,P], True where a prompt is of a label's own group on its side, prompts as in `prompt_groups`."""
+    """Return bool[K,P], True if a prompt belongs to a group of the label; prompts are ordered as in `prompt_groups`."""
     side_and_group = prompt_groups(len(group_of), groups, per_group)
     own = [np.asarray(of)[:, None] + side * groups == side_and_group for side, of in enumerate(group_of.values())]
     return np.any(own, axis=0)
 
 
 class GroupTokenDecoder(QueryDecoder):
-    """A query decoder whose memory is all patches and, for each label, the prompts of its own groups.
+    """A query decoder whose memory is all patches and, per label, the prompts of its groups.
 
-    What a group's prompts have gathered in the last block is evidence for the labels of that group and is kept from the
-    others, so that a label is read from the picture and from its own groups, not from what else is in it.
+    The prompts of other groups are masked, so that a label is predicted from the image and from its own groups, not
+    from evidence for other labels.
 
-    group_of: {side: the group of every label}. groups, per_group: of the prompts. settings: those of QueryDecoder.
+    group_of: {side: the group of each label}. groups, per_group: of the prompts. settings: those of QueryDecoder.
     """
 
     read = (PROMPTS, PATCHES)
@@ -38,13 +38,13 @@ class GroupTokenDecoder(QueryDecoder):
         self.sees = Constant(own_prompts(group_of, groups, per_group))
 
     def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Return a feature a label f32[B,K,D] from `features.patches` f32[B,N,C] and `features.prompts` f32[B,P,C]."""
+        """Return one feature per label, f32[B,K,D], from `features.patches` f32[B,N,C] and `.prompts` f32[B,P,C]."""
         return super().__call__(features, extra=features.prompts, extra_mask=self.sees, rngs=rngs)
 
     def attention(self, features: Features) -> jax.Array:
-        """Return how much each label looks at each patch, f32[B,K,N]; what its prompts get is missing to 1."""
+        """Return the attention of each label over patches, f32[B,K,N]; a row sums to 1 minus the weights of prompts."""
         return super().attention(features, extra=features.prompts, extra_mask=self.sees)
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
-        """Return the multiply-adds an image with N = `tokens` patches, see QueryDecoder."""
+        """Return the multiply-adds per image with N = `tokens` patches, see QueryDecoder."""
         return super().published_macs(tokens, extra + self.sees.value.shape[1])

@@ -1,4 +1,4 @@
-"""Query decoders as classifiers: Q2L, and ML-Decoder with full and with grouped decoding, are settings of one head."""
+"""A query decoder as classifier; Q2L, and ML-Decoder with full and with grouped decoding, are settings of this head."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed
 
 CLASSIFIERS = ("per_label", "grouped")
 
-# What Query2Label (Liu et al., 2021) sets of `config.model.head.decoder`, as its code for ResNet-101 does; its width is
-# that of the backbone.
+# The settings of Query2Label (Liu et al., 2021) in `config.model.head.decoder`, from its code for ResNet-101; its width
+# is that of the backbone.
 Q2L: dict[str, Any] = {
     "heads": 4,
     "hidden": 8192,
@@ -31,7 +31,7 @@ Q2L: dict[str, Any] = {
     "positions": "detr",
     "init": "xavier",
 }
-# What ML-Decoder (Ridnik et al., WACV 2023) sets.
+# The settings of ML-Decoder (Ridnik et al., WACV 2023).
 ML_DECODER: dict[str, Any] = {
     "width": 768,
     "heads": 8,
@@ -49,12 +49,12 @@ ML_DECODER: dict[str, Any] = {
 
 
 class GroupedClassifier(nnx.Module):
-    """Query q gives the logits of F = ⌈K/Q⌉ labels, w[q,:,f]·h[q]; those of all queries in a row, cut to K, plus b.
+    """Query q yields the logits of F = ⌈K/Q⌉ labels, w[q,:,f]·h[q]; the logits of all queries, cut to K, plus b.
 
-    With Q = K it is the group-wise linear layer of Query2Label (Liu et al., 2021), a weight vector and a bias for every
-    label; with Q < K the group fully-connected layer of ML-Decoder (Ridnik et al., WACV 2023).
-    init: `uniform`, U(±1/√D) for weights and biases (Q2L); `xavier`, normal weights as torch's xavier_normal gives them
-    to a tensor of this shape, and biases 0 (ML-Decoder).
+    With Q = K, this is the group-wise linear layer of Query2Label (Liu et al., 2021), one weight vector and bias per
+    label; with Q < K, the group fully-connected layer of ML-Decoder (Ridnik et al., WACV 2023).
+    init: `uniform`, U(±1/√D) for weights and biases (Q2L); `xavier`, normal weights as in torch's xavier_normal for a
+    tensor of this shape, and biases 0 (ML-Decoder).
     """
 
     def __init__(self, width: int, queries: int, labels: int, *, init: str = "uniform", rngs: nnx.Rngs):
@@ -62,7 +62,7 @@ class GroupedClassifier(nnx.Module):
         if init == "uniform":
             draw, bias = torch_linear(width), torch_linear(width)
         else:
-            # torch counts the middle axis as inputs and the first as outputs, both times the last
+            # torch's fan-in is the middle axis and its fan-out the first, both times the last
             draw = nnx.initializers.normal(math.sqrt(2 / ((width + queries) * each)))
             bias = nnx.initializers.zeros
         self.kernel = nnx.Param(draw(rngs.params(), (queries, width, each)))
@@ -75,11 +75,11 @@ class GroupedClassifier(nnx.Module):
 
 
 class QueryHead(Head):
-    """A query decoder over the image's tokens, and a linear classifier on what its queries found.
+    """A query decoder over the tokens of an image, and a linear classifier on the features of the queries.
 
-    classifier: `per_label` gives every label a query of its own, `grouped` lets ⌈K/Q⌉ labels share one; they also
-    differ in their initial values (see GroupedClassifier). Raises UserError where numbers of queries and labels do not
-    fit together.
+    classifier: with `per_label`, each label has its own query; with `grouped`, ⌈K/Q⌉ labels share one. They also differ
+    in their initial values (see GroupedClassifier). Raises UserError if the numbers of queries and labels do not fit
+    together.
     """
 
     label_rows = (LabelRows(r"^head/decoder/queries$"), LabelRows(r"^head/classifier/(kernel|bias)$"))
@@ -90,11 +90,11 @@ class QueryHead(Head):
         queries = decoder.num_queries
         if classifier == "per_label" and queries != labels:
             raise UserError(
-                f"a classifier a label needs a query a label, and there are {queries} queries for {labels} labels: "
-                "use as many queries or the grouped classifier"
+                f"a classifier per label needs a query per label, but there are {queries} queries for {labels} labels: "
+                f"use {labels} queries or the grouped classifier"
             )
         if queries > labels:
-            raise UserError(f"{queries} groups of queries are more than {labels} labels: choose at most one a label")
+            raise UserError(f"{queries} queries are more than {labels} labels: use at most one query per label")
         self.decoder, self.read = decoder, decoder.read
         self.by_label = queries == labels
         init = "uniform" if classifier == "per_label" else "xavier"
@@ -104,11 +104,11 @@ class QueryHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head of `config.model.head.decoder`, with at most as many queries as labels."""
+        """Build the head of `config.model.head.decoder`, with at most one query per label."""
         settings, labels = config.model.head.decoder, len(space.names)
         queries = min(settings.queries or labels, labels)
         decoder = QueryDecoder(width, queries, **decoder_settings(settings, width), dtype=dtype, rngs=rngs)
-        # the initial values of Q2L's classifier, or those of ML-Decoder's, whose queries are fixed
+        # the initial values of the classifier are those of Q2L, or those of ML-Decoder if queries are fixed
         classifier = "grouped" if settings.fixed_queries or queries < labels else "per_label"
         return cls(decoder, labels, classifier=classifier, rngs=rngs)
 
@@ -120,17 +120,17 @@ class QueryHead(Head):
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify `features.patches` f32[B,N,C] into K labels; `rngs` is for dropout in training, labels unread."""
+        """Classify `features.patches` f32[B,N,C] into K labels; `rngs`: for dropout in training; `labels`: ignored."""
         queried = self.decoder(features, rngs=rngs)
         return Prediction(self.classifier(partition.by_label(queried)))
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return where each label's query looks, `labels` f32[B,K,N]; labels that share a query have the same map."""
+        """Return the attention of the query of each label, `labels` f32[B,K,N], equal for labels that share a query."""
         weights = self.decoder.attention(features)
         labels, each = self.classifier.bias.size, self.classifier.kernel.shape[-1]
         return {LABELS: weights if each == 1 else jnp.repeat(weights, each, axis=1)[:, :labels]}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image with N = `tokens` patches: of layers, and what attention products add."""
+        """Return the multiply-adds per image with N = `tokens` patches: of layers, and of attention products."""
         layers, products = self.decoder.published_macs(tokens)
         return layers + self.classifier.kernel.size, products

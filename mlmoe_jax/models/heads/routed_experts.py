@@ -1,8 +1,8 @@
-"""DR-MoE's head and its relatives: a query decoder's feature a label, routed over shared and task experts.
+"""The head of DR-MoE and its relatives: a feature per label from a query decoder, routed over shared and task experts.
 
 DR-MoE (Dynamic Routing Mixture of Experts, an anonymous submission to ICLR 2025 that was rejected) has no published
-code: equations and text are all there is, and where they disagree there is an option. HSQ (Hybrid Sharing Query, Yin et
-al., ICLR 2024) has none either, and what is known of it is less: the settings `hsq` are a RECONSTRUCTION.
+code. If its equations and its text disagree, there is an option for both. HSQ (Hybrid Sharing Query, Yin et al., ICLR
+2024) has no published code either and is described in less detail: the settings `hsq` are a RECONSTRUCTION.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _DR_MOE = {
     "entropy_weight": 0.01,
 }
 # Settings of RoutedExpertsHead by name:
-#   recommended  DR-MoE with a classifier for each label (one shared bias cannot fit every label's own frequency) and an
-#                entropy term that does what the text says it is for
-#   literal      DR-MoE as printed: eq. 9's classifier has no label index, eq. 11's sign lowers the gates' entropy
-#   static       `recommended` with gates that do not look at the image, the ablation of dynamic routing
-#   hsq          the RECONSTRUCTION of HSQ: a linear gate for each label, several task experts of its own, feed-forward
-#                experts, no entropy term; depth, widths and numbers of the experts are our choice
+#   recommended  DR-MoE with one classifier per label (a shared bias cannot fit the frequencies of all labels) and an
+#                entropy term with the effect that the text describes
+#   literal      DR-MoE as printed: the classifier of eq. 9 has no label index, the sign of eq. 11 lowers the entropy
+#   static       `recommended` with gates that do not depend on the image, the ablation of dynamic routing
+#   hsq          the RECONSTRUCTION of HSQ: one linear gate and several task experts per label, feed-forward experts, no
+#                entropy term; depth, widths and numbers of experts are our choice
 SETTINGS: dict[str, dict[str, str | int | float]] = {
     "recommended": _DR_MOE,
     "literal": _DR_MOE | {"classifier": "shared", "entropy": "paper"},
@@ -54,7 +54,7 @@ SETTINGS: dict[str, dict[str, str | int | float]] = {
 
 
 class FeatureClassifier(nnx.Module):
-    """⟨v_k, o_k⟩ + b_k for a feature a label; `shared` has one v and b for all labels (DR-MoE, eq. 9 as printed)."""
+    """⟨v_k, o_k⟩ + b_k for one feature per label; `shared`: one v and b for all labels (DR-MoE, eq. 9 as printed)."""
 
     def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
         if share not in SHARES:
@@ -72,10 +72,10 @@ class FeatureClassifier(nnx.Module):
 
 
 def entropy_penalty(gates: jax.Array, sign: str, weight: float) -> jax.Array:
-    """Return ±λ · mean over labels of H(w), in nats, with λ = `weight`: f32[B,K,E] -> f32[B] (f32[1] of static gates).
+    """Return ±λ · mean over labels of H(w), in nats, with λ = `weight`: f32[B,K,E] -> f32[B] (static gates: f32[1]).
 
     sign: `paper` is DR-MoE's eq. 11 as printed, −λ Σ w log w added to the loss. It LOWERS the entropy and collapses the
-    gates onto one expert each, the opposite of its stated purpose. `maximize` has the sign that keeps gates spread.
+    gates onto one expert each, the opposite of its stated purpose. `maximize` has the sign that raises the entropy.
     """
     return ENTROPY[sign] * weight * jnp.mean(gate_entropy(gates), axis=-1)
 
@@ -83,17 +83,17 @@ def entropy_penalty(gates: jax.Array, sign: str, weight: float) -> jax.Array:
 class RoutedExpertsHead(Head):
     """DR-MoE: label features h_i from a query decoder, a dense mixture of shared and task experts, a classifier.
 
-    decoder: a module that turns those of the backbone's features that it names in `read` into one feature a label,
+    decoder: a module that maps the features in its attribute `read` to one feature per label,
     `decoder(features, rngs=rngs)` -> f32[B,K,width], with the methods `published_macs(tokens)` and
-    `attention(features)` -> f32[B,K,N]. From there on labels do not meet: everything a label owns is stacked along a
-    leading axis K.
+    `attention(features)` -> f32[B,K,N]. After the decoder, labels are independent: parameters per label are stacked
+    along a leading axis K.
     expert, expert_hidden, shared_experts, task_experts: see LabelExperts. gate, gate_hidden, gate_share: see Gates.
     spread: see LabelExperts. classifier: `per_label` or `shared`, see FeatureClassifier.
-    entropy, entropy_weight: sign and λ of the penalty `entropy`, see entropy_penalty; `off` gives none.
-    SETTINGS has these choices by name; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
+    entropy, entropy_weight: sign and λ of the penalty `entropy`, see entropy_penalty; `off`: no penalty.
+    SETTINGS has named sets of these choices; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
 
-    gates: `experts` f32[B,K,E] (of static gates f32[1,K,E]), experts in the order [shared…, task…].
-    Raises ValueError for a choice that is not there.
+    gates: `experts` f32[B,K,E] (static gates: f32[1,K,E]), experts in the order [shared…, task…].
+    Raises ValueError for an unknown choice.
     """
 
     by_label = True
@@ -156,7 +156,7 @@ class RoutedExpertsHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head of `config.model.head.routing` on a decoder; with group prompts it is MLMoE's."""
+        """Build the head of `config.model.head.routing` on a decoder; with group prompts, the decoder of MLMoE."""
         prompts, labels = config.model.prompts, len(space.names)
         settings = decoder_settings(config.model.head.decoder, width) | {"dtype": dtype, "rngs": rngs}
         if prompts.kind == "group":
@@ -180,30 +180,29 @@ class RoutedExpertsHead(Head):
 
     @classmethod
     def mistakes(cls, config: ConfigDict) -> list[str]:
-        """Return what is wrong if there is no expert at all, and if queries are counted."""
+        """Return errors if there is no expert, and if a number of queries is set."""
         wrong, routing = [], config.model.head.routing
         if not routing.shared_experts + routing.task_experts:
             wrong.append("model.head.routing.shared_experts and task_experts are both 0, and a label needs an expert")
         if config.model.head.decoder.queries:
-            wrong.append("model.head.decoder.queries is for head query; routed_experts has a query a label")
+            wrong.append("model.head.decoder.queries is for head query; routed_experts has one query per label")
         return wrong
 
     @classmethod
     def warnings(cls, config: ConfigDict) -> list[str]:
-        """Return what the printed sign of the entropy does."""
+        """Return a warning about the printed sign of the entropy."""
         routing = config.model.head.routing
         if routing.entropy == "paper" and routing.entropy_weight > 0:
             return [
-                "model.head.routing.entropy=paper adds the entropy of the gates to the loss as DR-MoE prints it, "
-                "which drives every gate to one expert, the opposite of what it is said to be for; maximize has the "
-                "other sign"
+                "model.head.routing.entropy=paper adds the entropy of the gates to the loss as printed in DR-MoE, "
+                "which drives each gate to one expert, the opposite of its stated purpose; maximize has the other sign"
             ]
         return []
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify what the decoder reads of `features` into K labels; `labels` f32[B,K] are not looked at."""
+        """Classify the features that the decoder reads into K labels; `labels` f32[B,K] is ignored."""
         queried = partition.by_label(self.decoder(features, rngs=rngs))
         gates = self.gates(queried)
         logits = self.classifier(combine(gates, self.experts(queried)))
@@ -214,10 +213,10 @@ class RoutedExpertsHead(Head):
         return Prediction(logits, gates={"experts": gates}, penalties=penalties)
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return where each label's query looks, `labels` f32[B,K,N]."""
+        """Return the attention of the query of each label, `labels` f32[B,K,N]."""
         return {LABELS: self.decoder.attention(features)}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds of layers per image of N = `tokens`, and what experts and gates add to them."""
+        """Return the multiply-adds per image with N = `tokens` patches: of layers, and those of experts and gates."""
         layers, extra = self.decoder.published_macs(tokens)
         return layers + self._classifier_macs, extra + self.experts.macs() + self.gates.macs()

@@ -1,6 +1,6 @@
-"""CNN-RNN: labels one after another, each given the image and those before it (Wang et al., CVPR 2016).
+"""CNN-RNN: a sequence of labels, each predicted from the image and the preceding labels (Wang et al., CVPR 2016).
 
-Shape letters beyond those of `models.contracts`: T steps of a label sequence, W paths of a beam.
+Shape letters in addition to those of `models.contracts`: T steps of a label sequence, W paths of a beam.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Head, LabelRows, Prediction
 from mlmoe_jax.models.layers.initializers import torch_linear
 
-# From what `advance` knows of W paths an image and their last labels i32[B,W] to what it knows then, and scores
-# f32[B,W,K+1] of the label that comes next; the last score is that of the end.
+# (state of W paths per image, their last labels i32[B,W]) -> (new state, scores f32[B,W,K+1] of the next label); the
+# last score is that of the end.
 Advance = Callable[[Any, jax.Array], tuple[Any, jax.Array]]
 POOLS = {"cls": (CLS,), "patches": (PATCHES,)}
 
@@ -29,11 +29,11 @@ POOLS = {"cls": (CLS,), "patches": (PATCHES,)}
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BeamResult:
-    """What a beam search finds.
+    """The result of a beam search.
 
-    path: i32[B,max_labels], the labels of the most probable path that has ended, −1 after its end.
+    path: i32[B,max_labels], the labels of the most probable ended path, −1 after its end.
     log_probability: f32[B], of that path with its end.
-    label_logits: f32[B,K], the logit of each label's largest probability at any step of any path in the beam.
+    label_logits: f32[B,K], the logit of the largest probability of each label at any step of any path in the beam.
     """
 
     path: jax.Array
@@ -44,12 +44,12 @@ class BeamResult:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Beam:
-    """The search between two steps; paths that do not exist have a log-probability of −inf.
+    """The state of the search between two steps; paths that do not exist have a log-probability of −inf.
 
-    known: see Advance. last: i32[B,W]. log_p: f32[B,W]. path: i32[B,W,max_labels]. used: bool[B,W,K].
+    state: see Advance. last: i32[B,W]. log_p: f32[B,W]. path: i32[B,W,max_labels]. used: bool[B,W,K].
     """
 
-    known: Any
+    state: Any
     last: jax.Array
     log_p: jax.Array
     path: jax.Array
@@ -60,38 +60,38 @@ class _Beam:
 def log_odds(scores: jax.Array) -> jax.Array:
     """Return the logit of each softmax probability over the last axis, s_k − log Σ_{j≠k} exp s_j: f32[...,E].
 
-    Finite and strictly increasing in the probability even where that rounds to 1.
+    Finite and strictly increasing in the probability, even if the probability rounds to 1.
     """
     top = jax.nn.one_hot(jnp.argmax(scores, axis=-1), scores.shape[-1], dtype=bool)
     others = jax.nn.logsumexp(jnp.where(top, -jnp.inf, scores), axis=-1, keepdims=True)
-    # All but the largest are at most 1/2, where log(1 − p) is exact. The value put in for the largest keeps the
-    # gradient of the branch that is not taken finite.
+    # All probabilities but the largest are at most 1/2, so log(1 − p) is accurate. Substituting a value for the largest
+    # keeps the gradient of the branch that is not taken finite.
     log_p = jnp.where(top, jnp.log(0.5), jax.nn.log_softmax(scores, axis=-1))
     return jnp.where(top, scores - others, log_p - jnp.log1p(-jnp.exp(log_p)))
 
 
-def beam_search(advance: Advance, known: Any, *, start: int, labels: int, max_labels: int) -> BeamResult:
+def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_labels: int) -> BeamResult:
     """Find the most probable sequence of distinct labels by beam search (CNN-RNN, sec. 3.3 and eq. 6).
 
-    The probability of a path is the product of the softmax probabilities of its labels and its end; a label that is on
-    a path already cannot follow, and the rest is not rescaled. At each step the W most probable extensions stay. Every
-    path in the beam may also end there; an ended path takes no place in the beam. An image's search stops when its
-    best ended path is at least as probable as all that are open. A path of `max_labels` labels can only end.
+    The probability of a path is the product of the softmax probabilities of its labels and its end. A label cannot
+    occur twice on a path, and the other probabilities are not rescaled. Each step keeps the W most probable extensions.
+    Every path in the beam may also end; ended paths are not kept in the beam. The search of an image stops when its
+    best ended path is at least as probable as all open paths. A path of `max_labels` labels can only end.
 
     Args:
-      advance: see Advance; called once a step inside `jax.lax.scan`.
-      known: arrays [B,W,...], what `advance` is first given; W is the width of the beam.
-      start: what stands before the first label.
+      advance: see Advance; called once per step inside `jax.lax.scan`.
+      state: arrays [B,W,...], the first state for `advance`; W is the width of the beam.
+      start: the token before the first label.
       labels: K.
-      max_labels: the most labels of a path.
+      max_labels: the largest number of labels of a path.
 
     Returns:
       BeamResult.
     """
-    batch, width = jax.tree.leaves(known)[0].shape[:2]
+    batch, width = jax.tree.leaves(state)[0].shape[:2]
     none = partial(jnp.full, fill_value=-jnp.inf)
     beam = _Beam(
-        known,
+        state,
         jnp.full((batch, width), start),
         none((batch, width)).at[:, 0].set(0.0),
         jnp.full((batch, width, max_labels), -1),
@@ -100,17 +100,17 @@ def beam_search(advance: Advance, known: Any, *, start: int, labels: int, max_la
     )
 
     def step(beam: _Beam, time: jax.Array) -> tuple[_Beam, None]:
-        known, scores = advance(beam.known, beam.last)
-        return _extend(beam, known, scores.astype(jnp.float32), time), None
+        state, scores = advance(beam.state, beam.last)
+        return _extend(beam, state, scores.astype(jnp.float32), time), None
 
     return jax.lax.scan(step, beam, jnp.arange(max_labels + 1))[0].found
 
 
-def _extend(beam: _Beam, known: Any, scores: jax.Array, time: jax.Array) -> _Beam:
-    """End every path, extend every path by every label, and keep the best; `scores` f32[B,W,K+1] are of step `time`."""
+def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Beam:
+    """End all paths, extend all paths by all labels, and keep the best; `scores` f32[B,W,K+1] are of step `time`."""
     (batch, width), labels = beam.log_p.shape, scores.shape[-1] - 1
-    goes_on = beam.log_p.max(axis=1) > beam.found.log_probability
-    log_p = jnp.where(goes_on[:, None], beam.log_p, -jnp.inf)
+    searching = beam.log_p.max(axis=1) > beam.found.log_probability
+    log_p = jnp.where(searching[:, None], beam.log_p, -jnp.inf)
     found = _update(beam, log_p, scores)
     next_p = log_p[..., None] + jax.nn.log_softmax(scores, axis=-1)[..., :-1]
     next_p = jnp.where(beam.used, -jnp.inf, next_p).reshape(batch, width * labels)
@@ -121,7 +121,7 @@ def _extend(beam: _Beam, known: Any, scores: jax.Array, time: jax.Array) -> _Bea
         return jnp.take_along_axis(x, parent.reshape(batch, width, *[1] * (x.ndim - 2)), axis=1)
 
     return _Beam(
-        jax.tree.map(inherit, known),
+        jax.tree.map(inherit, state),
         label,
         log_p,
         inherit(beam.path).at[:, :, time].set(label, mode="drop"),
@@ -131,7 +131,7 @@ def _extend(beam: _Beam, known: Any, scores: jax.Array, time: jax.Array) -> _Bea
 
 
 def _update(beam: _Beam, log_p: jax.Array, scores: jax.Array) -> BeamResult:
-    """Return what is known to be found after the paths with log_p f32[B,W] > −inf have got scores for what follows."""
+    """Return the result updated by the scores f32[B,W,K+1] of the paths with log_p f32[B,W] > −inf."""
     exists = (log_p > -jnp.inf)[..., None]
     seen = jnp.where(exists, log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
     ended = log_p + jax.nn.log_softmax(scores, axis=-1)[..., -1]
@@ -147,24 +147,24 @@ def _update(beam: _Beam, log_p: jax.Array, scores: jax.Array) -> BeamResult:
 
 
 class CNNRNNHead(Head):
-    """An LSTM over label embeddings beside the image feature (CNN-RNN, sec. 3).
+    """An LSTM over label embeddings, combined with the image feature (CNN-RNN, sec. 3).
 
-    With the embedding u of the label before (eq. 2), o = LSTM(u) (eq. 3), x = ReLU(P_o o + P_I I) (eq. 4) and scores
-    U·x by the same embeddings (eq. 5), whose softmax is over the K labels and the end. `embedding` f32[K+2,E] has the
-    labels, the end and the start, in this order; the projections have no bias, as in eq. 4. The cell is flax's LSTM,
-    where the paper's formula has ReLU for tanh.
+    With the embedding u of the previous label (eq. 2): o = LSTM(u) (eq. 3), x = ReLU(P_o o + P_I I) (eq. 4), and scores
+    U·x with the same embeddings (eq. 5); their softmax is over the K labels and the end. `embedding` f32[K+2,E] has the
+    labels, the end and the start, in this order; the projections have no bias, as in eq. 4. The cell is flax's LSTM
+    with tanh; the paper's formula has ReLU instead.
 
-    Training (labels given): teacher forcing on each image's labels by decreasing training frequency, then the end.
+    Training (labels given): teacher forcing on the labels of each image by decreasing training frequency, then the end.
     `penalties["sequence"]` is −log of the probability of that sequence, the sum of the cross-entropies of its steps.
-    Longer sequences than `max_labels` are cut, and no end is learned there. `logits` are those of each label's largest
-    probability at any of these steps: they cost nothing, but know the labels.
+    Sequences longer than `max_labels` are truncated, without a target for the end. `logits` are those of the largest
+    probability of each label at any of these steps; they need no further computation, but depend on the given labels.
 
-    Otherwise: beam search; `logits` are those of each label's largest probability at any step of any path in the beam.
-    The paper predicts the labels of the best path alone (`search`); the score makes the model comparable by mean
-    average precision, and is our convention.
+    Otherwise: beam search; `logits` are those of the largest probability of each label at any step of any path in the
+    beam. The paper predicts only the labels of the best path (`search`); this score is our convention, so that the
+    model has a mean average precision.
 
     order: the K labels by decreasing training frequency, see `data.labels.graph.frequency_order`.
-    dropout: rate on x. pool: the image feature I is the class token (of a CNN, the mean of the map) or the mean patch.
+    dropout: rate on x. pool: the image feature I is the class token (the mean of the map of a CNN) or the mean patch.
     """
 
     by_label = False  # labels interact, so they are replicated
@@ -188,9 +188,9 @@ class CNNRNNHead(Head):
         self.order = tuple(int(label) for label in order)
         self.labels = len(self.order)
         if sorted(self.order) != list(range(self.labels)):
-            raise ValueError(f"order should name each of {self.labels} labels once")
+            raise ValueError(f"order must contain each of the {self.labels} labels once")
         if min(beam_width, max_labels) < 1:
-            raise ValueError(f"beam_width and max_labels are at least 1, not {beam_width} and {max_labels}")
+            raise ValueError(f"beam_width and max_labels must be at least 1, not {beam_width} and {max_labels}")
         self.read, self.hidden = POOLS[pool], hidden
         self.beam_width, self.max_labels = beam_width, min(max_labels, self.labels)
         self.end, self.start = self.labels, self.labels + 1
@@ -198,7 +198,7 @@ class CNNRNNHead(Head):
         def projection(into: int) -> nnx.Linear:
             return nnx.Linear(into, embedding, use_bias=False, kernel_init=torch_linear(into), dtype=dtype, rngs=rngs)
 
-        # Of length 1 on average, so that the first scores are of the size of x.
+        # Embeddings have length 1 on average, so that the first scores have the scale of x.
         draw = nnx.initializers.normal(embedding**-0.5)
         self.embedding = nnx.Param(draw(rngs.params(), (self.labels + 2, embedding)))
         self.lstm = nnx.OptimizedLSTMCell(embedding, hidden, dtype=dtype, rngs=rngs)
@@ -209,12 +209,12 @@ class CNNRNNHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head of `config.model.head.sequence`; labels follow one another by falling training frequency."""
+        """Build the head of `config.model.head.sequence`, with labels ordered by decreasing training frequency."""
         return cls(width, frequency_order(space.positives), **config.model.head.sequence, dtype=dtype, rngs=rngs)
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return (): the loss is that of the sequence."""
+        """Return (): the loss is the penalty `sequence`."""
         return ()
 
     def image_feature(self, features: Features) -> jax.Array:
@@ -223,9 +223,9 @@ class CNNRNNHead(Head):
         return self.image_projection(pooled).astype(jnp.float32)
 
     def sequence(self, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Sort labels f32[B,K] (above 0.5 is present) by training frequency, the end behind them.
+        """Sort labels f32[B,K] (present if above 0.5) by training frequency, followed by the end.
 
-        Returns i32[B,T] with T = max_labels + 1, filled up with ends, and bool[B,T], which of the steps count.
+        Returns i32[B,T] with T = max_labels + 1, padded with ends, and bool[B,T], the steps that count in the loss.
         """
         order = jnp.asarray(self.order)
         present = jnp.take(labels, order, axis=1) > 0.5
@@ -236,7 +236,7 @@ class CNNRNNHead(Head):
         return jnp.where(step < count, sorted_labels, self.end), counts
 
     def scores(self, image: jax.Array, before: jax.Array, *, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Return the scores f32[B,T,K+1] of what follows each of the labels `before` i32[B,T].
+        """Return the scores f32[B,T,K+1] of the successors of the labels `before` i32[B,T].
 
         image: f32[B,E], from `image_feature`. before: begins with `start`.
         """
@@ -246,7 +246,7 @@ class CNNRNNHead(Head):
         return self._scores(self.dropout(joint, rngs=rngs))
 
     def search(self, features: Features) -> BeamResult:
-        """Return the most probable labels of each image, and every label's logit, by beam search."""
+        """Return the most probable label sequence per image, and the logits of all labels, by beam search."""
         image = self.image_feature(features)[:, None]
 
         def advance(state: Any, label: jax.Array) -> tuple[Any, jax.Array]:
@@ -259,7 +259,7 @@ class CNNRNNHead(Head):
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify; with labels f32[B,K], return their `sequence` penalty f32[B] as well. rngs: for dropout."""
+        """Classify; with labels f32[B,K], also return their penalty `sequence` f32[B]. rngs: for dropout."""
         if labels is None:
             return Prediction(self.search(features).label_logits)
         targets, counts = self.sequence(labels)
@@ -270,7 +270,7 @@ class CNNRNNHead(Head):
         return Prediction(logits, penalties={"sequence": -jnp.sum(log_p, axis=1, where=counts)})
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the layers along one path of max_labels + 1 steps, and what the other paths of the beam add."""
+        """Return the layers for one path of max_labels + 1 steps, and those for the other paths of the beam."""
         width, embedding = self.image_projection.kernel.shape
         step = 4 * self.hidden * (embedding + self.hidden) + self.hidden * embedding + (self.labels + 1) * embedding
         path = (self.max_labels + 1) * step
@@ -281,9 +281,9 @@ class CNNRNNHead(Head):
         return zeros, zeros
 
     def _joint(self, image: jax.Array, output: jax.Array) -> jax.Array:
-        """x of eq. 4: f32[...,E]."""
+        """Return x of eq. 4: f32[...,E]."""
         return jax.nn.relu(self.state_projection(output).astype(jnp.float32) + image)
 
     def _scores(self, joint: jax.Array) -> jax.Array:
-        """Scores of the labels and the end (eq. 5): f32[...,E] -> f32[...,K+1]."""
+        """Return the scores of the labels and the end (eq. 5): f32[...,E] -> f32[...,K+1]."""
         return joint @ self.embedding[: self.end + 1].T

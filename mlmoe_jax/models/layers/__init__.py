@@ -1,1 +1,1 @@
-"""The layers that backbones and heads are made of."""
+"""Layers shared by backbones and heads."""

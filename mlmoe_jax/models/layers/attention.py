@@ -1,4 +1,4 @@
-"""Multi-head attention in which fewer tokens may ask than answer."""
+"""Multi-head attention where some tokens provide keys and values only."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from flax import nnx
 def attention_weights(query: jax.Array, key: jax.Array, mask: np.ndarray | jax.Array | None) -> jax.Array:
     """Return softmax(QKᵀ/√d), in float32: queries [b,Q,h,d] and keys [b,T,h,d] -> f32[B,h,Q,T].
 
-    mask: bool[Q,T], True where attention is allowed; None = everywhere. Each leading size b is B or 1.
+    mask: bool[Q,T], True if a query may attend to a key; None = all may. Each leading size b is B or 1.
     """
     scores = jnp.einsum("bqhd,bthd->bhqt", query, key, preferred_element_type=jnp.float32)
     scores = scores * query.shape[-1] ** -0.5
@@ -21,7 +21,7 @@ def attention_weights(query: jax.Array, key: jax.Array, mask: np.ndarray | jax.A
 
 
 class FusedProjection(nnx.Linear):
-    """One linear layer for queries, keys and values (columns in that order), of which the queries can be left out."""
+    """One linear layer for queries, keys and values (columns in that order); the queries can be omitted."""
 
     def key_value(self, tokens: jax.Array) -> jax.Array:
         """Project f32[b,T,D] to keys and values only, f32[b,T,2D]."""
@@ -32,7 +32,7 @@ class FusedProjection(nnx.Linear):
 
 
 class Attention(nnx.Module):
-    """Softmax attention with scale 1/sqrt(head width) and a fused, biased query-key-value projection."""
+    """Softmax attention with scale 1/√(head width) and a fused projection of queries, keys and values, with bias."""
 
     def __init__(self, width: int, heads: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
         self.heads = heads
@@ -48,12 +48,12 @@ class Attention(nnx.Module):
         key_value: jax.Array | None = None,
         temperature: jax.Array | float = 1.0,
     ) -> jax.Array:
-        """Let `tokens` attend to themselves, to `context` and to `key_value`.
+        """Attend from `tokens` to themselves, to `context` and to `key_value`.
 
-        tokens: f32[b,Q,D], which ask and answer. context: arrays f32[b,C,D] which only answer: no query is computed
-        for them. key_value: f32[1 or 2, m, D], keys and values as they are (with 1, keys are values). Each leading size
-        b is B or 1; what has 1 is projected once for the whole batch.
-        mask: bool[Q,T], T = Q plus all C plus m in order, True where attention is allowed; None = everywhere.
+        tokens: f32[b,Q,D], which provide queries, keys and values. context: arrays f32[b,C,D], which provide keys and
+        values only. key_value: f32[1 or 2, m, D], additional keys and values that are not projected (with 1, both are
+        the same). Each leading size b is B or 1; arrays with 1 are projected once for the whole batch.
+        mask: bool[Q,T], T = Q plus all C plus m in order, True if a query may attend to a key; None = all may.
         temperature: divides the attention logits. Returns f32[B,Q,D].
         """
         query, key, value = self._project(tokens, context, key_value, temperature)
@@ -69,7 +69,7 @@ class Attention(nnx.Module):
         key_value: jax.Array | None = None,
         temperature: jax.Array | float = 1.0,
     ) -> jax.Array:
-        """Return how each of `tokens` spreads its attention, f32[B,h,Q,T], for the arguments of a call."""
+        """Return the attention weights f32[B,h,Q,T] of `tokens`; the arguments are those of `__call__`."""
         query, key, _ = self._project(tokens, context, key_value, temperature)
         return attention_weights(query, key, mask)
 

@@ -1,4 +1,4 @@
-"""Batch normalisation with torch's running statistics, and the three ways in which papers fine-tune it."""
+"""Batch normalization with torch's running statistics, in three modes that papers use for fine-tuning."""
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,15 @@ BATCH_NORMS = ("frozen", "running", "trainable")
 
 
 class BatchNorm(nnx.Module):
-    """y = (x − μ)/√(σ² + ε)·scale + bias for each channel (Ioffe and Szegedy, ICML 2015, algorithms 1 and 2).
+    """y = (x − μ)/√(σ² + ε)·scale + bias per channel (Ioffe and Szegedy, ICML 2015, algorithms 1 and 2).
 
-    mode: `frozen` normalises by the running statistics and lets no gradient into scale and bias. `running` normalises
-    by them too, and scale and bias can learn. `trainable` normalises by the statistics of the whole global batch and
-    moves the running ones, as torch.nn.BatchNorm2d does in training: nnx.BatchNorm keeps another running variance.
+    mode: `frozen` normalizes by the running statistics and stops the gradient of scale and bias. `running` normalizes
+    by the running statistics, and scale and bias are trainable. `trainable` normalizes by the statistics of the whole
+    global batch and updates the running statistics, as torch.nn.BatchNorm2d does in training; the running variance of
+    nnx.BatchNorm is defined differently.
 
-    A module is made for evaluation, where all modes normalise by the running statistics; NNX's `train()` and `eval()`
-    switch it. Every image of a batch counts: fill none up with padding in training.
+    A new module is in evaluation mode, in which all modes normalize by the running statistics; NNX's `train()` and
+    `eval()` switch it. Every image of a batch counts, so training batches must not contain padding.
     """
 
     def __init__(
@@ -29,10 +30,10 @@ class BatchNorm(nnx.Module):
         momentum: float = MOMENTUM,
     ):
         if mode not in BATCH_NORMS:
-            raise ValueError(f"batch normalisation is one of {', '.join(BATCH_NORMS)}, not {mode!r}")
+            raise ValueError(f"batch normalization is one of {', '.join(BATCH_NORMS)}, not {mode!r}")
         self.mode, self.dtype = mode, dtype
         self.epsilon, self.momentum = epsilon, momentum
-        # The name by which train() and eval() of nnx.Module know the switch.
+        # train() and eval() of nnx.Module set the attribute of this name.
         self.use_running_average = True
         self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
         self.mean, self.var = nnx.BatchStat(jnp.zeros(width)), nnx.BatchStat(jnp.ones(width))
@@ -50,14 +51,14 @@ class BatchNorm(nnx.Module):
         return y.astype(self.dtype or y.dtype)
 
     def _measure(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return mean and variance f32[D] of f32[B,H,W,D], and move the running ones towards them."""
+        """Return mean and variance f32[D] of f32[B,H,W,D], and update the running statistics."""
         count = x.size // x.shape[-1]
         if count < 2:
-            raise ValueError("batch statistics need more than one value a channel: use larger images or batches")
+            raise ValueError("batch statistics need more than one value per channel: use larger images or batches")
         mean = x.mean((0, 1, 2))
-        # From centred values: E[x²] − E[x]² would lose digits where the mean is large.
+        # From centered values: E[x²] − E[x]² would lose digits if the mean is large.
         var = jnp.square(x - mean).mean((0, 1, 2))
-        # The running variance is the unbiased one, the batch is normalised by the biased one.
+        # The running variance is unbiased; the batch is normalized by the biased variance.
         seen = jax.lax.stop_gradient((mean, var * (count / (count - 1))))
         for running, value in zip((self.mean, self.var), seen, strict=True):
             running[...] = (1 - self.momentum) * running[...] + self.momentum * value

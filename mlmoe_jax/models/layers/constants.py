@@ -1,4 +1,4 @@
-"""Arrays that belong to a model's structure: known when it is built, never learned, not counted as parameters."""
+"""Arrays that are part of the structure of a model: fixed when it is built, not learned, not counted as parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Constant:
-    """A read-only array that hashes and compares by content, as the static parts of a module must."""
+    """A read-only array that is hashed and compared by content, as required of the static parts of a module."""
 
     def __init__(self, array: np.ndarray):
         self.value = np.array(array, order="C")

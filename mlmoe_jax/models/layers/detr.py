@@ -1,7 +1,7 @@
 """The attention and the layers of a transformer encoder and decoder, with dropout, post- or pre-norm.
 
 They are those of DETR (Carion et al., ECCV 2020), numerically those of torch.nn.MultiheadAttention and the layers that
-Q2L and ML-Decoder build around it. Shape letters: B batch, Q tokens that ask, T tokens that answer, N patches, D width.
+Q2L and ML-Decoder build around it. Shape letters: B batch, Q queries, T keys and values, N patches, D width.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ INITS = ("xavier", "torch")
 
 
 class QueryAttention(nnx.Module):
-    """softmax(QKᵀ/√d)·V with h heads of width d = D/h (Vaswani et al., 2017, eq. 1), each input from its own tokens.
+    """softmax(QKᵀ/√d)·V with h heads of width d = D/h (Vaswani et al., 2017, eq. 1), with separate tokens for Q, K, V.
 
-    The biased projections of queries, keys and values are the columns of one matrix, in that order. In training,
-    `dropout` falls on the attention weights, as in torch.nn.MultiheadAttention.
+    The projections of queries, keys and values, with biases, are the columns of one matrix, in that order. In training,
+    `dropout` applies to the attention weights, as in torch.nn.MultiheadAttention.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class QueryAttention(nnx.Module):
         mask: np.ndarray | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """Let tokens f32[b,Q,D] ask tokens f32[b,T,D] for f32[b,T,D]; each leading size b is B or 1.
+        """Attend from queries f32[b,Q,D] to keys f32[b,T,D] and values f32[b,T,D]; each leading size b is B or 1.
 
-        mask: bool[Q,T], True where a query may see a token; None = everywhere. Returns f32[B,Q,D], or f32[1,Q,D] where
-        all inputs have one.
+        mask: bool[Q,T], True if a query may attend to a key; None = all may. Returns f32[B,Q,D], or f32[1,Q,D] if all
+        inputs have the leading size 1.
         """
         query, key, value = (self._project(tokens, part) for part, tokens in enumerate((query, key, value)))
         weights = self.dropout(attention_weights(query, key, mask), rngs=rngs)
@@ -64,11 +64,11 @@ class QueryAttention(nnx.Module):
         return self.proj(mixed.reshape(*mixed.shape[:2], -1))
 
     def weights(self, query: jax.Array, key: jax.Array, *, mask: np.ndarray | None = None) -> jax.Array:
-        """Return how much each of f32[b,Q,D] looks at each of f32[b,T,D], f32[B,h,Q,T], without dropout."""
+        """Return the attention weights of f32[b,Q,D] over f32[b,T,D]: f32[B,h,Q,T], without dropout."""
         return attention_weights(self._project(query, 0), self._project(key, 1), mask)
 
     def _project(self, tokens: jax.Array, part: int) -> jax.Array:
-        """f32[b,T,D] -> f32[b,T,h,d], by the `part`-th of the projections of queries, keys and values."""
+        """f32[b,T,D] -> f32[b,T,h,d], by the projection number `part` of queries, keys and values."""
         width = self.qkv.in_features
         columns = slice(part * width, (part + 1) * width)
         dtype = self.qkv.dtype or jnp.float32
@@ -110,7 +110,7 @@ def _matrix(init: str, fan_in: int) -> Initializer:
 
 
 class EncoderLayer(nnx.Module):
-    """Self-attention of patches and a feed-forward layer, each with dropout, a residual sum and a norm."""
+    """Self-attention of patches and a feed-forward layer, each with dropout, a residual connection and a norm."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class EncoderLayer(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array | None = None, *, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """f32[B,N,D] -> f32[B,N,D]; positions f32[1,N,D] are added to what asks and answers, not to what is told."""
+        """f32[B,N,D] -> f32[B,N,D]; positions f32[1,N,D] are added to queries and keys, not to values."""
 
         def attend(x: jax.Array) -> jax.Array:
             placed = x if positions is None else x + positions
@@ -146,9 +146,9 @@ class EncoderLayer(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Self-attention of queries, attention of queries to the memory, and a feed-forward layer.
+    """Self-attention of queries, cross-attention to the memory, and a feed-forward layer.
 
-    self_attention: `on`; `off` leaves it out with its norm; `identity` puts the tokens in the place of its result.
+    self_attention: `on`; `off` omits it and its norm; `identity` replaces its output by its input.
     """
 
     def __init__(
@@ -184,13 +184,13 @@ class DecoderLayer(nnx.Module):
         mask: np.ndarray | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """f32[b,Q,D] -> f32[B,Q,D], reading memory f32[B,T,D] by its keys f32[B,T,D].
+        """f32[b,Q,D] -> f32[B,Q,D], with memory f32[B,T,D] as values and `keys` f32[B,T,D].
 
-        added: f32[1,Q,D] to be added to whatever asks, or None. mask: bool[Q,T] or None.
+        added: f32[1,Q,D], added to the queries and to the keys of self-attention, or None. mask: bool[Q,T] or None.
         """
 
         def to_memory(x: jax.Array) -> jax.Array:
-            return self.cross_attn(_asking(x, added), keys, memory, mask=mask, rngs=rngs)
+            return self.cross_attn(_queries(x, added), keys, memory, mask=mask, rngs=rngs)
 
         tokens = self._among_queries(tokens, added, rngs)
         tokens = _residual(self, self.norm2, to_memory, tokens, rngs)
@@ -199,22 +199,22 @@ class DecoderLayer(nnx.Module):
     def weights(
         self, tokens: jax.Array, added: jax.Array | None, keys: jax.Array, *, mask: np.ndarray | None = None
     ) -> jax.Array:
-        """Return how much each query looks at each memory token, f32[B,h,Q,T], for the arguments of a call."""
+        """Return the attention weights of queries over memory tokens, f32[B,h,Q,T]; arguments as of `__call__`."""
         tokens = self._among_queries(tokens, added, None)
         tokens = self.norm2(tokens) if self.pre_norm else tokens
-        return self.cross_attn.weights(_asking(tokens, added), keys, mask=mask)
+        return self.cross_attn.weights(_queries(tokens, added), keys, mask=mask)
 
     def _among_queries(self, tokens: jax.Array, added: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
-        """Let queries f32[b,Q,D] see one another."""
+        """Apply the self-attention of queries f32[b,Q,D]."""
 
         def among_queries(x: jax.Array) -> jax.Array:
-            asking = _asking(x, added)
-            return x if self.self_attn is None else self.self_attn(asking, asking, x, rngs=rngs)
+            queries = _queries(x, added)
+            return x if self.self_attn is None else self.self_attn(queries, queries, x, rngs=rngs)
 
         return tokens if self.norm1 is None else _residual(self, self.norm1, among_queries, tokens, rngs)
 
 
-def _asking(tokens: jax.Array, added: jax.Array | None) -> jax.Array:
+def _queries(tokens: jax.Array, added: jax.Array | None) -> jax.Array:
     return tokens if added is None else tokens + added
 
 
@@ -225,7 +225,7 @@ def _residual(
     tokens: jax.Array,
     rngs: nnx.Rngs | None,
 ) -> jax.Array:
-    """Return x + dropout(part(norm(x))) where the layer is pre-norm, and norm(x + dropout(part(x))) where not."""
+    """Return x + dropout(part(norm(x))) if the layer is pre-norm, otherwise norm(x + dropout(part(x)))."""
     if layer.pre_norm:
         return tokens + layer.dropout(part(norm(tokens)), rngs=rngs)
     return norm(tokens + layer.dropout(part(tokens), rngs=rngs))

@@ -1,4 +1,4 @@
-"""Uniform initial values as PyTorch's layers and the visual-prompt-tuning code draw them."""
+"""Uniform initial values of PyTorch's layers and of the visual-prompt-tuning code."""
 
 import math
 
@@ -12,5 +12,5 @@ def uniform(bound: float) -> Initializer:
 
 
 def torch_linear(fan_in: int) -> Initializer:
-    """Return U(±1/√fan_in), the default of torch.nn.Linear for weight and bias."""
+    """Return an initializer that draws from U(±1/√fan_in), the default of torch.nn.Linear for weight and bias."""
     return uniform(1 / math.sqrt(fan_in))

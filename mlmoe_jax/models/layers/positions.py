@@ -1,19 +1,19 @@
 """Position tables resampled to another grid, by explicit weight matrices.
 
-`jax.image.resize` uses other kernels and borders than the libraries in which the published tables are resampled, so
-the weights are written out here; both axes are independent, so a grid needs two small matrices.
+`jax.image.resize` uses other kernels and borders than the libraries that resample the published tables. The two axes
+are independent, so a grid needs two small matrices.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Torch's bicubic interpolation has one kernel without antialiasing and another, that of Pillow, with it.
+# The kernel parameters of torch's bicubic interpolation; with antialiasing it is that of Pillow.
 PLAIN, ANTIALIASED = -0.75, -0.5
 
 
 def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    """Keys' cubic convolution kernel with parameter a."""
+    """Return Keys' cubic convolution kernel with parameter a."""
     x = np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -24,8 +24,9 @@ def bicubic_weights(source: int, target: int, *, scale: float | None = None, ant
     """Return f64[target,source], the weights of torch's bicubic interpolation (align_corners=False).
 
     Output i samples the source at (i + 0.5)/scale − 0.5. `scale` defaults to target/source; a different one gives the
-    result of `interpolate(scale_factor=scale)`. Plain: four taps, and those beyond the border repeat it. antialias:
-    where the grid shrinks the kernel widens with it, and taps beyond the border are left out and the rest rescaled.
+    result of `interpolate(scale_factor=scale)`. Without antialiasing there are four taps, and taps beyond the border
+    repeat the border. antialias: the kernel is widened if the grid shrinks, taps beyond the border are dropped, and the
+    others are rescaled to sum to 1.
     """
     scale = scale or target / source
     centre = (np.arange(target) + 0.5) / scale - 0.5
@@ -44,8 +45,8 @@ def bicubic_weights(source: int, target: int, *, scale: float | None = None, ant
 def sine_positions(side: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
     """Return f32[1,side·side,width]: sines and cosines of the column, then of the row, at width/4 frequencies each.
 
-    The fixed table of Beyer et al., "Better plain ViT baselines" (2022); those of MAE and MoCo v3 have slightly other
-    frequencies and come from their files. `width` is a multiple of 4.
+    The fixed table of Beyer et al., "Better plain ViT baselines" (2022). The tables of MAE and MoCo v3 have slightly
+    different frequencies and are read from their files. Raises ValueError if `width` is not a multiple of 4.
     """
     if width % 4:
         raise ValueError(f"a sine position table needs a width that is a multiple of 4, not {width}")
@@ -56,17 +57,18 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0) -> np.n
 
 
 def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
-    """Return f32[1,N,width] for `grid` = (rows, columns), row-major: the normalised sines of DETR, as Q2L has them.
+    """Return f32[1,N,width] for `grid` = (rows, columns), row-major: the normalized sines of DETR, as used by Q2L.
 
-    A half of the channels holds the row, the other the column, each counted from 1 and scaled so that the last is 2π.
-    Channels alternate between sine and cosine, n/2 pairs of them in a half of n = width/2, and pair j has the frequency
-    temperature^(−2j/n) (Carion et al., ECCV 2020). `width` is a multiple of 4.
+    The first half of the channels encodes the row, the second the column, each counted from 1 and scaled so that the
+    last is 2π. Channels alternate between sine and cosine; pair j of the n/2 pairs in a half of n = width/2 channels
+    has the frequency temperature^(−2j/n) (Carion et al., ECCV 2020). Raises ValueError if `width` is not a multiple of
+    4.
     """
     if width % 4:
         raise ValueError(f"a sine position table needs a width that is a multiple of 4, not {width}")
     half = width // 2
     frequency = temperature ** (-2 * (np.arange(half) // 2) / half)
-    # The authors' 1e-6 guards a division by zero that an axis of a grid never makes; it is kept for equal numbers.
+    # The authors' 1e-6 guards against a division by zero, which cannot occur here; it is kept for identical values.
     angles = [2 * np.pi * (1 + np.arange(size)[:, None]) / (size + 1e-6) * frequency for size in grid]
     even = np.arange(half) % 2 == 0
     rows, columns = (np.where(even, np.sin(angle), np.cos(angle)) for angle in angles)
@@ -82,8 +84,8 @@ def resample_positions(
 
     offset: added to the grid size when the scale is computed. DINOv2 without registers was trained and is evaluated
     with 0.1, which shifts the sampling positions by up to a quarter of a cell; 0 is plain bicubic resampling.
-    antialias: as DINOv2 with registers wants it. Computed in float32 whatever the table's type.
-    At the table's own grid the table is returned untouched, whatever the settings.
+    antialias: for DINOv2 with registers. Computed in float32 for every type of the table. If `grid` is the grid of the
+    table, the table is returned unchanged for all settings.
     """
     side = round(table.shape[1] ** 0.5)
     if grid == (side, side):

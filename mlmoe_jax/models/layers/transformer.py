@@ -25,7 +25,7 @@ class Mlp(nnx.Module):
 class SwiGlu(nnx.Module):
     """Linear to a gate and a value, silu(gate)·value, linear (Shazeer, "GLU variants improve transformer", 2020).
 
-    One layer gives both, the gate in its first columns, as in the files of DINOv2 giant.
+    One layer computes both, with the gate in its first columns, as in the files of DINOv2 giant.
     """
 
     def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
@@ -42,13 +42,13 @@ MLPS = {"gelu": Mlp, "swiglu": SwiGlu}
 
 
 def hidden_width(width: int, ratio: float, mlp: str) -> int:
-    """Return the width of an MLP's hidden layer; a SwiGLU has two thirds of it, up to a multiple of 8 (DINOv2)."""
+    """Return the hidden width of an MLP; for SwiGLU two thirds of it, rounded up to a multiple of 8 (DINOv2)."""
     hidden = int(width * ratio)
     return hidden if mlp == "gelu" else (int(hidden * 2 / 3) + 7) // 8 * 8
 
 
 class LayerScale(nnx.Module):
-    """A learned factor a channel (CaiT, eq. 4)."""
+    """A learned factor per channel (CaiT, eq. 4)."""
 
     def __init__(self, width: int, init: float):
         self.gamma = nnx.Param(jnp.full((width,), init))
@@ -59,15 +59,15 @@ class LayerScale(nnx.Module):
 
 
 def layer_norm(width: int, eps: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """LayerNorm as the published ViTs compute it: variance from centred values, in float32."""
+    """Return a LayerNorm as in the published ViTs: variance from centered values, in float32."""
     return nnx.LayerNorm(width, epsilon=eps, use_fast_variance=False, rngs=rngs)
 
 
 class Block(nnx.Module):
-    """x + s1·Attention(LN x), then x + s2·MLP(LN x); the scales s exist where `layer_scale` is not None.
+    """x + s1·Attention(LN x), then x + s2·MLP(LN x); the scales s exist if `layer_scale` is not None.
 
-    dtype: of the matrix products and of what lies between them (queries, keys, values, attention output, MLP).
-    LayerNorm, softmax, LayerScale and the residual x stay in float32.
+    dtype: of the matrix products and the arrays between them (queries, keys, values, attention output, MLP).
+    LayerNorm, softmax, LayerScale and the residual stream are always float32.
     """
 
     def __init__(
@@ -99,7 +99,10 @@ class Block(nnx.Module):
         key_value: jax.Array | None = None,
         temperature: jax.Array | float = 1.0,
     ) -> jax.Array:
-        """Advance `tokens` f32[b,Q,D]; `context` arrays f32[b,C,D] give keys and values only (see Attention)."""
+        """Apply the block to `tokens` f32[b,Q,D]; `context` arrays f32[b,C,D] provide keys and values only.
+
+        The arguments are those of Attention.
+        """
         context = [self.norm1(part) for part in context]
         mixed = self.attn(self.norm1(tokens), context, mask, key_value=key_value, temperature=temperature)
         tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
@@ -107,5 +110,5 @@ class Block(nnx.Module):
         return tokens + (self.ls2(mixed) if self.scaled else mixed)
 
     def weights(self, tokens: jax.Array, context: Sequence[jax.Array] = (), *arguments, **settings) -> jax.Array:
-        """Return how each of `tokens` spreads its attention, f32[B,h,Q,T], for the arguments of a call."""
+        """Return the attention weights f32[B,h,Q,T] of `tokens`; the arguments are those of `__call__`."""
         return self.attn.weights(self.norm1(tokens), [self.norm1(part) for part in context], *arguments, **settings)
