@@ -66,14 +66,14 @@ def follow(block: str, root: Path) -> None:
 
 
 def settings() -> list[str]:
-    """The `--config.…` settings of all commands of the page."""
+    """Return the `--config.…` settings of all commands of the page."""
     commands = [shlex.split(text.replace("\\\n", " ")) for language, text in BLOCKS if language == "shell"]
     return [argument for command in commands for argument in command if argument.startswith("--config.")]
 
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
-    """A folder with a copy of the package, in which the page has been followed."""
+    """A folder with a copy of the package and the additions of the page."""
     root = tmp_path_factory.mktemp("extended")
     for folder in ("mlmoe_jax", "configs"):
         shutil.copytree(REPOSITORY / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -95,7 +95,7 @@ def test_every_addition_is_one_file_one_line_and_one_command():
     assert names == ["head", "backbone family", "data set", "loss", "metric", "launch target"]
 
 
-def test_what_the_page_adds_trains_saves_restores_and_predicts(extended):
+def test_the_additions_train_save_restore_and_predict(extended):
     (extended / "follow.py").write_text(RUN)
     environment = os.environ | {"PYTHONPATH": str(extended), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
@@ -119,7 +119,7 @@ def test_what_the_page_adds_trains_saves_restores_and_predicts(extended):
     assert "share of images whose labels are all predicted correctly, at the threshold 0.5" in report
 
 
-def test_what_the_page_adds_is_formatted_as_the_package_is(extended):
+def test_the_additions_are_formatted_like_the_package(extended):
     added = [NEW_FILE.match(block)[1] for language, block in BLOCKS if language == "python" and "below" not in block]
     ruff = Path(sys.executable).parent / "ruff"
     if not ruff.exists():

@@ -1,4 +1,4 @@
-"""Where tokens look: attention maps against softmaxes by hand, from the parameters, and that nobody pays unasked."""
+"""Attention maps against softmaxes by hand from the parameters, and that they cost nothing if not requested."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ GROUP_OF = prompt_groups(sides=1, groups=2, per_group=2)
 
 
 def filled(make, seed=0):
-    """A module with drawn values, each its own."""
+    """Return a module with random values."""
     definition, params, stats = ModelDef.split(nnx.eval_shape(make))
     draw = np.random.default_rng(seed)
     values = {path: jnp.asarray(draw.normal(size=v.shape), jnp.float32) for path, v in params.items()}
@@ -47,7 +47,7 @@ def normed(x, layer, eps):
 
 
 def by_hand(attention, asks, answers, *, key=None, mask=None, temperature=1.0):
-    """softmax(QKᵀ/√d) of every head in numpy: asks [B,Q,D] and answers [B,T,D] -> [B,H,Q,T + m].
+    """Return softmax(QKᵀ/√d) of every head in numpy: queries [B,Q,D] and keys [B,T,D] -> [B,H,Q,T + m].
 
     key: [m,D], keys that are not projected. mask: bool[Q,T + m].
     """
@@ -129,7 +129,7 @@ def test_weights_of_a_block_sum_to_1_over_all_keys(vit):
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-6)
 
 
-def test_convolutions_have_none():
+def test_convolutions_have_no_attention_maps():
     image = jax.ShapeDtypeStruct((B, 8, 12, 3), jnp.float32)
     for make in (
         lambda: ResNet(ResNetShape((1,)), rngs=nnx.Rngs(0)),
@@ -152,7 +152,7 @@ SMALL = {"width": D, "heads": H, "hidden": 6, "encoder_layers": 0, "dropout": 0.
 
 
 def last_layer_by_hand(decoder, memory, positions, mask=None):
-    """The weights [B,H,Q,T] of the last layer; those before it are run as they are."""
+    """Return the weights [B,H,Q,T] of the last layer, after running the layers before it."""
     memory, queries = np.asarray(memory), np.asarray(decoder.queries)[None]
     keys = memory if positions is None else memory + np.asarray(positions)
     tokens, added = (queries, None) if decoder.query_role == "input" else (np.zeros_like(queries), queries)
@@ -184,7 +184,7 @@ def test_label_queries_against_softmax_by_hand(kind):
     np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-5)
 
 
-def test_labels_of_mlmoe_give_the_rest_to_the_prompts_of_their_groups():
+def test_remaining_attention_of_mlmoe_labels_is_on_the_prompts_of_their_groups():
     groups = {"co": [0, 1, 1]}
     decoder = filled(
         lambda: GroupTokenDecoder(
@@ -208,13 +208,13 @@ def test_labels_that_share_a_query_share_its_map():
     )
     features = Features(None, None, draw(B, N, D), GRID)
     of_queries, of_labels = jax.jit(lambda f: (head.decoder.attention(f), head.attention(f)["labels"]))(features)
-    # with which labels a query's feature has to do is seen in the classifier
+    # the classifier shows which labels a query belongs to
     told = np.asarray(head.classifier(jnp.eye(3)[:, :, None] * jnp.ones(D))) - np.asarray(head.classifier.bias)
     assert (np.count_nonzero(told, axis=0) == 1).all()
     np.testing.assert_array_equal(of_labels, np.asarray(of_queries)[:, np.abs(told).argmax(axis=0)])
 
 
-def test_places_of_add_gcn_by_hand():
+def test_cells_of_add_gcn_by_hand():
     head = filled(lambda: ADDGCNHead(D, 5, hidden=4, rngs=nnx.Rngs(0)))
     patches = draw(B, N, D)
     weights = 1 / (1 + np.exp(-np.asarray(patches, np.float64) @ np.asarray(head.map_classifier.kernel)))
@@ -255,7 +255,7 @@ def tiny(reference):
 
 
 @pytest.mark.parametrize("reference", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in MAPS])
-def test_every_method_shows_what_its_head_reads(tiny_vit, reference):
+def test_every_method_returns_maps_of_the_features_that_its_head_reads(tiny_vit, reference):
     definition, values = tiny(reference)
     image = jax.ShapeDtypeStruct((B, 64, 64, 3), jnp.float32)
     prediction = jax.eval_shape(lambda v, x: definition.merge(v)(x, return_attention=True), values, image)
@@ -266,14 +266,14 @@ def test_every_method_shows_what_its_head_reads(tiny_vit, reference):
 
 
 def softmaxes(jaxpr) -> int:
-    """How many exponentials a jaxpr takes, those inside of what it calls with them."""
+    """Return the number of exponentials in a jaxpr, including its inner jaxprs."""
     inner = [x for e in jaxpr.eqns for x in jax.tree.leaves(e.params, is_leaf=lambda x: hasattr(x, "eqns"))]
     inner = [getattr(x, "jaxpr", x) for x in inner if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
     return sum(e.primitive.name == "exp" for e in jaxpr.eqns) + sum(map(softmaxes, inner))
 
 
-def test_who_does_not_ask_does_not_pay(tiny_vit):
-    """One softmax a block, an encoder layer, a decoder layer (with self-attention two) and a gate, and no more."""
+def test_attention_maps_cost_nothing_if_not_requested(tiny_vit):
+    """There is one softmax per block, encoder layer, decoder layer (two with self-attention) and gate, and no other."""
     definition, values = tiny("mlmoe_dinov2")
     image = jax.ShapeDtypeStruct((B, 64, 64, 3), jnp.float32)
 

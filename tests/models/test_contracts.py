@@ -1,4 +1,4 @@
-"""What every head and every backbone says of itself, against what it does."""
+"""The declarations of every head and every backbone against their behavior."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def test_every_kind_of_head_is_tried():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_head_declares_every_axis_that_grows_with_the_labels(name):
-    """The declared rows are the axes that grow by one for one label more, and no others."""
+    """The declared rows are exactly the axes that grow by one with one more label."""
     kind, settings = CASES[name]
     config, K = config_of(kind, settings), 17
     shapes, one_more, grown = shapes_of(config, K), shapes_of(config, K + 1), {}
@@ -83,7 +83,7 @@ def test_a_head_declares_every_axis_that_grows_with_the_labels(name):
             assert rows.axes == axes, path
             assert {shape[axis] - K for axis in axes} == {rows.further}, path
             grown[path] = axes[0]
-        elif rows is not None:  # laid out by something else, as its size shows
+        elif rows is not None:  # its size shows that it has no entries per label
             assert name in ("gates of groups", "grouped decoding", "one gate and classifier"), path
             assert all(shape[axis] != K for axis in rows.axes), path
     by_label = kind not in ("ml_gcn", "add_gcn", "cnn_rnn") and name != "grouped decoding"
@@ -126,7 +126,7 @@ def test_entries_of_gates_have_names():
     assert head_of(without).gate_entries(without) == {}
 
 
-def test_heads_say_what_they_need():
+def test_heads_declare_their_requirements():
     def those(attribute):
         return {kind for kind in HEADS if getattr(HEADS[kind], attribute)}
 
@@ -136,7 +136,7 @@ def test_heads_say_what_they_need():
     assert those("unknown_labels") == {"cnn_rnn"}
 
 
-def test_the_names_of_heads_are_known_without_jax():
+def test_the_names_of_heads_are_available_without_jax():
     code = "import sys; from mlmoe_jax.models.heads.catalog import HEADS; print(*HEADS, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [*HEADS, "False"]
@@ -144,7 +144,7 @@ def test_the_names_of_heads_are_known_without_jax():
 
 # ------------------------------------------------------------------------------------------------------------ the seam
 class Careless(Head):
-    """Says that it may be sharded by label, and does not gather what its labels read."""
+    """A head that declares itself sharded by label but does not gather its inputs."""
 
     read, by_label = ("cls",), True
 
@@ -163,13 +163,13 @@ class Careless(Head):
 
 
 class Still(nnx.Module):
-    """In the place of a backbone."""
+    """A stand-in for a backbone."""
 
     def __call__(self, image, prompts=None, **options):
         return Features(image.mean((1, 2)), None, None, (1, 1))
 
 
-def test_a_head_that_is_sharded_by_label_must_gather_what_its_labels_read(monkeypatch):
+def test_a_head_that_is_sharded_by_label_must_gather_its_inputs(monkeypatch):
     mesh = make_mesh({"data": 1, "fsdp": 1, "expert": 1})
     monkeypatch.setattr(partition, "label_mesh", lambda: mesh)  # as if labels were sharded over it
     image = jnp.ones((2, 4, 4, 3))
@@ -186,18 +186,18 @@ def test_a_head_that_is_sharded_by_label_must_gather_what_its_labels_read(monkey
     assert classify(gathers=False, by_label=False) == (2, 3), "its labels interact, and it is replicated"
 
 
-def test_outside_of_a_mesh_nothing_is_asked_of_a_head():
+def test_without_a_mesh_a_head_need_not_gather():
     assert Classifier(Still(), None, Careless(False), final_norm=True)(jnp.ones((2, 4, 4, 3))).logits.shape == (2, 3)
 
 
 # --------------------------------------------------------------------------------------------------------- backbones
-def test_every_family_brings_its_entries():
+def test_every_family_has_entries():
     assert [name for family in catalog.FAMILIES for name in catalog.FAMILIES[family]] == list(catalog.CATALOG)
     assert len(catalog.CATALOG) == 19
 
 
 @pytest.mark.parametrize("name", ["dinov2_vits14", "resnet50", "convnext_tiny"])
-def test_a_shape_answers_for_its_family(name):
+def test_a_shape_has_the_properties_of_its_family(name):
     shape, side = catalog.entry(name).shape, 70
     assert shape.fits(side) == (name != "convnext_tiny")
     backbone = nnx.eval_shape(lambda: shape.build(batch_norm="running", rngs=nnx.Rngs(0)))
@@ -213,7 +213,7 @@ def test_a_shape_answers_for_its_family(name):
 
 
 @pytest.mark.parametrize("backbone", ["resnet50", "convnext_tiny"])
-def test_prompts_are_for_shapes_that_take_them(backbone, refusal):
+def test_prompts_are_refused_by_shapes_that_do_not_take_them(backbone, refusal):
     config = default_config()
     config.model.backbone.name, config.model.prompts.kind = backbone, "deep"
     assert refusal(build_model, config, synthetic_label_space(3, 1), rngs=nnx.Rngs(0)) == (

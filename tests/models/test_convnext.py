@@ -32,7 +32,7 @@ def network_input(image: np.ndarray) -> jax.Array:
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
-    """A function that makes our ConvNeXt with the twin's weights."""
+    """A function that returns our ConvNeXt with the weights of the twin."""
     path = tmp_path_factory.mktemp("convnext") / "convnext.safetensors"
     named = {name.removeprefix("weights/"): value for name, value in ARRAYS.items() if name.startswith("weights/")}
     save_file({name: np.ascontiguousarray(value) for name, value in named.items()}, path)
@@ -52,7 +52,7 @@ def _precise():
 
 
 def everything(module: ConvNeXt, image: jax.Array):
-    """Return the maps and the features, normalised and not, of a module, compiled, its values being arguments."""
+    """Return the maps and the features of a module, with and without norm; compiled, with its values as arguments."""
     definition, params, stats = ModelDef.split(module)
     assert stats == {}
 
@@ -101,7 +101,7 @@ def test_gradients_are_the_same_with_remat():
         np.testing.assert_allclose(recomputed[path], value, rtol=1e-4, atol=1e-5 * np.abs(value).max(), err_msg=path)
 
 
-def test_half_precision_computes_in_it_and_keeps_parameters(make):
+def test_half_precision_is_used_for_products_and_not_for_parameters(make):
     module = make(dtype=jnp.bfloat16)
     assert all(value.dtype == jnp.float32 for value in ModelDef.split(module)[1].values())
     _, features, _ = everything(module, network_input(ARRAYS["image/64x64"]))
@@ -140,7 +140,7 @@ def test_mistakes_are_refused(make):
         module(image[:, :, :31])
 
 
-def test_what_is_not_read_is_none(make):
+def test_features_that_are_not_read_are_none(make):
     module, image = make(), jnp.zeros((1, 33, 39, 3))
     assert jax.eval_shape(module, image).patches is None
     assert jax.eval_shape(lambda x: module(x, read=("patches",)), image).cls is None

@@ -1,4 +1,4 @@
-"""What a query decoder does beyond what the parity tests of the query head compare with torch."""
+"""Behavior of the query decoder that the parity tests of the query head do not cover."""
 
 import functools
 
@@ -28,7 +28,7 @@ def shapes(make):
 
 
 def filled(make, seed=0):
-    """Return a module with random values, none of which can be overlooked."""
+    """Return a module with random values, so that every parameter has an effect."""
     definition, params = shapes(make)
     random = np.random.RandomState(seed)
     values = {path: random.randn(*v.shape) / v.shape[0] ** 0.5 for path, v in params.items()}
@@ -78,7 +78,7 @@ def test_published_multiply_adds():
         {"encoder_layers": 0, "query_role": "added", "pre_norm": True},
     ],
 )
-def test_multiply_adds_are_those_that_run(options):
+def test_published_multiply_adds_are_those_that_are_executed(options):
     options = {"width": D, "heads": 2, "hidden": 6, **options}
     definition, params = shapes(lambda: QueryDecoder(C, Q, rngs=nnx.Rngs(0), **options))
 
@@ -98,7 +98,7 @@ def norm_macs(params) -> int:
     return sum(4 * D * (N if path.startswith("encoder") else Q) for path in params if path.endswith("/scale"))
 
 
-def test_what_is_the_same_for_all_images_is_done_once(features):
+def test_computation_shared_by_all_images_runs_once(features):
     definition, params = shapes(lambda: QueryDecoder(C, Q, width=D, heads=2, hidden=6, rngs=nnx.Rngs(0)))
     run = jax.make_jaxpr(lambda params, tokens: definition.merge(params)(Features(None, None, tokens, GRID)))
     layers, products = definition.merge(params).published_macs(N)
@@ -120,7 +120,7 @@ def largest(jaxpr) -> int:
     return max(sizes + [largest(part) for equation in jaxpr.eqns for part in inner(equation)], default=0)
 
 
-def test_without_self_attention_nothing_is_quadratic_in_the_labels():
+def test_without_self_attention_no_array_is_quadratic_in_the_labels():
     labels, found = 20_000, {}
     for self_attention in ("none", "identity", "all"):
         definition, params = shapes(
@@ -169,12 +169,12 @@ def test_extra_tokens_join_the_memory(features):
         (np.arange(Q)[:, None].repeat(N, 1) != 3, "from query 3"),
     ],
 )
-def test_masks_that_cannot_be(mask, message):
+def test_invalid_masks_are_refused(mask, message):
     with pytest.raises(ValueError, match=message):
         decoder(encoder_layers=0).decode(draw(B, N, D), mask=mask)
 
 
-def test_queries_see_one_another_only_by_self_attention(features):
+def test_queries_interact_only_through_self_attention(features):
     for kind in ("all", "first", "others", "none", "identity"):
         model = decoder(self_attention=kind)
         before = model(features)
@@ -190,7 +190,7 @@ def test_queries_see_one_another_only_by_self_attention(features):
         assert all((layer.norm1 is None) == (layer.self_attn is None and kind != "identity") for layer in model.layers)
 
 
-def test_where_positions_go(features):
+def test_positions_are_added_to_the_encoder_input_or_to_queries_and_keys(features):
     table, tokens = detr_positions(GRID, D), features.patches
     for kind in ("none", "once", "detr"):
         model = decoder(positions=kind)
@@ -243,7 +243,7 @@ def test_norms_at_the_ends():
     assert "norm/scale" not in shapes(lambda: QueryDecoder(C, Q, width=D, decoder_norm=False, rngs=nnx.Rngs(0)))[1]
 
 
-def test_where_dropout_falls():
+def test_dropout_applies_to_attention_weights_mlps_and_outputs():
     layer = {"pre_norm": False, "activation": "relu", "init": "xavier", "dtype": None, "dropout": 0.5}
     tokens = draw(B, N, D)
     attention = filled(lambda: QueryAttention(D, 2, dropout=0.5, rngs=nnx.Rngs(0)))
@@ -318,7 +318,7 @@ def test_initial_values():
         assert np.asarray(params["queries"]).std() == pytest.approx(std, rel=0.05)
 
 
-def test_settings_that_cannot_be(refusal):
+def test_invalid_settings_are_refused(refusal):
     def make(channels=C, **options):
         return nnx.eval_shape(lambda: QueryDecoder(channels, Q, rngs=nnx.Rngs(0), **options))
 

@@ -1,4 +1,4 @@
-"""Banks, gates and their combination for a feature a label, each alone."""
+"""Banks, gates and their combination for one feature per label, each alone."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def features():
 
 
 def drawn(make):
-    """A module with values of its own for every parameter, drawn without the time that initializers take to compile."""
+    """Return a module with random values, without compiling its initializers."""
     definition, params, _ = ModelDef.split(nnx.eval_shape(make))
     draw = np.random.default_rng(3)
     values = {path: draw.normal(0, 0.3, shape.shape).astype(np.float32) for path, shape in sorted(params.items())}
@@ -47,7 +47,7 @@ def relu(x):
 
 
 def one_expert(kind, params, place, feature):
-    """The expert at `place` of a bank on f64[D], from its definition."""
+    """Return the output of the expert at `place` of a bank on f64[D], from its definition."""
 
     def layer(name, x):
         return x @ params[f"{name}/kernel"][place] + params[f"{name}/bias"][place]
@@ -78,8 +78,8 @@ def test_banks_are_their_experts_one_at_a_time(features, kind, shared, task):
         np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-6)
 
 
-def test_every_task_expert_starts_at_values_of_its_own_within_the_default_bounds():
-    rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))  # compiles sooner than the default generator
+def test_task_experts_have_different_initial_values_within_the_default_bounds():
+    rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))  # compiles faster than the default generator
     experts = LabelExperts(D, K, kind="ffn", hidden=HIDDEN, shared=0, task=3, rngs=rngs)
     for path, values in as_numpy(experts).items():
         bound = (D if "/up/" in path else HIDDEN) ** -0.5
@@ -88,8 +88,8 @@ def test_every_task_expert_starts_at_values_of_its_own_within_the_default_bounds
         assert 0.8 * bound < np.abs(values).max() <= bound, path
 
 
-def test_the_experts_of_one_label_do_not_read_those_of_another(features):
-    """What another label's feature is changes neither a label's experts nor its gate."""
+def test_the_experts_of_a_label_do_not_depend_on_other_labels(features):
+    """The feature of another label changes neither the experts nor the gate of a label."""
     other = features.at[:, 2].add(1.0)
     rest = [0, 1, 3, 4]
     for module in (make_experts(), make_gates()):
@@ -98,14 +98,14 @@ def test_the_experts_of_one_label_do_not_read_those_of_another(features):
             assert np.abs(before[:, 2] - after[:, 2]).max() > 1e-3
 
 
-def test_what_a_label_owns_is_stacked_along_its_axis():
+def test_parameters_per_label_are_stacked_along_an_axis():
     for module, owner in ((make_experts().task, K), (make_gates(), K), (make_gates(kind="static"), K)):
         for path, value in ModelDef.split(module)[1].items():
             assert value.shape[0] == owner, path
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("relu_linear", 1), ("ffn", 2)])
-def test_a_bank_is_one_matrix_product_a_layer(features, kind, layers):
+def test_a_bank_is_one_matrix_product_per_layer(features, kind, layers):
     products = str(jax.make_jaxpr(make_experts(kind=kind))(features)).count("dot_general")
     assert products == 2 * layers, "one for the shared bank and one for the task bank, whatever their sizes"
     assert str(jax.make_jaxpr(make_gates())(features)).count("dot_general") == 2
@@ -135,7 +135,7 @@ def test_parameter_counts_of_the_papers_sizes():
 # ---------------------------------------------------------------------------------------------------------- gates
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_gates_are_a_softmax_of_each_labels_own_feature(features, kind, share):
+def test_gates_are_a_softmax_over_the_feature_of_each_label(features, kind, share):
     gates = make_gates(kind=kind, share=share)
     weights = gates(features)
     assert weights.shape == (B, K, 4)
@@ -156,7 +156,7 @@ def test_gates_are_a_softmax_of_each_labels_own_feature(features, kind, share):
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_static_gates_do_not_look(features, share):
+def test_static_gates_do_not_depend_on_the_image(features, share):
     gates = Gates(D, K, 4, kind="static", share=share, rngs=nnx.Rngs(0))
     assert gates.macs() == 0
     np.testing.assert_allclose(gates(features), np.full((1, K, 4), 1 / 4), rtol=1e-6)

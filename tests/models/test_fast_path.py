@@ -18,7 +18,7 @@ P, N = len(GROUP_OF), 16
 @pytest.fixture(scope="module")
 def vit():
     vit = ViT(SHAPE, rngs=nnx.Rngs(0))
-    # give every bias and scale a value of its own, so that none of them can be forgotten
+    # random biases and scales, so that every parameter has an effect
     state = nnx.state(vit)
     keys = iter(jax.random.split(jax.random.key(1), 200))
     nnx.update(vit, jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), state))
@@ -111,7 +111,7 @@ def test_gradients_of_prompts_equal_naive_reference(vit, image, tokens, mask):
 
 
 def test_prompts_that_differ_per_image_take_the_same_path(vit, image, tokens):
-    """Prompt dropout makes prompts differ from image to image: the second axis is then B."""
+    """With prompt dropout, prompts differ per image: the second axis is B."""
     own = tokens * jnp.array([1.0, 0.5, 2.0])[None, :, None, None]
     together = vit(image, Prompts(own, None), read=("prompts",)).prompts
     for row in range(3):

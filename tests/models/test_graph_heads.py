@@ -18,7 +18,7 @@ from mlmoe_jax.pretrained.rules.graph import own_classifier, pointwise
 TWIN = np.load(PARITY / "graph_heads.npz")
 LABELS, WIDTH, HIDDEN = 6, 32, 24
 RESNET_101 = 42_500_160  # parameters of the body
-# Our paths below the head, and the tensors of the authors' ADD-GCN.
+# Our paths below the head, and the tensors of ADD-GCN in the authors' code.
 ADD_GCN = {
     "map_classifier/kernel": "fc.weight",
     "transform/kernel": "conv_transform.weight",
@@ -124,7 +124,7 @@ def test_add_gcn_is_the_torch_twin(mode):
         close(prediction.terms[term], TWIN[f"add_gcn/{mode}/{term}"], term)
     close(prediction.logits, (TWIN[f"add_gcn/{mode}/map"] + TWIN[f"add_gcn/{mode}/graph"]) / 2)
     for path, name in ADD_GCN.items():
-        if (mode, name) == ("train", "gcn.conv_global.bias"):  # the batch's mean takes away what it adds
+        if (mode, name) == ("train", "gcn.conv_global.bias"):  # the mean of the batch cancels it
             assert np.abs(gradient[path]).max() < 1e-4
         else:
             close(gradient[path], ours(path, TWIN[f"add_gcn/{mode}/gradient/{name}"]), path)
@@ -138,7 +138,7 @@ def test_the_dynamic_graph_is_that_of_the_torch_twin():
     graph = jax.jit(lambda values, features: definition.merge(values).dynamic_graph(features))(
         add_gcn_values(), features_of("add_gcn")
     )
-    # a row of ours is a column of the authors': what a label takes from each
+    # our rows are the authors' columns: the weights of all labels for one label
     close(graph, TWIN["add_gcn/eval/dynamic"].swapaxes(1, 2))
 
 
@@ -185,7 +185,7 @@ def test_published_parameter_counts(name, parameters):
 def test_initial_values_are_those_of_the_authors_code():
     bounds = {"gc1/kernel": HIDDEN, "gc2/kernel": WIDTH, "graph/relation/kernel": 2 * HIDDEN, "transform/bias": WIDTH}
 
-    @jax.jit  # for what is not returned no time is spent
+    @jax.jit  # values that are not returned are not computed
     def drawn():
         values = ModelDef.split(ml_gcn())[1] | ModelDef.split(add_gcn())[1]
         return {path: values[path] for path in bounds}

@@ -28,7 +28,7 @@ def tokens():
 
 
 def head_by_loops(head, tokens):
-    """The equations of ML-VPT, one label and one expert at a time, in numpy."""
+    """Return the logits by the equations of ML-VPT, one label and one expert at a time, in numpy."""
     z = np.asarray(tokens, np.float64)
     up, down = head.bank.up, head.bank.down
     logits = {}
@@ -78,7 +78,7 @@ def test_combinations(tokens):
     np.testing.assert_allclose(extreme[2], 0, atol=1e-4)
 
 
-def test_a_gate_a_group_is_a_gate_a_label_that_its_labels_share(tokens):
+def test_one_gate_per_group_equals_a_gate_shared_by_its_labels(tokens):
     features = Features(None, tokens, None, (1, 1))
     for bias in ("used", "unused"):
         by_group, by_label = make_head(gates_of="group", gate_bias=bias), make_head(gate_bias=bias)
@@ -137,7 +137,7 @@ def test_permuting_labels_permutes_logits(tokens):
     np.testing.assert_allclose(permuted(features).logits, head(features).logits[:, order], rtol=1e-5, atol=1e-6)
 
 
-def test_a_bank_is_its_experts_side_by_side(tokens):
+def test_a_bank_equals_its_experts(tokens):
     bank = make_bank(lambda rngs: BottleneckExpert(D, 3, rngs=rngs), 2 * G * M, nnx.Rngs(7))
     together = apply_bank(bank, tokens)
     graphdef, state = nnx.split(bank)

@@ -28,7 +28,7 @@ def test_the_class_token_alone_is_the_default(features):
     assert list(prediction.terms) == ["cls"]
 
 
-def test_patches_vote_and_the_strongest_count_most(features):
+def test_patches_are_pooled_by_a_smooth_maximum(features):
     head = LinearHead(D, K, pool="patches", rngs=nnx.Rngs(0))
     assert head.read == ("patches",)
     prediction = head(Features(None, None, features.patches, (2, 2)))
@@ -38,7 +38,7 @@ def test_patches_vote_and_the_strongest_count_most(features):
     assert np.all(prediction.logits < votes.max(axis=1)), "below the maximum"
 
 
-def test_both_give_two_terms_and_report_their_mean(features):
+def test_both_has_two_terms_and_reports_their_mean(features):
     head = LinearHead(D, K, pool="both", rngs=nnx.Rngs(0))
     assert head.read == ("cls", "patches")
     prediction = head(features)

@@ -21,7 +21,7 @@ def plain_asl(logits, labels, **options):
 
 
 def published(case):
-    """The loss of a golden case, by the published evaluators' own reduction."""
+    """Return the loss of a golden case, with the reduction of the published code."""
 
     def loss(x, y):
         if "gamma_neg" in case:
@@ -56,7 +56,7 @@ def test_asymmetric_loss_by_hand():
     assert shifted == pytest.approx(-(0.45**4) * math.log(0.55))
 
 
-def test_negatives_below_the_clip_cost_exactly_nothing():
+def test_negatives_below_the_clip_have_zero_loss_and_gradient():
     x = jnp.array([-100.0, -5.0, -2.95])  # p = 0.0497 at −2.95
     for gamma in (0, 0.5, 4):
         values, gradient = jax.value_and_grad(
@@ -88,7 +88,7 @@ def test_detaching_changes_the_gradient_and_not_the_value():
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_without_focus_and_clip_all_are_cross_entropy(label):
+def test_without_focus_and_clip_all_losses_are_cross_entropy(label):
     x = LOGITS[np.abs(LOGITS) < 18]  # beyond, the floor of the logarithm shows
     y = np.full_like(x, label)
     bce = losses.binary_cross_entropy(x, y)
@@ -106,7 +106,7 @@ def test_cross_entropy_is_exact_at_any_logit(label):
     np.testing.assert_allclose(gradient, 1 / (1 + np.exp(-x)) - y, rtol=1e-5, atol=1e-9)
 
 
-def test_positive_weight_weighs_only_positives():
+def test_positive_weight_affects_only_positives():
     x, y = jnp.zeros((2, 2)), jnp.array([[1.0, 1.0], [0.0, 0.0]])
     ln2 = math.log(2)
     np.testing.assert_allclose(losses.binary_cross_entropy(x, y, positive_weight=3.0), [[3 * ln2] * 2, [ln2] * 2])
@@ -156,18 +156,18 @@ def test_reduce_of_a_full_batch():
 
 @pytest.mark.parametrize("anything", [7.0, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("how", ["mean", "sum"])
-def test_masked_entries_matter_in_no_way(anything, how):
+def test_masked_entries_have_no_effect(anything, how):
     values = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     label_mask, mask = jnp.array([[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]), jnp.array([1.0, 1.0, 0.0])
     valid = (label_mask * mask[:, None]) > 0
-    spoilt = jnp.where(valid, values, anything)
-    value, gradient = jax.value_and_grad(lambda v: losses.reduce(v, label_mask, mask, how=how))(spoilt)
+    damaged = jnp.where(valid, values, anything)
+    value, gradient = jax.value_and_grad(lambda v: losses.reduce(v, label_mask, mask, how=how))(damaged)
     share = 1 / 3 if how == "mean" else 1.0
     assert value == pytest.approx(8 * share)
     np.testing.assert_allclose(gradient, np.where(valid, share, 0.0))
 
 
-def test_masked_labels_reach_no_logit():
+def test_masked_labels_have_no_gradient():
     x, mask = jnp.array([[0.5, -1.0, 2.0]]), jnp.array([[1.0, 0.0, 0.0]])
 
     def gradient(labels):
@@ -182,7 +182,7 @@ def test_masked_labels_reach_no_logit():
     assert clean[0, 0] < 0
 
 
-def test_reduce_of_nothing_is_zero():
+def test_reduce_without_valid_entries_is_zero():
     value, gradient = jax.value_and_grad(losses.reduce)(jnp.full((2, 2), jnp.nan), jnp.ones((2, 2)), jnp.zeros(2))
     assert value == 0
     np.testing.assert_array_equal(gradient, 0)
@@ -207,7 +207,7 @@ def test_gate_entropy_through_a_softmax_is_that_of_log_softmax(logits):
 
 
 def test_descending_on_gate_entropy_sharpens_the_gate():
-    """DR-MoE's printed sign: 200 steps of rate 1 from almost uniform gates end at one-hot ones."""
+    """DR-MoE's printed sign: 200 steps of rate 1 from almost uniform gates end at one-hot gates."""
     x = jnp.array([0.1, 0.0, 0.0, 0.0, -0.1])
     assert experts.gate_entropy(jax.nn.softmax(x)) == pytest.approx(1.6074, abs=1e-4)
     slope = jax.grad(lambda x: experts.gate_entropy(jax.nn.softmax(x)))
@@ -216,7 +216,7 @@ def test_descending_on_gate_entropy_sharpens_the_gate():
     assert jax.nn.softmax(x).max() == pytest.approx(0.99944, abs=2e-5)
 
 
-def test_softmax_cross_entropy_is_that_of_an_image():
+def test_softmax_cross_entropy_sums_to_that_of_the_image():
     logits = jnp.array([[2.0, -1.0, 0.5], [300.0, -300.0, 0.0]])
     labels = jnp.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
     ours = losses.softmax_cross_entropy(logits, labels)
@@ -254,7 +254,7 @@ def test_every_loss_builds_one_value_per_element():
         assert per_element(jnp.zeros((2, 3)), jnp.ones((2, 3))).shape == (2, 3)
 
 
-def test_positives_are_balanced_only_if_the_config_asks_for_it():
+def test_positives_are_balanced_only_if_configured():
     settings, x, y = default_config().loss, jnp.zeros((1, 2)), jnp.ones((1, 2))
 
     def never():

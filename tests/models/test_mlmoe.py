@@ -25,7 +25,7 @@ def test_a_label_owns_the_prompts_of_its_groups_on_both_sides():
     assert own_prompts({"dc": DC}, G, M)[2].tolist() == [True, False, True, False]
 
 
-def test_a_label_query_sees_all_patches_and_its_own_prompts_alone():
+def test_a_label_query_attends_to_all_patches_and_only_its_prompts():
     draw = np.random.default_rng(0)
     patches, prompts = (jnp.asarray(draw.normal(size=(2, n, D)), jnp.float32) for n in (4, 8))
     model = decoder()

@@ -132,7 +132,7 @@ def test_loss_and_gradients(golden, request):
     assert set(names) | {"prompts/deep", "head/co/gate/bias", "head/dc/gate/bias"} == set(gradient)
 
 
-def test_tanh_gelu_would_be_noticed(golden, monkeypatch):
+def test_tanh_gelu_is_detected(golden, monkeypatch):
     exact = jax.nn.gelu
     monkeypatch.setattr(jax.nn, "gelu", lambda x, approximate=True: exact(x, approximate=True))
     assert error(golden.model(golden.image).logits, golden.arrays["logit"]) > FORWARD

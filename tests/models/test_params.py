@@ -35,7 +35,7 @@ def ml_vpt() -> Classifier:
 
 @pytest.fixture(scope="module")
 def model():
-    """The model with random values from numpy, which is much faster than compiling its initializers."""
+    """A model with random values from numpy, which is much faster than compiling its initializers."""
     model, draw = nnx.eval_shape(ml_vpt), np.random.default_rng(0)
     values = jax.tree.map(lambda x: jnp.asarray(0.2 * draw.normal(size=x.shape), x.dtype), nnx.state(model))
     nnx.update(model, values)
@@ -66,7 +66,7 @@ def test_split_and_merge_give_the_same_model_back(model, parts):
         np.testing.assert_array_equal(again[path], value, err_msg=path)
 
 
-def test_merge_gives_each_path_its_own_values(parts):
+def test_merge_assigns_values_by_path(parts):
     definition, params, _ = parts
     numbered = {path: np.full(value.shape, number, np.float32) for number, (path, value) in enumerate(params.items())}
     again = ModelDef.split(definition.merge(numbered))[1]
@@ -75,7 +75,7 @@ def test_merge_gives_each_path_its_own_values(parts):
         np.testing.assert_array_equal(again[path], value, err_msg=path)
 
 
-def test_merge_makes_a_module_of_its_own(parts):
+def test_merge_returns_a_new_module(parts):
     definition, params, _ = parts
     one, other = definition.merge(params), definition.merge(params)
     one.prompts.deep[...] = jnp.zeros_like(one.prompts.deep[...])
@@ -83,13 +83,13 @@ def test_merge_makes_a_module_of_its_own(parts):
     assert jnp.any(params["prompts/deep"] != 0)
 
 
-def test_a_missing_path_is_noticed(parts):
+def test_a_missing_path_is_refused(parts):
     definition, params, _ = parts
     with pytest.raises(KeyError, match="prompts/deep"):
         definition.merge({path: value for path, value in params.items() if path != "prompts/deep"})
 
 
-def test_a_module_that_holds_anything_else_is_refused():
+def test_a_module_with_other_variables_is_refused():
     with pytest.raises(ValueError, match=r"parameters and batch statistics only, not \['rngs/.*count'"):
         ModelDef.split(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
 
@@ -151,14 +151,14 @@ def test_a_fingerprint_is_of_names_types_shapes_and_every_bit():
     assert len({known, *(fingerprint(changed) for changed in changes)}) == 1 + len(changes)
 
 
-def test_a_fingerprint_stays_the_same_from_version_to_version():
-    """Run folders hold it: a change here would refuse the frozen weights of every older run."""
+def test_a_fingerprint_is_stable_across_versions():
+    """Run folders contain it: after a change, the frozen weights of all older runs would be refused."""
     params = {"w": np.array([[1.0, -2.0]], np.float32)}
     assert fingerprint(params) == "25a73524decac58a3a1417739317f4f1054f27a73379fdecbcbe68e227fc7aa9"
 
 
 # --------------------------------------------------------------------------------------------------------- states
-def test_the_first_state_owns_what_a_step_will_donate():
+def test_the_first_state_owns_the_buffers_that_a_step_donates():
     trainable, frozen, stats = {"w": jnp.ones(3)}, {"f": jnp.ones(2)}, {"s": jnp.zeros(1)}
     state = initial_state(trainable, frozen, stats, {"mu": trainable["w"]})
     assert int(state.step) == 0
@@ -180,7 +180,7 @@ def test_a_state_is_a_tree():
 
 
 class Normalised(nnx.Module):
-    """A linear layer on batch-normalised mean colours."""
+    """A linear layer on batch-normalized mean colors."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.norm = nnx.BatchNorm(3, momentum=0.5, rngs=rngs)

@@ -27,7 +27,7 @@ def test_the_settings_differ_visibly(grid):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_native_grid_is_untouched_whatever_the_settings(kind):
+def test_the_native_grid_is_returned_unchanged_for_all_settings(kind):
     assert resample_positions(ARRAYS["table"], (5, 5), **KINDS[kind]).tobytes() == ARRAYS["table"].tobytes()
 
 

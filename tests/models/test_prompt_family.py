@@ -1,4 +1,4 @@
-"""What the methods of prompt tuning have to do with one another, and with a ViT that has no prompts."""
+"""Relations between the methods of prompt tuning, and a ViT without prompts."""
 
 import functools
 
@@ -19,7 +19,7 @@ B, P, N = 3, 4, 16
 
 
 def randomised(module, size=1.0):
-    """Give every value of a module, which may be abstract, a draw of its own, in numpy: nothing is compiled."""
+    """Return a module, which may be abstract, with random values from numpy; nothing is compiled."""
     draw = np.random.default_rng(1)
     values = jax.tree.map(lambda x: jnp.asarray(size * draw.normal(size=x.shape), x.dtype), nnx.state(module))
     nnx.update(module, values)
@@ -67,7 +67,7 @@ def test_deep_vpt_with_no_prompts_is_no_prompts(vit, image, encode):
     close(encode(none), vit(image).cls)
 
 
-def test_shallow_prompts_travel_through_every_block(vit, image, encode):
+def test_shallow_prompts_are_carried_through_all_blocks(vit, image, encode):
     prompts = randomised(ShallowPrompts(*PLACE, count=P, rngs=nnx.Rngs(0)))
     assert prompts.shallow.shape == (1, 1, P, 32)
     tokens, _ = vit.embed(image)
@@ -90,7 +90,7 @@ def test_open_gates_are_shallow_vpt_and_closed_gates_keep_the_original_prompts(e
     different(encode(shallow), encode(every_block))
 
 
-def test_a_gate_mixes_what_leaves_and_what_enters_a_block(vit, image, encode):
+def test_a_gate_mixes_the_output_and_the_input_of_a_block(vit, image, encode):
     tokens, carry = jax.random.normal(jax.random.key(3), (1, 1, P, 32)), jnp.array([0.3, 0.8])
 
     @jax.jit
@@ -116,7 +116,7 @@ def test_gates_and_temperatures_start_as_in_the_authors_code():
     assert ShallowPrompts(*PLACE, count=P, rngs=nnx.Rngs(0))(B).temperature is None
 
 
-def test_a_temperature_divides_the_logits_of_its_block_alone(vit, image, encode):
+def test_a_temperature_divides_only_the_logits_of_its_block(vit, image, encode):
     tokens = jax.random.normal(jax.random.key(3), (1, 1, P, 32))
     prompts = Prompts(tokens, carry=jnp.ones(2))
     close(encode(prompts, temperature=jnp.ones(3)), encode(prompts))
@@ -211,7 +211,7 @@ def test_projected_prompts_have_the_width_of_the_backbone(encode):
     encode(given)
 
 
-def test_dropout_is_for_training_and_for_every_image_on_its_own():
+def test_dropout_is_only_for_training_and_independent_per_image():
     prompts = randomised(DeepPrompts(*PLACE, count=P, dropout=0.25, rngs=nnx.Rngs(0)))
     np.testing.assert_array_equal(prompts(B).tokens, prompts.deep[...])
     prompts.train()

@@ -1,4 +1,4 @@
-"""Q2L and ML-Decoder against twins made of torch.nn's parts, which are loaded from the authors' names."""
+"""Q2L and ML-Decoder against twins built from torch.nn, loaded under the names of the authors' code."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ HEAD_ALONE = dataclasses.replace(Q2L, rules=tuple(rule for rule in Q2L.rules if 
 
 
 class Whole(nnx.Module):
-    """The place of a head in a model, as the rules name it."""
+    """A module with a head, under the paths of the rules."""
 
     def __init__(self, head):
         self.head = head
@@ -65,7 +65,7 @@ VARIANTS = ("q2l_first", "q2l_self_attention", "torch", "torch_pre_norm")  # of 
 
 
 def loaded(case, folder, **options):
-    """Return a case's head with the twin's weights."""
+    """Return the head of a case with the weights of the twin."""
     prefix = f"{case}/weights/"
     tensors = {n.removeprefix(prefix): ARRAYS[n].astype(np.float32) for n in ARRAYS.files if n.startswith(prefix)}
     save_file(tensors, folder / "twin.safetensors")
@@ -170,7 +170,7 @@ def classifiers():
     return [tuple(map(np.asarray, pair)) for pair in draw()]
 
 
-def test_a_query_gives_the_logits_of_its_own_labels(classifiers):
+def test_a_query_yields_the_logits_of_its_labels(classifiers):
     classifier = nnx.eval_shape(lambda: GroupedClassifier(64, 40, 79, rngs=nnx.Rngs(0)))
     kernel, bias = classifiers[0]
     nnx.update(classifier, nnx.State({"kernel": nnx.Param(jnp.asarray(kernel)), "bias": nnx.Param(jnp.asarray(bias))}))
@@ -188,7 +188,7 @@ def test_initial_values_of_the_classifiers(classifiers):
     assert not zeros.any()
 
 
-def test_half_precision_stays_inside(tmp_path):
+def test_half_precision_is_only_internal(tmp_path):
     head = loaded("ml_decoder", tmp_path, dtype=jnp.bfloat16)
     assert head.read == (PATCHES,)
     definition, params, _ = ModelDef.split(head)
@@ -200,7 +200,7 @@ def test_half_precision_stays_inside(tmp_path):
     assert 2e-5 < error(prediction.logits, ARRAYS["ml_decoder/logits"]) < 0.05
 
 
-def test_dropout_is_for_training_alone(tmp_path):
+def test_dropout_is_only_for_training(tmp_path):
     head, given = loaded("ml_decoder", tmp_path), features("ml_decoder")
     given = dataclasses.replace(given, patches=jnp.repeat(given.patches[:1], 2, 0))
     quiet = np.asarray(head(given, rngs=nnx.Rngs(1)).logits)
@@ -216,7 +216,7 @@ def test_dropout_is_for_training_alone(tmp_path):
         head(given)
 
 
-def test_queries_and_labels_that_do_not_fit(refusal):
+def test_numbers_of_queries_and_labels_that_do_not_fit_are_refused(refusal):
     def head(queries, **options):
         def make():
             decoder = QueryDecoder(8, queries, width=8, heads=2, hidden=4, rngs=nnx.Rngs(0))

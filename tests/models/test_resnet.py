@@ -41,7 +41,7 @@ def network_input(image: np.ndarray) -> jax.Array:
 
 
 def our_path(name: str) -> str:
-    """Return our path of a tensor that torchvision calls `name`, written without the rule tables."""
+    """Return our path of the tensor `name` of torchvision, without the rule tables."""
     module, _, leaf = name.rpartition(".")
     if module in ("conv1", "bn1"):
         place, conv = ("stem/conv", True) if module == "conv1" else ("stem/norm", False)
@@ -69,7 +69,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def make(weights):
-    """A function that makes our ResNet with the twin's weights."""
+    """A function that returns our ResNet with the weights of the twin."""
 
     def call(batch_norm: str = "frozen", **options) -> ResNet:
         made = nnx.eval_shape(lambda: ResNet(SHAPE, batch_norm=batch_norm, rngs=nnx.Rngs(0), **options))
@@ -86,7 +86,7 @@ def _precise():
 
 
 def everything(module: ResNet, image: jax.Array):
-    """Return the maps and the features of a module, compiled, its values being arguments."""
+    """Return the maps and the features of a module; compiled, with its values as arguments."""
     definition, params, stats = ModelDef.split(module)
 
     def forward(params, stats, image):
@@ -125,7 +125,7 @@ def in_training(module: ResNet, *, train: bool = True):
 
 
 @pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_training_moves_the_statistics_as_torch_does(make, remat):
+def test_training_updates_the_statistics_as_torch_does(make, remat):
     params, stats, step = in_training(make("trainable", remat=remat))
     for index, batch in enumerate(ARRAYS["train/image"]):
         (_, (cls, stats)), gradient = step(params, stats, network_input(batch))
@@ -190,7 +190,7 @@ def test_train_and_eval_switch_a_whole_model(make):
     np.testing.assert_allclose(before, again, rtol=1e-6, atol=1e-6)
 
 
-def test_half_precision_computes_in_it_and_keeps_parameters(make):
+def test_half_precision_is_used_for_products_and_not_for_parameters(make):
     module = make(dtype=jnp.bfloat16)
     assert all(value.dtype == jnp.float32 for value in ModelDef.split(module)[1].values())
     maps, features = everything(module, network_input(ARRAYS["image/64x64"]))
@@ -216,7 +216,7 @@ def test_parameter_counts(blocks, count):
     _, shapes = shapes_of(shape)
     assert size(shapes) == count
     assert (shape.width, shape.patch) == (2048, 32)
-    # what Q2L freezes, and which convolutions it trains
+    # frozen in Q2L, and the convolutions that it trains
     first = {path: value for path, value in shapes.items() if path.startswith(("stem/", "stages/0/"))}
     assert size(first) == 225_344
     if blocks == (3, 4, 23, 3):
@@ -226,7 +226,7 @@ def test_parameter_counts(blocks, count):
         assert {"stages/3/0/shortcut/conv/kernel", "stages/2/22/norm3/bias"} <= set(shapes)
 
 
-def test_the_rule_for_frozen_batch_norm_finds_all_of_it_and_nothing_else():
+def test_the_rule_for_frozen_batch_norm_matches_exactly_its_parameters():
     _, shapes = shapes_of(ResNetShape((3, 4, 23, 3)))
     chosen = rules.assign((FROZEN_BATCH_NORM, (r"", True)), [f"backbone/{path}" for path in shapes])
     frozen = {path for path, learns in chosen.items() if not learns}
@@ -268,7 +268,7 @@ def test_mistakes_are_refused(make):
         norm(jnp.ones((1, 1, 1, 4)))
 
 
-def test_what_is_not_read_is_none(make):
+def test_features_that_are_not_read_are_none(make):
     module, image = make(), network_input(ARRAYS["image/33x39"])
     assert jax.eval_shape(module, image).patches is None
     assert jax.eval_shape(lambda x: module(x, read=("patches",)), image).cls is None

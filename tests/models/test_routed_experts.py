@@ -22,7 +22,7 @@ SMALL = {"expert_hidden": 6, "gate_hidden": 7, "shared_experts": 3, "task_expert
 
 
 class Given(nnx.Module):
-    """In the place of a decoder: the patches are the label features."""
+    """A stand-in for a decoder: the patches are the label features."""
 
     read = ("patches",)
 
@@ -41,7 +41,7 @@ def make_head(labels=K, decoder=None, **options):
 
 
 def drawn(seed=9, decoder=Given, **options):
-    """A head's structure, and values for its parameters, each its own, static gates included."""
+    """Return the structure of a head, and random values for its parameters, including static gates."""
     definition, params, _ = ModelDef.split(nnx.eval_shape(lambda: make_head(decoder=decoder(), **options)))
     draw = np.random.default_rng(seed)
     return definition, {
@@ -64,7 +64,7 @@ def label_features(values):
 
 
 def head_by_loops(params, h, options):
-    """Logits, routing weights and entropy of every image in float64 numpy, from the definitions alone."""
+    """Return logits, routing weights and entropy per image in float64 numpy, from the definitions."""
     p = {path: np.asarray(value, np.float64) for path, value in params.items()}
     shared, task = SMALL["shared_experts"], SMALL["task_experts"]
 
@@ -120,7 +120,7 @@ def test_head_is_its_equations(features, expert, gate, share):
     assert apart == 0 if gate == "static" else apart > 1e-3
 
 
-def test_an_image_alone_has_the_logits_it_has_in_a_batch(features):
+def test_the_logits_of_an_image_do_not_depend_on_its_batch(features):
     head = merged(drawn())
     together = head(features)
     for b in range(B):
@@ -130,8 +130,8 @@ def test_an_image_alone_has_the_logits_it_has_in_a_batch(features):
 
 
 @pytest.mark.parametrize("settings", ["recommended", "hsq"])
-def test_permuting_labels_permutes_what_they_get(settings):
-    """With the real decoder in front: nothing but a label's own row of the parameters says which label it is."""
+def test_permuting_labels_permutes_their_predictions(settings):
+    """With a real decoder: only the rows of the parameters distinguish labels."""
     order = np.array([3, 0, 4, 1, 2])
     one_layer = {"width": D, "heads": 2, "hidden": 16, "encoder_layers": 1, "decoder_layers": 1}
     definition, params = drawn(
@@ -161,7 +161,7 @@ def test_gradients_reach_every_parameter(features, settings):
             assert (np.abs(slope).reshape(K, -1).max(1) > 0).all(), f"{path} of every label"
 
 
-def test_the_decoder_says_what_is_read():
+def test_the_decoder_declares_the_features_that_are_read():
     class Prompted(Given):
         read = ("prompts", "patches")
 
@@ -169,7 +169,7 @@ def test_the_decoder_says_what_is_read():
     assert merged(drawn(decoder=Prompted)).read == ("prompts", "patches")
 
 
-def test_dropout_of_the_decoder_gets_its_randomness(features):
+def test_dropout_of_the_decoder_uses_the_given_rngs(features):
     head = merged(drawn())
     still = head(features, rngs=nnx.Rngs(1)).logits
     head.train()
@@ -265,7 +265,7 @@ def body():
     return rows(nnx.eval_shape(lambda: shape.build(rngs=nnx.Rngs(0))))[""]
 
 
-def test_parameters_of_dr_moe_block_by_block(body):
+def test_parameters_of_dr_moe_per_part(body):
     assert body == 42_500_160
     for labels, total in ((80, 79_944_913), (20, 64_077_733)):
         counts = rows(dr_moe(labels))
@@ -306,7 +306,7 @@ def test_classifier_parameters():
     assert size("per_label") == 20_560
 
 
-def test_macs_as_published_and_as_run():
+def test_macs_as_published_and_as_executed():
     head = dr_moe(80)
     assert head.experts.macs() == 52_428_800
     assert head.gates.macs() == 10_588_160

@@ -12,7 +12,7 @@ def test_first_match_wins_and_regex_is_searched_anywhere():
     assert rules.first_match(ordered[::-1], "head/co/gate/bias") == 3
 
 
-def test_default_only_where_nothing_matches():
+def test_default_is_used_only_without_a_match():
     assert rules.first_match([("head/", None)], "head/co/gate/bias", 5) is None
     assert rules.first_match([("head/", 2)], "prompts/deep", None) is None
     assert rules.first_match([], "prompts/deep", 0.5) == 0.5
@@ -20,7 +20,7 @@ def test_default_only_where_nothing_matches():
         rules.first_match([("head/", 2)], "prompts/deep")
 
 
-def test_assign_gives_every_path_its_value():
+def test_assign_returns_the_value_per_path():
     assert rules.assign([("^head/", False), ("", None)], PATHS) == dict(zip(PATHS, (None, False, None), strict=True))
 
 
@@ -28,7 +28,7 @@ def test_rules_may_be_lists_as_read_from_json():
     assert rules.assign([["head/", 2], [".*", 3]], PATHS) == dict(zip(PATHS, (3, 2, 3), strict=True))
 
 
-def test_assign_names_every_mistake_at_once():
+def test_assign_lists_all_mistakes_at_once():
     with pytest.raises(UserError) as caught:
         rules.assign([("gate/(bias", 1), ("head/", 2), ("[", 3)], PATHS)
     text = str(caught.value)

@@ -32,7 +32,7 @@ def make_head(order=ORDER, **options):
 
 
 def structure(order=ORDER, **options):
-    """Return the head's ModelDef without the time that initial values take."""
+    """Return the ModelDef of the head without computing initial values."""
     return ModelDef.split(nnx.eval_shape(lambda: make_head(order, **options)))[0]
 
 
@@ -97,14 +97,14 @@ def test_sequences_are_sorted_by_frequency():
 
     (targets, counts), (long, _) = sequences(twin_values(), TWIN["cnn_rnn/labels"])
     assert targets.tolist() == [[6, 6, 6, 6], [4, 0, 1, 6], [4, 5, 1, 6], [2, 6, 6, 6]]
-    # the second image has a fourth label: what follows its third is not the end
+    # the second image has a fourth label: its third is not followed by the end
     assert counts.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
     assert long.tolist()[1] == [4, 0, 1, 3, 6, 6, 6], "at most all labels and the end"
 
 
 def test_dropout_is_on_the_joint_feature_of_each_step():
     definition = structure(dropout=0.5)
-    # nothing but the image is in the joint feature, so that it would be the same at every step
+    # the joint feature contains only the image, so without dropout it is the same at every step
     values = twin_values() | {"state_projection/kernel": np.zeros((16, 8)), "embedding": np.eye(8)}
 
     @jax.jit
@@ -123,7 +123,7 @@ LABELS, STATE = 5, 4
 
 
 def small_rnn(seed, scale=2.5):
-    """Return weights of a network that scores what follows a path."""
+    """Return weights of a network that scores the successors of a path."""
     random = np.random.default_rng(seed)
     shapes = (STATE, STATE), (LABELS + 2, STATE), (STATE, LABELS + 1)
     mix, take, give = (random.normal(size=shape).astype(np.float32) for shape in shapes)
@@ -143,7 +143,7 @@ def search_rnn(weights, images, width, max_labels):
 
 
 def after(weights):
-    """Return the function that gives log p of what follows a path of one image, in float64."""
+    """Return a function that computes log p of the successors of a path of one image, in float64."""
     mix, take, give = (np.asarray(x, np.float64) for x in weights)
 
     def log_p(image, path):
@@ -158,7 +158,7 @@ def after(weights):
 
 @partial(jax.jit, static_argnums=1)
 def search_table(table, width):
-    """Search where the scores f32[K+2,K+1] depend on the last label alone."""
+    """Search with scores f32[K+2,K+1] that depend only on the last label."""
     known = jnp.zeros((1, width))
     labels = table.shape[1] - 1
     return beam_search(lambda known, last: (known, table[last]), known, start=labels + 1, labels=labels, max_labels=2)
@@ -200,7 +200,7 @@ def path_of(row):
     return tuple(int(label) for label in row if label >= 0)
 
 
-def test_a_wide_beam_finds_what_exhaustive_search_finds():
+def test_a_wide_beam_equals_exhaustive_search():
     weights, images = small_rnn(0), np.random.default_rng(1).normal(size=(8, STATE)).astype(np.float32)
     result = search_rnn(weights, images, 120, LABELS)
     best = [exhaustive(after(weights), image, LABELS)[0] for image in images]
@@ -210,7 +210,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds():
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_narrow_beam_does_what_the_definition_says(width):
+def test_a_narrow_beam_follows_the_definition(width):
     images = np.random.default_rng(2).normal(size=(12, STATE)).astype(np.float32)
     for seed in range(3):
         weights = small_rnn(seed, scale=1.0 + seed)
@@ -222,7 +222,7 @@ def test_a_narrow_beam_does_what_the_definition_says(width):
             np.testing.assert_allclose(sigmoid(result.label_logits[row]), probability, rtol=2e-5)
 
 
-def test_a_beam_finds_what_a_greedy_search_misses():
+def test_a_beam_finds_a_path_that_greedy_search_misses():
     """The first label is a little less probable, but then the end is certain; the second is never followed by it."""
     after_first, after_second, first = [1e-9, 1e-9, 1], [0.5, 1e-9, 0.5], [0.4, 0.6, 1e-9]
     table = np.log(np.array([after_first, after_second, after_first, first], np.float32))
@@ -232,15 +232,15 @@ def test_a_beam_finds_what_a_greedy_search_misses():
     np.testing.assert_allclose(sigmoid(found.label_logits[0]), [0.5, 0.6], rtol=1e-5)
 
 
-def test_no_label_stands_twice_on_a_path():
+def test_no_label_occurs_twice_on_a_path():
     table = np.log(np.array([[0.98, 0.01, 0.01], [0.9, 0.01, 0.09], [1, 1, 1], [0.98, 0.01, 0.01]], np.float32))
     found = search_table(table, 2)
     assert path_of(found.path[0]) in {(0,), ()}
     np.testing.assert_allclose(np.exp(found.log_probability[0]), 0.01, rtol=1e-3)
 
 
-def test_the_search_stops_when_nothing_open_can_win():
-    """With the end at 0.6 the open paths, at 0.4 together, cannot win: what would follow them does not count."""
+def test_the_search_stops_when_no_open_path_can_win():
+    """With the end at 0.6 the open paths, at 0.4 together, cannot win: their successors do not count."""
     table = np.log(np.array([[0.01, 0.98, 0.01], [0.01, 0.01, 0.98], [1, 1, 1], [0.35, 0.05, 0.6]], np.float32))
     result = search_table(table, 2)
     assert path_of(result.path[0]) == ()
@@ -319,7 +319,7 @@ def test_the_image_feature_is_the_class_token_or_the_mean_patch():
     np.testing.assert_allclose(mean, pooled, rtol=1e-4, atol=1e-6)
 
 
-def test_training_costs_no_search():
+def test_training_does_not_search():
     definition, image = structure(beam_width=5), jax.ShapeDtypeStruct((1, WIDTH), jnp.float32)
 
     def executed(labels):
@@ -347,6 +347,6 @@ def test_half_precision_is_near():
         ({"max_labels": 0}, "at least 1"),
     ],
 )
-def test_impossible_settings(options, message):
+def test_invalid_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make_head(**options)

@@ -1,4 +1,4 @@
-"""The ViT family against its twins in PyTorch (tests/parity/make_vit.py), and what its options mean."""
+"""The ViT family against its twins in PyTorch (tests/parity/make_vit.py), and the effects of its options."""
 
 import importlib.util
 from pathlib import Path
@@ -35,7 +35,7 @@ def error(ours, theirs) -> float:
 
 
 def random_vit(shape: ViTShape, seed: int = 0, **options) -> ViT:
-    """Return a ViT in which every value is random, so that none of them can be forgotten."""
+    """Return a ViT with random values, so that every parameter has an effect."""
     vit = ViT(shape, rngs=nnx.Rngs(0), **options)
     draw = np.random.default_rng(seed)
     nnx.update(vit, jax.tree.map(lambda x: x + jnp.asarray(0.2 * draw.normal(size=x.shape), x.dtype), nnx.state(vit)))
@@ -90,7 +90,7 @@ def test_equals_pytorch_block_by_block(twin, size):
     assert max(errors) < TOLERANCE
 
 
-def test_another_resampling_would_be_noticed(twin):
+def test_another_resampling_is_detected(twin):
     wrong = ViTShape(**make_vit.SHAPES[twin.name] | {"position_antialias": not twin.shape.position_antialias})
     vit = nnx.clone(twin.vit)
     vit.shape = wrong
@@ -99,7 +99,7 @@ def test_another_resampling_would_be_noticed(twin):
 
 
 @pytest.mark.parametrize("name", make_vit.SHAPES)
-def test_the_stored_twins_are_what_the_script_makes(name):
+def test_the_stored_twins_are_reproduced_by_the_script(name):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     stored, made = np.load(PARITY / f"vit_{name}.npz"), make_vit.twin(name)
@@ -125,7 +125,7 @@ def prompts():
 
 
 @pytest.mark.parametrize("read", [("cls",), ("prompts",), ("patches",), ("cls", "prompts", "patches")], ids="+".join)
-def test_registers_go_through_every_block_with_prompts_too(image, prompts, read):
+def test_registers_pass_through_all_blocks_also_with_prompts(image, prompts, read):
     vit = random_vit(REGISTERS)
     embedded, _ = vit.embed(image)
     assert embedded.shape == (2, 1 + 3 + 16, 16)
@@ -183,8 +183,8 @@ def test_recomputing_blocks_changes_no_value(image, prompts):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max() + 1e-12)
 
 
-def test_recomputing_blocks_keeps_less(image):
-    """Numbers that the forward pass leaves for the backward pass, of 32 images with 17 tokens of width 16."""
+def test_recomputing_blocks_stores_fewer_values(image):
+    """Counts the values stored for the backward pass, for 32 images with 17 tokens of width 16."""
 
     def kept(remat):
         definition, params, _ = ModelDef.split(random_vit(TINY, remat=remat))
@@ -210,7 +210,7 @@ def test_bfloat16_computes_matrices_only(image, prompts):
 
 
 @pytest.mark.slow
-def test_kernels_kept_in_bfloat16_give_what_casting_them_gives(image, prompts):
+def test_kernels_stored_in_bfloat16_equal_cast_kernels(image, prompts):
     definition, params, _ = ModelDef.split(random_vit(REGISTERS, dtype=jnp.bfloat16))
     stored = {path: x.astype(jnp.bfloat16) if path.endswith("/kernel") else x for path, x in params.items()}
     outputs = [definition.merge(values)(image, prompts, read=("cls",)).cls for values in (params, stored)]

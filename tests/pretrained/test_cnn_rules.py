@@ -31,7 +31,7 @@ def values_of(module: nnx.Module) -> dict[str, np.ndarray]:
 
 
 def published(kind: str) -> dict[str, np.ndarray]:
-    """Return the reference tensors under torchvision's names, with a classifier as in published files."""
+    """Return the reference tensors with torchvision's names, and a classifier as in published files."""
     stored = np.load(TESTS / "parity" / f"cnn_{kind}.npz")
     tensors = {n.removeprefix("weights/"): stored[n] for n in stored.files if n.startswith("weights/")}
     head = "fc" if kind == "resnet" else "classifier.2"
@@ -94,7 +94,7 @@ HUGGING_FACE_CONVNEXT = (
 
 
 def renamed(tensors: dict[str, np.ndarray], substitutions: tuple[tuple[str, str], ...]) -> dict[str, np.ndarray]:
-    """Return tensors under another layout's names; <n> becomes n − 1 (torchvision counts from 1), <<n>> n // 2."""
+    """Return tensors with the names of another layout; <n> becomes n − 1 (torchvision counts from 1), <<n>> n // 2."""
     result = {}
     for name, tensor in tensors.items():
         for pattern, replacement in substitutions:
@@ -184,7 +184,7 @@ def test_our_own_layout(reference, tmp_path, kind):
         np.testing.assert_array_equal(value, reference[kind][path], err_msg=path)
 
 
-def test_one_marker_recognises_each_layout(reference):
+def test_one_marker_recognizes_each_layout(reference):
     files = {layout: tensors for layout, (_, tensors) in LAYOUTS.items()} | {"own_cnn": reference["resnet"]}
     assert set(files) == {source.name for source in SOURCES}
     for layout, tensors in files.items():

@@ -161,7 +161,7 @@ def test_the_reference_models_have_the_tensors_of_the_authors_files(name):
         assert tensors["gcn.conv_create_co_mat.weight"].shape == (LABELS, 2 * HIDDEN, 1)
 
 
-def test_one_marker_recognises_each_file():
+def test_one_marker_recognizes_each_file():
     for name in KEYS:
         assert [source.name for source in SOURCES if source.marker in published(name)] == [name]
 

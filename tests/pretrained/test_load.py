@@ -35,13 +35,13 @@ def params_of(module: nnx.Module) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def source():
-    """The parameters that the files hold."""
+    """The parameters in the files."""
     return params_of(make_vit(1))
 
 
 @pytest.fixture
 def vit():
-    """The module to be filled, with other values."""
+    """The module to fill, with other values."""
     return make_vit(2)
 
 
@@ -167,7 +167,7 @@ def test_half_precision_is_cast_to_the_parameters_type(vit, source, tmp_path, dt
         np.testing.assert_array_equal(value, tensors[path].astype(np.float32), err_msg=path)
 
 
-def test_what_a_layout_lets_go_is_reported(vit, source, tmp_path):
+def test_ignored_tensors_are_reported(vit, source, tmp_path):
     tensors = timm_layout(source) | {"head.weight": np.ones((5, D), np.float32), "fc_norm.bias": np.ones(D, np.float32)}
     report = load_weights(vit, write(tmp_path / "weights.npz", tensors))
     assert set(report.unused) == {"head.weight", "fc_norm.bias"}
@@ -197,7 +197,7 @@ def test_batch_statistics_are_filled_too(tmp_path):
         np.testing.assert_array_equal({**params, **stats}[path], tensors[name])
 
 
-def test_what_a_layout_lets_be_missing_keeps_its_value(tmp_path):
+def test_optional_parameters_keep_their_values(tmp_path):
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     linear.bias[...] = jnp.arange(3.0)
     source = Source("toy", "w", (Rule("w", "kernel"), Rule("b", "bias")), optional=("bias",))
@@ -208,7 +208,7 @@ def test_what_a_layout_lets_be_missing_keeps_its_value(tmp_path):
 
 # -------------------------------------------------------------------------------------------------------- mistakes
 def refused(refusal, vit, tmp_path, tensors, name="weights.npz") -> str:
-    """Return what loading says, after a check that the module is as it was."""
+    """Return the error of loading, after checking that the module is unchanged."""
     before = params_of(vit)
     path = write(tmp_path / name, tensors)
     sentence = refusal(load_weights, vit, path)
@@ -234,14 +234,14 @@ def test_a_tensor_of_another_shape_is_named(refusal, vit, source, tmp_path):
     tensors = timm_layout(source)
     tensors["pos_embed"] = tensors["pos_embed"][:, :4]
     tensors["blocks.0.attn.proj.weight"] = np.ones((D, D + 1), np.float32)
-    tensors["cls_token"] = tensors["cls_token"].reshape(D)  # as many elements, but no rule lets it be reshaped
+    tensors["cls_token"] = tensors["cls_token"].reshape(D)  # the same number of elements, but no rule allows reshaping
     assert refused(refusal, vit, tmp_path, tensors) == (
         "blocks/0/attn/proj/kernel has shape (9, 8) instead of (8, 8); "
         "cls_token has shape (8,) instead of (1, 1, 8); pos_embed has shape (1, 4, 8) instead of (1, 5, 8)"
     )
 
 
-def test_a_tensor_that_no_layout_has_is_named(refusal, vit, source, tmp_path):
+def test_a_tensor_that_does_not_fit_the_layout_is_named(refusal, vit, source, tmp_path):
     tensors = timm_layout(source) | {"patch_embed.proj.weight": np.ones((D, 12), np.float32)}
     assert refused(refusal, vit, tmp_path, tensors) == (
         "tensor patch_embed.proj.weight of shape (8, 12) does not fit the timm layout"
@@ -253,7 +253,7 @@ def test_a_tensor_that_no_layout_has_is_named(refusal, vit, source, tmp_path):
     )
 
 
-def test_a_part_that_is_missing_is_noticed(refusal, vit, source, tmp_path):
+def test_a_missing_part_is_detected(refusal, vit, source, tmp_path):
     tensors = hugging_face_layout(source)
     del tensors["encoder.layer.1.attention.attention.query.bias"]
     assert "blocks/1/attn/qkv/bias has shape (16,) instead of (24,)" in refused(refusal, vit, tmp_path, tensors)
@@ -289,7 +289,7 @@ def test_files_that_cannot_be_read_are_one_sentence(refusal, source, tmp_path, s
     assert refusal(read_tensors, path).startswith(f"cannot read weights from {path}: ")
 
 
-def test_flipped_bits_in_an_npz_are_noticed(refusal, source, tmp_path):
+def test_flipped_bits_in_an_npz_are_detected(refusal, source, tmp_path):
     path = write(tmp_path / "weights.npz", timm_layout(source))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -297,7 +297,7 @@ def test_flipped_bits_in_an_npz_are_noticed(refusal, source, tmp_path):
     assert refusal(read_tensors, path).startswith(f"cannot read weights from {path}: ")
 
 
-def test_numbers_that_nobody_has_are_one_sentence(refusal, tmp_path):
+def test_unsupported_types_are_one_sentence(refusal, tmp_path):
     tensors = {"a": np.ones(2, jnp.bfloat16), "b": np.ones(2, jnp.float8_e4m3fn)}
     path = write(tmp_path / "weights.safetensors", tensors)
     assert refusal(read_tensors, path) == f"cannot read weights from {path}: numbers of type F8_E4M3 are not supported"
@@ -315,7 +315,7 @@ def test_other_suffixes_are_refused(refusal, tmp_path, name):
 # --------------------------------------------------------------------------------------------------------- catalog
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """The package's folder of files and the cache, and a backbone named tiny in the catalogue."""
+    """The package's folder of files and the cache, and a backbone named tiny in the catalog."""
     monkeypatch.setattr(weights, "__file__", str(tmp_path / "package" / "weights.py"))
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     entry = catalog.CATALOG["vit_digits"]
@@ -327,7 +327,7 @@ def places(tmp_path, monkeypatch):
     return tuple(folder / "tiny.safetensors" for folder in folders)
 
 
-def test_weights_are_looked_for_in_the_package_and_then_in_the_cache(refusal, places, vit, source):
+def test_weights_are_searched_in_the_package_and_then_in_the_cache(refusal, places, vit, source):
     in_package, in_cache = places
     assert refusal(weights.find_weights, "tiny") == (
         f"the weights of tiny are not available: tiny.safetensors is not in {in_cache.parent} and cannot be downloaded "
@@ -343,7 +343,7 @@ def test_weights_are_looked_for_in_the_package_and_then_in_the_cache(refusal, pl
     assert weights.find_weights("tiny") == in_package
 
 
-def test_a_backbone_without_published_weights_says_so(refusal, monkeypatch):
+def test_a_backbone_without_published_weights_is_reported(refusal, monkeypatch):
     monkeypatch.setitem(catalog.CATALOG, "mine", Entry(SHAPE, (0.5,) * 3, (0.5,) * 3, image_size=8))
     assert refusal(weights.find_weights, "mine") == (
         "no weights of mine are published; start on random weights with --config.model.backbone.weights=none or name a "
@@ -351,7 +351,7 @@ def test_a_backbone_without_published_weights_says_so(refusal, monkeypatch):
     )
 
 
-def test_an_unknown_backbone_gets_the_list(refusal):
+def test_an_unknown_backbone_is_refused_with_the_known_names(refusal):
     known = ", ".join(catalog.CATALOG)
     assert refusal(catalog.entry, "resnet") == f"there is no backbone 'resnet'; model.backbone.name is one of {known}"
     assert catalog.entry("dinov2_vitb14").shape == ViTShape(

@@ -1,26 +1,19 @@
-"""Checkpoints of the authors' code in and out: what they compute, and that nothing is lost on the way."""
+"""Import and export of checkpoints of the authors' code, and the outputs of the imported models."""
 
-import functools
-import importlib.util
-import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.official_models import LAYOUTS, family, listed, make_model, params_of, random_tensors, write
 from helpers.paths import PARITY
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
-from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import cut, departures, export_official, load_official, official_tensors
@@ -28,33 +21,6 @@ from mlmoe_jax.pretrained.rules import mlvpt
 from mlmoe_jax.pretrained.rules.base import Rule
 
 TOLERANCE = 2e-5
-LISTED = json.loads((PARITY / "checkpoint_keys.json").read_text())
-LAYOUTS = {
-    "ML-VPT on DINOv2": "ml_vpt_dinov2",
-    "ML-VPT on the supervised ViT-B/16 class": "ml_vpt",
-    "ML-VPT on MAE": "ml_vpt",
-    "ML-VPT on MoCo v3": "ml_vpt",
-    "VPT deep": "vpt_deep",
-    "VPT shallow": "vpt_shallow",
-    "GateVPT": "gate_vpt",
-    "E2VPT": "e2vpt",
-}
-
-
-def _script(name: str):
-    spec = importlib.util.spec_from_file_location(name, PARITY / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-family = _script("make_prompt_family")
-
-
-def listed(name: str) -> dict:
-    """Return the configuration and the {tensor name: shape} of a layout; some are the same as others."""
-    found = LISTED[name]
-    return LISTED[found] if isinstance(found, str) else found
 
 
 def error(ours, theirs) -> float:
@@ -62,81 +28,12 @@ def error(ours, theirs) -> float:
     return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
 
 
-def random_tensors(name: str, seed: int = 0) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng(seed)
-    return {key: draw.normal(size=shape).astype(np.float32) for key, shape in listed(name)["keys"].items()}
-
-
-def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
-    if path.suffix == ".npz":
-        np.savez(path, **tensors)
-    else:
-        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
-    return path
-
-
-def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
-    return {path: np.asarray(value) for path, value in ModelDef.split(model)[1].items()}
-
-
-@functools.cache
-def structure(name: str, **changes):
-    """Return the structure of the model that is meant by a name in LISTED or in the family, and its abstract values.
-
-    changes: keys of config.model.prompts, and their values.
-    """
-    config, shape, labels = family_config(name) if name in family.CASES else listed_config(name)
-    for key, value in changes.items():
-        config.model.prompts[key] = value
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(catalog.CATALOG, "tiny", replace(catalog.entry("vit_b16_in1k"), shape=shape))
-        space = synthetic_label_space(labels, 2)
-        return nnx.split(nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0))))
-
-
-def make_model(name: str, seed: int = 0, **changes):
-    """Return a model with random values; see `structure`."""
-    graph, state = structure(name, **changes)
-    draw = np.random.default_rng(seed)
-    return nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), state))
-
-
-def listed_config(name: str):
-    told = listed(name)["config"]
-    dinov2 = {"layer_scale": 1.0, "mask_token": True} if told.get("layerscale") else {}
-    shape = ViTShape(told["embed"], told["depth"], told["heads"], told["patch"], told["img"], **dinov2)
-    config = default_config()
-    config.model.backbone.name, prompts = "tiny", config.model.prompts
-    if name.startswith("ML-VPT"):
-        use_ml_vpt(config)
-        prompts.num_groups, prompts.per_group = told["Nc"], told["Nm"]
-    else:
-        prompts.count = told["prompts"]
-        prompts.kind = {"VPT deep": "deep", "E2VPT": "e2vpt"}.get(name, "shallow")
-        prompts.gated = prompts.learn_temperature = name == "GateVPT"
-        prompts.key_values, prompts.pruning = told.get("kv_prompts", 0), "learned"
-    return config, shape, told["K"]
-
-
-def family_config(name: str):
-    case, config = family.CASES[name], default_config()
-    config.model.backbone.name, config.model.backbone.final_norm = "tiny", "yes"
-    prompts = config.model.prompts
-    prompts.kind = "e2vpt" if case.key_values else "deep" if case.deep else "shallow"
-    prompts.count, prompts.project = family.PROMPTS, case.project
-    prompts.gated = prompts.learn_temperature = case.gated
-    prompts.key_values, prompts.share_key_values = family.KEY_VALUES, case.key_values == "shared"
-    prompts.pruning, prompts.pruned = ("fixed" if case.masked else "none"), "zeroed"
-    shape = ViTShape(family.WIDTH, family.DEPTH, family.HEADS, family.PATCH, family.IMAGE)
-    return config, shape, family.LABELS
-
-
-# ------------------------------------------------------------------------------------- what the authors' code computes
+# ---------------------------------------------------------------------------------------- outputs of the authors' code
 _FORWARD = {}
 
 
 def forward(case, name: str):
-    """Return the compiled logits of a case, one program for those that differ in the names of their tensors only."""
+    """Return the compiled logits of a case; cases that differ only in tensor names share one program."""
     if case not in _FORWARD:
         definition, params, _ = ModelDef.split(make_model(name))
         run = jax.jit(lambda params, image: definition.merge(params)(image).logits)
@@ -147,7 +44,7 @@ def forward(case, name: str):
 
 
 @pytest.mark.parametrize("name", family.CASES)
-def test_prompt_tuned_models_compute_what_pytorch_does(tmp_path, name):
+def test_prompt_tuned_models_equal_pytorch(tmp_path, name):
     reference, model = np.load(PARITY / "prompt_family.npz"), make_model(name)
     report = load_official(model, write(tmp_path / "weights.npz", family.state_dict(name)), family.LABELS)
     assert report.unused == report.missing == ()
@@ -156,7 +53,7 @@ def test_prompt_tuned_models_compute_what_pytorch_does(tmp_path, name):
     assert error(logits, reference[f"{name}/logits"]) < TOLERANCE
 
 
-def test_the_stored_numbers_are_what_the_script_makes():
+def test_the_stored_numbers_are_reproduced_by_the_script():
     pytest.importorskip("torch")
     stored, made = np.load(PARITY / "prompt_family.npz"), family.arrays()
     assert set(stored) == set(made)
@@ -164,9 +61,9 @@ def test_the_stored_numbers_are_what_the_script_makes():
         assert error(made[key], stored[key]) < 1e-5, key
 
 
-# ------------------------------------------------------------------------------------------------- in and out again
+# ------------------------------------------------------------------------------------------------ import and export
 @pytest.mark.parametrize(("name", "suffix"), [*((name, ".safetensors") for name in LAYOUTS), ("E2VPT", ".npz")])
-def test_a_model_goes_out_under_the_names_and_shapes_of_its_code_and_comes_back(tmp_path, name, suffix):
+def test_a_model_is_exported_with_the_names_and_shapes_of_its_code_and_imported_again(tmp_path, name, suffix):
     source, target, path = make_model(name, 1), make_model(name, 2), tmp_path / f"out{suffix}"
     assert export_official(source, path).name == LAYOUTS[name]
     assert list(tmp_path.iterdir()) == [path]
@@ -183,7 +80,7 @@ def test_a_model_goes_out_under_the_names_and_shapes_of_its_code_and_comes_back(
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_file_comes_in_and_goes_out_bit_by_bit(tmp_path, name):
+def test_import_and_export_restore_a_file_bit_by_bit(tmp_path, name):
     tensors, model = random_tensors(name), make_model(name)
     load_official(model, write(tmp_path / "in.npz", tensors), listed(name)["config"]["K"])
     _, out = official_tensors(model)
@@ -191,11 +88,11 @@ def test_a_file_comes_in_and_goes_out_bit_by_bit(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", family.CASES)
-def test_every_variant_goes_out_as_it_came_in(tmp_path, name):
+def test_every_variant_is_exported_as_it_was_imported(tmp_path, name):
     tensors, model = family.state_dict(name), make_model(name)
     load_official(model, write(tmp_path / "in.npz", tensors), family.LABELS)
     source, out = official_tensors(model)
-    # deep prompts say nothing of the class that they were in, and the supervised one comes first
+    # the class of a ViT cannot be recognized from deep prompts, and the supervised class is the first
     if not name.endswith("_timm"):
         assert {key: value.tobytes() for key, value in out.items()} == {k: v.tobytes() for k, v in tensors.items()}
     expected = {"vpt_deep_projected": "vpt_deep", "e2vpt_projected": "e2vpt"}.get(name, name.removesuffix("_timm"))
@@ -219,9 +116,9 @@ def test_linear_probing_has_the_layout_of_the_vpt_code():
     assert not any("prompt" in key for key in tensors)
 
 
-# --------------------------------------------------------------------------------------------------- what it is in
+# ----------------------------------------------------------------------------------------------------- wrapped files
 def in_a_classifier(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Name the tensors as the VPT code does where the encoder lies in the classifier that it trains."""
+    """Return tensors with the names of the VPT code for an encoder inside its classifier."""
     names = {key: f"enc.{key}".replace("enc.head.", "head.last_layer.") for key in tensors}
     return {names[key]: tensor for key, tensor in tensors.items()}
 
@@ -251,7 +148,7 @@ def test_files_of_torch_are_read(tmp_path, name, wrapping):
         np.testing.assert_array_equal(value, tensors[key], err_msg=key)
 
 
-def test_a_position_table_that_the_code_has_resampled_is_taken_over(tmp_path):
+def test_a_position_table_resampled_by_the_code_is_loaded(tmp_path):
     name = "ML-VPT on MAE"
     tensors, model = random_tensors(name), make_model(name)
     tensors["img_encoder.pos_embed"] = np.random.default_rng(1).normal(size=(1, 1 + 36, 48)).astype(np.float32)
@@ -290,7 +187,7 @@ def test_another_method_is_refused(refusal, tmp_path):
     assert "no tensor for prompts/key_value" in refusal(load_official, make_model("E2VPT"), paths["VPT deep"], 7)
 
 
-def test_masks_that_a_file_lacks_are_left_as_they_are(tmp_path):
+def test_masks_missing_in_a_file_are_unchanged(tmp_path):
     tensors = {key: x for key, x in random_tensors("E2VPT").items() if "mask_cls_token" not in key}
     model = make_model("E2VPT", 1)
     before = np.asarray(model.prompts.token_mask[...])
@@ -299,7 +196,7 @@ def test_masks_that_a_file_lacks_are_left_as_they_are(tmp_path):
     np.testing.assert_array_equal(model.prompts.token_mask[...], before)
 
 
-def test_what_the_code_does_not_have_is_unknown(refusal, tmp_path):
+def test_tensors_that_the_code_does_not_have_are_unknown(refusal, tmp_path):
     tensors = random_tensors("GateVPT") | {"fc_norm.weight": np.ones(48, np.float32)}
     sentence = refusal(load_official, make_model("GateVPT"), write(tmp_path / "a.npz", tensors), 7)
     assert sentence.endswith("does not fit the model: tensor fc_norm.weight is unknown")
@@ -308,7 +205,7 @@ def test_what_the_code_does_not_have_is_unknown(refusal, tmp_path):
     assert sentence == "tensor co_fc.W of shape (2, 7, 48) does not fit the ml_vpt layout"
 
 
-def test_a_backbone_is_no_whole_model(refusal, tmp_path):
+def test_a_backbone_is_not_a_whole_model(refusal, tmp_path):
     tensors = {key: x for key, x in random_tensors("GateVPT").items() if not re.match("prompt|gate|temp", key)}
     path = write(tmp_path / "a.npz", tensors)
     assert refusal(load_official, make_model("GateVPT"), path, 7) == (
@@ -350,7 +247,7 @@ def test_places_that_cannot_be_written_are_refused(refusal, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------- tables read both ways
-def test_names_are_made_as_patterns_read_them():
+def test_written_names_match_their_patterns():
     rule = Rule(r"blocks\.(?:\d+\.)?(\d+)\.(?:fc1|w12)\.(weight|bias)", r"blocks/\1/mlp/\2")
     assert rule.makes("blocks/11/mlp/bias")
     assert not rule.makes("blocks/11/mlp/gamma")
@@ -362,7 +259,7 @@ def test_names_are_made_as_patterns_read_them():
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_rule_that_reads_a_tensor_names_it_too(name):
+def test_every_rule_names_the_tensors_that_it_reads(name):
     source = next(s for s in mlvpt.SOURCES if s.name == LAYOUTS[name])
     for key in listed(name)["keys"]:
         rule, match = next((r, m) for r in source.rules if (m := re.fullmatch(r.pattern, key)))
@@ -370,7 +267,7 @@ def test_every_rule_that_reads_a_tensor_names_it_too(name):
         assert rule.tensor_name(match.expand(rule.target), places) == key
 
 
-def test_values_are_cut_as_their_tensors_join():
+def test_cut_is_the_inverse_of_join():
     value = np.arange(24).reshape(4, 6)
     first = Rule("first", "x", at=(0,), axes=(0,), size=1)
     rest = Rule("rest", "x", at=(1,), axes=(0,))
@@ -386,8 +283,8 @@ def test_values_are_cut_as_their_tensors_join():
             list(cut(wrong, value))
 
 
-# ---------------------------------------------------------------------------------- what else the code computes
-def test_settings_that_differ_from_the_code_are_told():
+# ------------------------------------------------------------------------------- differences from the authors' code
+def test_settings_that_differ_from_the_code_are_reported():
     config = default_config()
     config.model.backbone.name = "vit_b16_in1k"
     use_ml_vpt(config)

@@ -32,7 +32,7 @@ K, D, HIDDEN, SHAPE = 6, 16, 24, ResNetShape((1, 2, 1, 1), stem=4)
 
 
 class Whole(nnx.Module):
-    """A head and optionally a backbone, under the names of the rules."""
+    """A head and optionally a backbone, under the paths of the rules."""
 
     def __init__(self, head, backbone=None):
         self.head, self.backbone = head, backbone
@@ -119,7 +119,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
 
 
 def mapped(source, keys):
-    """Return {our path: shape} that a source makes of [name, shape] pairs, and the names that match no rule."""
+    """Return {our path: shape} for the [name, shape] pairs of a source, and the names that match no rule."""
     shapes, left = {}, []
     for name, shape in keys:
         rules = [rule for rule in source.rules if re.fullmatch(rule.pattern, name)]
@@ -146,7 +146,7 @@ def test_every_published_key_is_consumed(listed):
     assert all(any(re.fullmatch(pattern, name) for pattern in source.ignored) for name in left)
 
 
-def test_one_marker_recognises_each_layout(tmp_path):
+def test_one_marker_recognizes_each_layout(tmp_path):
     files = {name: checkpoint(name)[0] for name in ("q2l", "ml_decoder_resnet")}
     files["ml_decoder"] = tensors_of("ml_decoder")
     assert set(files) == {source.name for source in SOURCES}

@@ -77,7 +77,7 @@ def original_giant(p):
 
 
 def moco_linear(p):
-    """As `read_torch_file` returns it, without the `module.` that all names share."""
+    """Return the tensors as `read_torch_file` does, without the common prefix `module.`."""
     return timm(p) | {"head.weight": np.ones((3, D), np.float32), "head.bias": np.ones(3, np.float32)}
 
 
@@ -252,7 +252,7 @@ def test_torch_suffixes_use_the_torch_reader(tmp_path, monkeypatch, suffix):
 
 # ------------------------------------------------------------------------------------------- prompt-tuned models
 @pytest.mark.parametrize("name", ["VPT deep", "VPT shallow", "E2VPT", "GateVPT", "ML-VPT on MAE", "ML-VPT on DINOv2"])
-def test_the_backbone_of_a_prompt_tuned_model_is_loaded_and_the_rest_listed(tmp_path, name):
+def test_the_backbone_of_a_prompt_tuned_model_is_loaded_and_other_tensors_are_listed(tmp_path, name):
     listed, draw = LISTED[name], np.random.default_rng(0)
     listed = LISTED[listed] if isinstance(listed, str) else listed
     tensors = {key: draw.normal(size=shape).astype(np.float32) for key, shape in listed["keys"].items()}

@@ -1,0 +1,120 @@
+"""Models and state dicts of the authors' code, small and with random values."""
+
+import functools
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from helpers.paths import PARITY
+from mlmoe_jax.config import default_config
+from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.backbones.vit import ViTShape
+from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.params import ModelDef
+
+LISTED = json.loads((PARITY / "checkpoint_keys.json").read_text())
+LAYOUTS = {
+    "ML-VPT on DINOv2": "ml_vpt_dinov2",
+    "ML-VPT on the supervised ViT-B/16 class": "ml_vpt",
+    "ML-VPT on MAE": "ml_vpt",
+    "ML-VPT on MoCo v3": "ml_vpt",
+    "VPT deep": "vpt_deep",
+    "VPT shallow": "vpt_shallow",
+    "GateVPT": "gate_vpt",
+    "E2VPT": "e2vpt",
+}
+
+
+def _script(name: str):
+    spec = importlib.util.spec_from_file_location(name, PARITY / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+family = _script("make_prompt_family")
+
+
+def listed(name: str) -> dict:
+    """Return the configuration and the {tensor name: shape} of a layout; some names refer to another entry."""
+    found = LISTED[name]
+    return LISTED[found] if isinstance(found, str) else found
+
+
+def random_tensors(name: str, seed: int = 0) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {key: draw.normal(size=shape).astype(np.float32) for key, shape in listed(name)["keys"].items()}
+
+
+def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **tensors)
+    else:
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+    return path
+
+
+def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
+    return {path: np.asarray(value) for path, value in ModelDef.split(model)[1].items()}
+
+
+@functools.cache
+def structure(name: str, **changes):
+    """Return the structure of the model of a name in LISTED or in the family, and its abstract values.
+
+    changes: keys of config.model.prompts, and their values.
+    """
+    config, shape, labels = family_config(name) if name in family.CASES else listed_config(name)
+    for key, value in changes.items():
+        config.model.prompts[key] = value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(catalog.CATALOG, "tiny", replace(catalog.entry("vit_b16_in1k"), shape=shape))
+        space = synthetic_label_space(labels, 2)
+        return nnx.split(nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0))))
+
+
+def make_model(name: str, seed: int = 0, **changes):
+    """Return a model with random values; see `structure`."""
+    graph, state = structure(name, **changes)
+    draw = np.random.default_rng(seed)
+    return nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), state))
+
+
+def listed_config(name: str):
+    told = listed(name)["config"]
+    dinov2 = {"layer_scale": 1.0, "mask_token": True} if told.get("layerscale") else {}
+    shape = ViTShape(told["embed"], told["depth"], told["heads"], told["patch"], told["img"], **dinov2)
+    config = default_config()
+    config.model.backbone.name, prompts = "tiny", config.model.prompts
+    if name.startswith("ML-VPT"):
+        use_ml_vpt(config)
+        prompts.num_groups, prompts.per_group = told["Nc"], told["Nm"]
+    else:
+        prompts.count = told["prompts"]
+        prompts.kind = {"VPT deep": "deep", "E2VPT": "e2vpt"}.get(name, "shallow")
+        prompts.gated = prompts.learn_temperature = name == "GateVPT"
+        prompts.key_values, prompts.pruning = told.get("kv_prompts", 0), "learned"
+    return config, shape, told["K"]
+
+
+def family_config(name: str):
+    case, config = family.CASES[name], default_config()
+    config.model.backbone.name, config.model.backbone.final_norm = "tiny", "yes"
+    prompts = config.model.prompts
+    prompts.kind = "e2vpt" if case.key_values else "deep" if case.deep else "shallow"
+    prompts.count, prompts.project = family.PROMPTS, case.project
+    prompts.gated = prompts.learn_temperature = case.gated
+    prompts.key_values, prompts.share_key_values = family.KEY_VALUES, case.key_values == "shared"
+    prompts.pruning, prompts.pruned = ("fixed" if case.masked else "none"), "zeroed"
+    shape = ViTShape(family.WIDTH, family.DEPTH, family.HEADS, family.PATCH, family.IMAGE)
+    return config, shape, family.LABELS

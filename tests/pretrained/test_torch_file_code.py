@@ -1,0 +1,191 @@
+"""Code in pickles is refused and never run."""
+
+import copyreg
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.torch_pickles import (
+    MAGIC,
+    PROTOCOL,
+    SYSTEM,
+    named,
+    number,
+    outcome,
+    row,
+    storage,
+    table,
+    tensor,
+    text,
+    write_legacy,
+    write_zip,
+)
+
+from mlmoe_jax.pretrained import torch_pickle
+from mlmoe_jax.pretrained.torch_file import read_torch_file
+from mlmoe_jax.pretrained.torch_pickle import ADMITTED
+
+
+# -------------------------------------------------------------------------------------------------- pickles with code
+class Payload:
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def payload(marker: Path) -> dict[str, bytes]:
+    """Return pickles, without their end, that create the marker file when Python's unpickler reads them."""
+    command = f"touch {marker}"
+    line = f"S'{command}'\n".encode()
+    called = named("os.system") + row(text(command)) + b"R"
+    return {
+        "called": called,
+        "as Python writes it": pickle.dumps(Payload(marker), 2)[2:-1],
+        "named on the stack": pickle.dumps(Payload(marker), 4)[2:-1],
+        "newest protocol": pickle.dumps({"w": Payload(marker)}, 5)[2:-1],
+        "in containers": pickle.dumps({"model": [({"w": {1: (Payload(marker),)}},)]}, 2)[2:-1],
+        "as state": named("collections.OrderedDict") + b")R" + table(a=called) + b"b",
+        "as an argument": named("collections.OrderedDict") + row(b"](" + text("a") + called + b"la") + b"R",
+        "instance": b"(" + line + b"ios\nsystem\n",
+        "object": b"(" + named("os.system") + line + b"o",
+        "extension": b"\x82\xf0" + row(text(command)) + b"R",
+        "dotted": text("shutil") + text("os.system") + b"\x93" + row(text(command)) + b"R",
+        "looked up": named("builtins.getattr")
+        + row(named("builtins.__import__") + row(text("os")) + b"R", text("system"))
+        + b"R"
+        + row(text(command))
+        + b"R",
+        "evaluated": named("builtins.eval") + row(text(f"__import__('os').system('{command}')")) + b"R",
+    }
+
+
+@pytest.fixture
+def extension():
+    copyreg.add_extension("os", "system", 240)
+    yield
+    copyreg.remove_extension("os", "system", 240)
+
+
+WAYS = {
+    "called": "it refers to os.system, which is neither a tensor nor",
+    "as Python writes it": "it refers to posix.system, which is neither a tensor nor",
+    "named on the stack": "it refers to posix.system, which is neither a tensor nor",
+    "newest protocol": "it refers to posix.system, which is neither a tensor nor",
+    "in containers": "it refers to posix.system, which is neither a tensor nor",
+    "as state": "it refers to os.system, which is neither a tensor nor",
+    "as an argument": "it refers to os.system, which is neither a tensor nor",
+    "instance": "its pickle has the instruction INST 'os system', which no file of tensors needs",
+    "object": "it refers to os.system, which is neither a tensor nor",
+    "extension": "its pickle has the instruction EXT1 240, which no file of tensors needs",
+    "dotted": "it refers to shutil.os.system, which is neither a tensor nor",
+    "looked up": "it refers to builtins.getattr, which is neither a tensor nor",
+    "evaluated": "it refers to builtins.eval, which is neither a tensor nor",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_code_in_a_pickle_is_refused_by_name_and_not_run(why, extension, tmp_path, way):
+    marker = tmp_path / "was_run"
+    pickled = payload(marker)[way]
+    # First the proof that the payload works; for an extension this also fills Python's cache of extensions.
+    pickle.loads(b"\x80\x04" + pickled + b".")
+    assert marker.exists()
+    marker.unlink()
+
+    path, tensors = tmp_path / "w.pth", table(w=tensor())
+    for content in (pickled, table(model=tensors, args=pickled), table(args=pickled, model=tensors)):
+        assert why(write_zip(path, content)).startswith(WAYS[way])
+        assert why(write_legacy(path, content)).startswith(WAYS[way])
+    # in each of the other pickles of a legacy file
+    good = [pickle.dumps(part, 2) for part in (MAGIC, PROTOCOL, SYSTEM)] + [b"\x80\x02" + tensors + b"."]
+    for count in range(5):
+        path.write_bytes(b"".join(good[:count]) + b"\x80\x04" + pickled + b".")
+        assert why(path).startswith(WAYS[way])
+    assert not marker.exists()
+
+
+def test_modules_that_a_pickle_refers_to_are_not_imported(reason, tmp_path, monkeypatch):
+    (tmp_path / "imported_by_pickle.py").write_text("raise SystemExit\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert reason(named("imported_by_pickle.thing")).startswith("it refers to imported_by_pickle.thing, which is ")
+    assert reason(named("__builtin__.exec")).startswith("it refers to builtins.exec, which is neither a tensor nor")
+    assert reason(named("imported_by_pickle.a b")).startswith("it refers to 'imported_by_pickle.a b', which is ")
+    assert "imported_by_pickle" not in sys.modules
+
+
+def test_admitted_names_have_no_effect_when_called(tmp_path):
+    for name in sorted(ADMITTED):
+        for arguments in (row(), row(text("echo")), row(b"]", b"}", b"N", b"N")):
+            for instruction in (b"R", b"\x81"):
+                pickled = table(w=tensor(), x=named(name) + arguments + instruction)
+                result = outcome(write_zip(tmp_path / "w.pth", pickled))
+                assert result == "its pickled part is damaged or cut off" or list(result) == ["w"], name
+
+
+def test_no_state_is_set(reason):
+    before = dict(vars(torch_pickle))
+    state = table(__code__=text("x"), full=text("os.system"))
+    for owner in (
+        *(named(name) for name in ("torch._utils._rebuild_tensor_v2", "builtins.set", "argparse.Namespace")),
+        *(storage(), b"]", b"N", row(), text("x"), number(1)),
+    ):
+        for given in (state, b"N" + state + b"\x86"):
+            assert reason(owner + given + b"b") == "its pickled part is damaged or cut off"
+    assert dict(vars(torch_pickle)) == before
+
+
+def test_only_admitted_names_can_be_called(reason):
+    for function in (text("os.system"), b"}", storage(), tensor(), b"N", named("builtins.set") + b")R"):
+        for instruction in (b")R", b")\x81"):
+            assert reason(function + instruction) == "its pickled part is damaged or cut off"
+    assert reason(named("builtins.set") + b"]R") == "its pickled part is damaged or cut off"
+    nested = named("torch._tensor._rebuild_from_type_v2") + row(
+        named("builtins.set"), named("torch.Tensor"), row(text("a")), b"}"
+    )
+    assert reason(nested + b"R") == "its pickled part is damaged or cut off"
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [text("storage"), row(text("module"), text("a"), text("b"), text("c"), text("d")), row(text("storage")), b"N"],
+)
+def test_only_storages_may_be_referred_to(reason, identity):
+    assert reason(identity + b"Q") == "its pickle refers to something outside it that is not a storage"
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        *(b"R", b"t", b"s", b"u", b"a", b"e", b"b", b"h\1", b"]s", b"\x85", b"\x93", b"Q", b"00000", b"(0t", b"]]s"),
+        row(text("storage"), named("torch.Size"), text("0"), text("cpu"), number(4)) + b"Q",
+        row(text("storage"), named("torch.FloatStorage"), text("0"), text("cpu"), number(-4)) + b"Q",
+        row(text("storage"), named("torch.FloatStorage"), number(0), text("cpu"), number(4)) + b"Q",
+        row(text("storage"), named("torch.FloatStorage"), text("0"), text("cpu"), number(4), number(4)) + b"Q",
+        named("torch._utils._rebuild_tensor_v2") + row(storage()) + b"R",
+        named("torch._utils._rebuild_tensor_v2") + row(*[number(0)] * 4) + b"R",
+        named("torch._utils._rebuild_tensor_v3") + row(storage(), *[number(0)] * 7) + b"R",
+        named("torch._utils._rebuild_parameter") + row(text("w")) + b"R",
+        b"}" + row(row(number(1))) + number(1) + b"s",
+        b"}]" + number(1) + b"s",
+        b"}(" + number(1) + b"u",
+        b"\xff",
+    ],
+)
+def test_invalid_pickles_are_refused(reason, pickled):
+    assert reason(pickled).startswith(("its pickled part is damaged", "its pickle has the instruction POP"))
+
+
+def test_deep_nesting_is_read_or_refused(why, tmp_path):
+    path, deep = tmp_path / "w.pth", 50_000
+    lists = b"]" * deep + b"a" * (deep - 1)
+    tuples = b")" + b"\x85" * deep
+    dicts = (b"}" + text("a")) * deep + b"}" + b"s" * deep
+    tensors = (named("torch._utils._rebuild_tensor") + b"(" + storage()) * deep + b"N" + b"NNtR" * deep
+    for nested in (lists, tuples, dicts, tensors):
+        assert list(read_torch_file(write_zip(path, table(model=table(w=tensor()), x=nested)))) == ["w"]
+    assert why(write_zip(path, table(w=tensors))).startswith("its tensor 'w' has no proper shape")
+    assert why(write_zip(path, b"}" + tuples + b"Ns")) == "its pickled part is damaged or cut off"
