@@ -77,7 +77,7 @@ class Prediction:
     """The output of a model.
 
     logits: f32[B,K], the logit of the reported probability.
-    terms: further logits f32[B,K] that are supervised under their own names.
+    terms: additional logits f32[B,K] that are supervised under their own names.
     gates: routing weights f32[B,K,E] (static gates: f32[1,K,E]).
     penalties: f32[B], values per image that are added to the loss.
     attention: attention weights f32[B,Q,N] over the N patches, averaged over heads; only with `return_attention`. `cls`

@@ -91,20 +91,20 @@ def make_model(name: str, seed: int = 0, **changes):
 
 
 def listed_config(name: str):
-    told = listed(name)["config"]
-    dinov2 = {"layer_scale": 1.0, "mask_token": True} if told.get("layerscale") else {}
-    shape = ViTShape(told["embed"], told["depth"], told["heads"], told["patch"], told["img"], **dinov2)
+    sizes = listed(name)["config"]
+    dinov2 = {"layer_scale": 1.0, "mask_token": True} if sizes.get("layerscale") else {}
+    shape = ViTShape(sizes["embed"], sizes["depth"], sizes["heads"], sizes["patch"], sizes["img"], **dinov2)
     config = default_config()
     config.model.backbone.name, prompts = "tiny", config.model.prompts
     if name.startswith("ML-VPT"):
         use_ml_vpt(config)
-        prompts.num_groups, prompts.per_group = told["Nc"], told["Nm"]
+        prompts.num_groups, prompts.per_group = sizes["Nc"], sizes["Nm"]
     else:
-        prompts.count = told["prompts"]
+        prompts.count = sizes["prompts"]
         prompts.kind = {"VPT deep": "deep", "E2VPT": "e2vpt"}.get(name, "shallow")
         prompts.gated = prompts.learn_temperature = name == "GateVPT"
-        prompts.key_values, prompts.pruning = told.get("kv_prompts", 0), "learned"
-    return config, shape, told["K"]
+        prompts.key_values, prompts.pruning = sizes.get("kv_prompts", 0), "learned"
+    return config, shape, sizes["K"]
 
 
 def family_config(name: str):

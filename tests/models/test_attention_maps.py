@@ -119,7 +119,7 @@ def test_class_token_and_prompts_against_softmax_by_hand(vit, kind, read):
     expected = {"cls": mean[:, :1], "prompts": mean[:, own]}
     for name, found in features.attention.items():
         np.testing.assert_allclose(found, expected[name], atol=2e-6)
-        assert (np.asarray(found).sum(axis=-1) < 1).all(), "the rest went to other tokens"
+        assert (np.asarray(found).sum(axis=-1) < 1).all(), "the remaining weight is on other tokens"
 
 
 def test_weights_of_a_block_sum_to_1_over_all_keys(vit):
@@ -162,12 +162,12 @@ def last_layer_by_hand(decoder, memory, positions, mask=None):
     tokens, more = np.asarray(tokens), 0 if added is None else added
     if last.norm1 is not None:
         inner = normed(tokens, last.norm1, 1e-5) if last.pre_norm else tokens
-        told = (
+        attended = (
             inner
             if last.self_attn is None
             else np.asarray(jax.jit(lambda x: last.self_attn(x + more, x + more, x))(inner))
         )
-        tokens = tokens + told if last.pre_norm else normed(tokens + told, last.norm1, 1e-5)
+        tokens = tokens + attended if last.pre_norm else normed(tokens + attended, last.norm1, 1e-5)
     tokens = normed(tokens, last.norm2, 1e-5) if last.pre_norm else tokens
     asks = np.broadcast_to(tokens + more, (B, *tokens.shape[1:]))
     return by_hand(last.cross_attn, asks, keys, mask=mask)
@@ -209,9 +209,9 @@ def test_labels_that_share_a_query_share_its_map():
     features = Features(None, None, draw(B, N, D), GRID)
     of_queries, of_labels = jax.jit(lambda f: (head.decoder.attention(f), head.attention(f)["labels"]))(features)
     # the classifier shows which labels a query belongs to
-    told = np.asarray(head.classifier(jnp.eye(3)[:, :, None] * jnp.ones(D))) - np.asarray(head.classifier.bias)
-    assert (np.count_nonzero(told, axis=0) == 1).all()
-    np.testing.assert_array_equal(of_labels, np.asarray(of_queries)[:, np.abs(told).argmax(axis=0)])
+    weights = np.asarray(head.classifier(jnp.eye(3)[:, :, None] * jnp.ones(D))) - np.asarray(head.classifier.bias)
+    assert (np.count_nonzero(weights, axis=0) == 1).all()
+    np.testing.assert_array_equal(of_labels, np.asarray(of_queries)[:, np.abs(weights).argmax(axis=0)])
 
 
 def test_cells_of_add_gcn_by_hand():
@@ -286,5 +286,5 @@ def test_attention_maps_cost_nothing_if_not_requested(tiny_vit):
     count, prediction = predicted(False)
     assert count == 2 + 1 + 2 + 1
     assert (prediction.attention, prediction.grid) == ({}, None)
-    # once more the layers up to the last one's look at the patches, which XLA merges with those above
+    # the layers up to the last cross-attention again, which XLA merges with those above
     assert predicted(True)[0] == count + 1 + 1 + 2

@@ -183,7 +183,7 @@ def test_a_head_that_is_sharded_by_label_must_gather_its_inputs(monkeypatch):
     with pytest.raises(RuntimeError, match=r"Careless is sharded by label but has not called partition\.gathered"):
         classify(gathers=False)
     assert classify(gathers=True) == (2, 3)
-    assert classify(gathers=False, by_label=False) == (2, 3), "its labels interact, and it is replicated"
+    assert classify(gathers=False, by_label=False) == (2, 3), "a head whose labels interact is replicated"
 
 
 def test_without_a_mesh_a_head_need_not_gather():

@@ -51,7 +51,7 @@ def _precise():
         yield
 
 
-def everything(module: ConvNeXt, image: jax.Array):
+def maps_and_features(module: ConvNeXt, image: jax.Array):
     """Return the maps and the features of a module, with and without norm; compiled, with its values as arguments."""
     definition, params, stats = ModelDef.split(module)
     assert stats == {}
@@ -65,25 +65,25 @@ def everything(module: ConvNeXt, image: jax.Array):
 
 
 def layer_norm(module: ConvNeXt, x: np.ndarray) -> np.ndarray:
-    centred = x - x.mean(-1, keepdims=True)
-    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+    centered = x - x.mean(-1, keepdims=True)
+    scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
     return scaled * np.asarray(module.norm.scale[...]) + np.asarray(module.norm.bias[...])
 
 
 @pytest.mark.parametrize("size", GRIDS)
 def test_every_map_equals_torch(make, size):
     module = make()
-    maps, normalised, plain = everything(module, network_input(ARRAYS[f"image/{size}"]))
+    maps, normalized, plain = maps_and_features(module, network_input(ARRAYS[f"image/{size}"]))
     assert len(maps) == 5
     for index, ours in enumerate(maps):
         assert error(ours, ARRAYS[f"map{index}/{size}"]) < TOLERANCE, index
     last = ARRAYS[f"map4/{size}"]
-    assert normalised.grid == plain.grid == last.shape[1:3] == GRIDS[size]
-    assert error(normalised.cls, ARRAYS[f"cls/{size}"]) < TOLERANCE
+    assert normalized.grid == plain.grid == last.shape[1:3] == GRIDS[size]
+    assert error(normalized.cls, ARRAYS[f"cls/{size}"]) < TOLERANCE
     assert error(plain.cls, last.mean((1, 2))) < TOLERANCE
     cells = last.reshape(len(last), -1, SHAPE.width)
     assert error(plain.patches, cells) < TOLERANCE
-    assert error(normalised.patches, layer_norm(module, cells)) < TOLERANCE
+    assert error(normalized.patches, layer_norm(module, cells)) < TOLERANCE
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_gradients_are_the_same_with_remat():
 def test_half_precision_is_used_for_products_and_not_for_parameters(make):
     module = make(dtype=jnp.bfloat16)
     assert all(value.dtype == jnp.float32 for value in ModelDef.split(module)[1].values())
-    _, features, _ = everything(module, network_input(ARRAYS["image/64x64"]))
+    _, features, _ = maps_and_features(module, network_input(ARRAYS["image/64x64"]))
     assert features.cls.dtype == jnp.float32
     assert 1e-4 < error(features.cls, ARRAYS["cls/64x64"]) < 0.05
 

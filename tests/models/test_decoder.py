@@ -143,7 +143,7 @@ def test_a_mask_hides_tokens(options, features):
     for token in range(E):
         after = model(features, extra=extra.at[:, token].add(7.0), extra_mask=mask)
         changed = np.abs(np.asarray(after - before)).max(axis=(0, 2))
-        assert not changed[~mask[:, token]].any(), "a query sees what is hidden from it"
+        assert not changed[~mask[:, token]].any(), "a query attends to hidden tokens"
         assert (changed[mask[:, token]] > 1e-3).all()
     np.testing.assert_allclose(before[:, 1], model(features)[:, 1], atol=1e-5)
     np.testing.assert_array_equal(before, model(features, extra=extra, extra_mask=Constant(mask)))

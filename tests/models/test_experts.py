@@ -107,7 +107,7 @@ def test_parameters_per_label_are_stacked_along_an_axis():
 @pytest.mark.parametrize(("kind", "layers"), [("relu_linear", 1), ("ffn", 2)])
 def test_a_bank_is_one_matrix_product_per_layer(features, kind, layers):
     products = str(jax.make_jaxpr(make_experts(kind=kind))(features)).count("dot_general")
-    assert products == 2 * layers, "one for the shared bank and one for the task bank, whatever their sizes"
+    assert products == 2 * layers, "one for the shared bank and one for the task bank, for all sizes"
     assert str(jax.make_jaxpr(make_gates())(features)).count("dot_general") == 2
 
 
@@ -152,7 +152,7 @@ def test_gates_are_a_softmax_over_the_feature_of_each_label(features, kind, shar
         np.testing.assert_allclose(gate_logits[:, k], logits, rtol=2e-5, atol=2e-6)
         expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         np.testing.assert_allclose(weights[:, k], expected, rtol=2e-5)
-    assert np.abs(weights[0] - weights[1]).max() > 1e-3, "they differ between images"
+    assert np.abs(weights[0] - weights[1]).max() > 1e-3, "they differ per image"
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -203,7 +203,7 @@ def test_bfloat16_products_leave_weights_in_float32(features, kind):
     assert weights.dtype == jnp.float32
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
     np.testing.assert_allclose(weights, exact(features), atol=0.01)
-    assert (weights == exact(features)).all() == (kind != "mlp"), "only the hidden layer works in bfloat16"
+    assert (weights == exact(features)).all() == (kind != "mlp"), "only the hidden layer is in bfloat16"
     outputs = make_experts(dtype=jnp.bfloat16)(features)
     assert {part.dtype for part in outputs} == {jnp.dtype(jnp.bfloat16)}
     for ours, theirs in zip(outputs, make_experts()(features), strict=True):

@@ -35,21 +35,21 @@ def tokens():
     return jax.random.normal(jax.random.key(3), (3, 1, P, 32))
 
 
-def normalised(layer, x):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * layer.scale[...] + layer.bias[...]
+def normalized(layer, x):
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / jnp.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6) * layer.scale[...] + layer.bias[...]
 
 
 def naive_block(block, x, mask):
     """One textbook block on all tokens; mask bool[T,T]."""
     heads = SHAPE.heads
-    qkv = normalised(block.norm1, x) @ block.attn.qkv.kernel[...] + block.attn.qkv.bias[...]
+    qkv = normalized(block.norm1, x) @ block.attn.qkv.kernel[...] + block.attn.qkv.bias[...]
     query, key, value = (part.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2) for part in jnp.split(qkv, 3, -1))
     scores = query @ key.swapaxes(2, 3) / np.sqrt(SHAPE.width / heads)
     weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
     mixed = (weights @ value).swapaxes(1, 2).reshape(x.shape)
     x = x + block.ls1.gamma[...] * (mixed @ block.attn.proj.kernel[...] + block.attn.proj.bias[...])
-    y = normalised(block.norm2, x) @ block.mlp.fc1.kernel[...] + block.mlp.fc1.bias[...]
+    y = normalized(block.norm2, x) @ block.mlp.fc1.kernel[...] + block.mlp.fc1.bias[...]
     y = y * 0.5 * (1 + jax.scipy.special.erf(y / np.sqrt(2)))
     return x + block.ls2.gamma[...] * (y @ block.mlp.fc2.kernel[...] + block.mlp.fc2.bias[...])
 
@@ -65,7 +65,7 @@ def naive(vit, image, tokens, mask_kind, masked_blocks=range(SHAPE.depth)):
     for i, block in enumerate(vit.blocks):
         x = x.at[:, 1 : 1 + P].set(jnp.broadcast_to(tokens[i], (3, P, 32)))
         x = naive_block(block, x, mask if i in masked_blocks else np.ones_like(mask))
-    x = normalised(vit.norm, x)
+    x = normalized(vit.norm, x)
     return {"cls": x[:, 0], "prompts": x[:, 1 : 1 + P], "patches": x[:, 1 + P :]}
 
 

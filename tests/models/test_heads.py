@@ -145,7 +145,7 @@ def test_a_bank_equals_its_experts(tokens):
         one = nnx.merge(graphdef, jax.tree.map(lambda x, p=p: x[p], state))
         np.testing.assert_allclose(together[:, p], one(tokens[:, p]), rtol=1e-5, atol=1e-6)
     kernels = np.asarray(bank.up.kernel)
-    assert len(np.unique(kernels[:, 0, 0])) == 2 * G * M, "experts start at values of their own"
+    assert len(np.unique(kernels[:, 0, 0])) == 2 * G * M, "experts have different initial values"
 
 
 def test_prompt_layout_and_masks():

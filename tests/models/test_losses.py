@@ -258,7 +258,7 @@ def test_positives_are_balanced_only_if_configured():
     settings, x, y = default_config().loss, jnp.zeros((1, 2)), jnp.ones((1, 2))
 
     def never():
-        raise AssertionError("counts the training labels for nothing")
+        raise AssertionError("the training labels are counted without need")
 
     for kind in LOSSES:
         LOSSES[kind](settings, never)

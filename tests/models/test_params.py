@@ -135,8 +135,8 @@ def test_a_fingerprint_is_of_names_types_shapes_and_every_bit():
     params = {"b/x": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones((), np.float32)}
     known = fingerprint(params)
     assert fingerprint(dict(reversed(params.items()))) == known, "the order does not matter"
-    assert fingerprint(jax.tree.map(jnp.asarray, params)) == known, "nor where the arrays are"
-    assert fingerprint({**params, "b/x": np.asfortranarray(params["b/x"])}) == known, "nor how they lie there"
+    assert fingerprint(jax.tree.map(jnp.asarray, params)) == known, "nor the device of the arrays"
+    assert fingerprint({**params, "b/x": np.asfortranarray(params["b/x"])}) == known, "nor their layout in memory"
     one_bit = params["b/x"].copy()
     one_bit.view(np.uint32)[1, 2] ^= 1
     changes = [
@@ -211,14 +211,14 @@ def test_statistics_are_updated_by_the_forward_pass_and_by_no_optimizer():
         mesh=mesh,
     )
     state = initial_state(params, {}, stats, optimizer.init(params))
-    colour = np.random.default_rng(0).integers(0, 256, (8, 1, 1, 3))
-    image = np.broadcast_to(colour, (8, 4, 4, 3)).astype(np.uint8)
+    color = np.random.default_rng(0).integers(0, 256, (8, 1, 1, 3))
+    image = np.broadcast_to(color, (8, 4, 4, 3)).astype(np.uint8)
     label = np.eye(2, dtype=np.float32)[np.arange(8) % 2]
     batch = {"image": image, "label": label, "label_mask": np.ones((8, 2), np.float32), "mask": np.ones(8, np.float32)}
     batch["id"] = np.arange(8, dtype=np.int32)
     after, _ = step(state, batch)
 
-    seen = colour[:, 0, 0] / 255
+    seen = color[:, 0, 0] / 255
     np.testing.assert_allclose(after.stats["norm/mean"], 0.5 * 0 + 0.5 * seen.mean(0), rtol=1e-5)
     np.testing.assert_allclose(after.stats["norm/var"], 0.5 * 1 + 0.5 * seen.var(0), rtol=1e-4)
     assert set(after.stats) == set(stats)

@@ -85,7 +85,7 @@ def _precise():
         yield
 
 
-def everything(module: ResNet, image: jax.Array):
+def maps_and_features(module: ResNet, image: jax.Array):
     """Return the maps and the features of a module; compiled, with its values as arguments."""
     definition, params, stats = ModelDef.split(module)
 
@@ -99,7 +99,7 @@ def everything(module: ResNet, image: jax.Array):
 # ------------------------------------------------------------------------------------------------------------ parity
 @pytest.mark.parametrize("size", GRIDS)
 def test_every_map_equals_torch(make, size):
-    maps, features = everything(make(), network_input(ARRAYS[f"image/{size}"]))
+    maps, features = maps_and_features(make(), network_input(ARRAYS[f"image/{size}"]))
     assert len(maps) == 5
     for index, ours in enumerate(maps):
         assert error(ours, ARRAYS[f"map{index}/{size}"]) < TOLERANCE, index
@@ -160,7 +160,7 @@ def test_gradients_through_running_statistics_equal_torchs(make):
 @pytest.mark.parametrize("batch_norm", ["running", "trainable"])
 def test_evaluation_is_the_same_in_every_mode(make, batch_norm):
     image = network_input(ARRAYS["image/33x39"])
-    frozen, other = (everything(make(mode), image)[1].cls for mode in ("frozen", batch_norm))
+    frozen, other = (maps_and_features(make(mode), image)[1].cls for mode in ("frozen", batch_norm))
     np.testing.assert_array_equal(frozen, other)
 
 
@@ -193,7 +193,7 @@ def test_train_and_eval_switch_a_whole_model(make):
 def test_half_precision_is_used_for_products_and_not_for_parameters(make):
     module = make(dtype=jnp.bfloat16)
     assert all(value.dtype == jnp.float32 for value in ModelDef.split(module)[1].values())
-    maps, features = everything(module, network_input(ARRAYS["image/64x64"]))
+    maps, features = maps_and_features(module, network_input(ARRAYS["image/64x64"]))
     assert {m.dtype for m in maps} == {jnp.dtype("bfloat16")}
     assert features.cls.dtype == jnp.float32
     assert 1e-4 < error(features.cls, ARRAYS["cls/64x64"]) < 0.05

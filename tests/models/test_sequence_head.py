@@ -115,7 +115,7 @@ def test_dropout_is_on_the_joint_feature_of_each_step():
 
     found = np.asarray(scores(values, jnp.full((1, 8), 3.0), jnp.array([[7, 0, 1, 2, 3, 4, 5, 0, 1, 2]])))
     assert set(np.unique(found).tolist()) == {0.0, 6.0}
-    assert len(np.unique(found[0], axis=0)) > 1, "each step drops its own"
+    assert len(np.unique(found[0], axis=0)) > 1, "dropout differs per step"
 
 
 # ----------------------------------------------------------------------------------------------------------- the search

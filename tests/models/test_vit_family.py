@@ -201,10 +201,10 @@ def test_bfloat16_computes_matrices_only(image, prompts):
     assert all(value.dtype == np.float32 for value in ModelDef.split(half)[1].values())
     tokens, _ = half.embed(image)
     assert tokens.dtype == half.blocks[0](tokens).dtype == np.float32
-    everything = ("cls", "prompts", "patches")
-    run = jax.jit(lambda vit, image: vit(image, prompts, read=everything))
+    parts = ("cls", "prompts", "patches")
+    run = jax.jit(lambda vit, image: vit(image, prompts, read=parts))
     ours, theirs = run(half, image), run(exact, image)
-    for name in everything:
+    for name in parts:
         assert getattr(ours, name).dtype == np.float32
         assert 1e-4 < error(getattr(ours, name), np.asarray(getattr(theirs, name))) < 0.03
 

@@ -49,7 +49,7 @@ class LinearHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head of `config.model.head.pool`; its products are float32 whatever `dtype` is."""
+        """Build the head of `config.model.head.pool`; its products are always float32."""
         return cls(width, len(space.names), pool=config.model.head.pool, rngs=rngs)
 
     @classmethod

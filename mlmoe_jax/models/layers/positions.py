@@ -29,16 +29,16 @@ def bicubic_weights(source: int, target: int, *, scale: float | None = None, ant
     others are rescaled to sum to 1.
     """
     scale = scale or target / source
-    centre = (np.arange(target) + 0.5) / scale - 0.5
+    center = (np.arange(target) + 0.5) / scale - 0.5
     if antialias:
-        distance = np.arange(source) - centre[:, None]
+        distance = np.arange(source) - center[:, None]
         weights = _cubic(distance * min(scale, 1.0), ANTIALIASED)
         return weights / weights.sum(axis=1, keepdims=True)
-    first = np.floor(centre).astype(int) - 1
+    first = np.floor(center).astype(int) - 1
     weights = np.zeros((target, source))
     for tap in range(4):
         column = np.clip(first + tap, 0, source - 1)
-        np.add.at(weights, (np.arange(target), column), _cubic(centre - (first + tap), PLAIN))
+        np.add.at(weights, (np.arange(target), column), _cubic(center - (first + tap), PLAIN))
     return weights
 
 
