@@ -43,8 +43,8 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
             raise UserError(f"split {split.name} has no images; check the data set or name another split")
         if not (split.labels == POSITIVE).any():
             raise UserError(
-                f"no image of split {split.name} has a positive label, so it can be used neither for training nor for "
-                "evaluation; correct its labels, name another split, or hold out more with data.val_fraction"
+                f"split {split.name} has no image with a positive label, so nothing can be learned from it or measured "
+                "on it; correct its labels, name another split, or hold out more with data.val_fraction"
             )
     ids = {split.name: set(split.ids) for split in splits}
     for first, second in itertools.combinations(splits, 2):

@@ -198,4 +198,4 @@ def _missing(manifest: dict[str, Any], split: Split, settings: Settings) -> Iter
 
 
 def _stem(split: str) -> str:
-    return quote(split, safe="")  # file systems do not accept names such as train[:50%]
+    return quote(split, safe="")  # not all file systems accept names such as train[:50%]/a

@@ -49,7 +49,7 @@ def test_a_split_without_images_or_positives_is_refused(refusal):
     assert "split train has no images" in refusal(check_splits, split_of([]), [])
     nothing = split_of(["2"], [0, -1, 2, 0], name="val")
     assert refusal(check_splits, split_of(["1"]), [nothing]).startswith(
-        "no image of split val has a positive label, so it can be used neither for training nor for evaluation"
+        "split val has no image with a positive label, so nothing can be learned from it or measured on it"
     )
 
 

@@ -38,7 +38,7 @@ def label_graph(
 
     transpose=True follows the authors' code: W = share/(1 − share)·B/(column sums of B + 1e-6) + I and
     Ā = diag(d) Wᵀ diag(d) with d = (row sums of W)^(−1/2). A label receives information from the labels that imply it
-    (`person` from 55 of the 80 labels of COCO), although degrees and weights belong to opposite directions.
+    (`person` from 55 of the 80 labels of COCO); its degrees and weights belong to opposite directions.
     transpose=False follows eq. 8: row sums in W, and Ā = diag(d) W diag(d). A label receives information from the
     labels that it implies.
 

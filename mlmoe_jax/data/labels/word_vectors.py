@@ -67,8 +67,8 @@ def cooccurrence_vectors(
 ) -> NDArray[np.float32]:
     """Compute vectors of labels from the training labels alone, for use without a file of word vectors.
 
-    As word vectors can be computed from co-occurring words (Levy and Goldberg, "Neural word embedding as implicit
-    matrix factorization", NIPS 2014, sec. 5), from the spectrum of the positive pointwise mutual information
+    Like word vectors from co-occurring words (Levy and Goldberg, "Neural word embedding as implicit matrix
+    factorization", NIPS 2014, sec. 5), they are computed from the spectrum of the positive pointwise mutual information
 
         M[i,j] = max(0, log(p(i,j) / (p(i) p(j)))),   p(i,i) = p(i).
 
