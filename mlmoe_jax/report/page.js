@@ -15,7 +15,7 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-const labelled = (text, control) => make("label", {}, text, control);
+const labeled = (text, control) => make("label", {}, text, control);
 const inPercent = (value, digits = 1) => (100 * value).toFixed(digits) + "\u00a0%";
 
 /** A <select> of [value, text] pairs. */

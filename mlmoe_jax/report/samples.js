@@ -70,7 +70,7 @@ widgets.gates = (place, { labels, gates }) => {
   }
   const legends = unpacked.map((gate) => make("div", { className: "legend" }, make("strong", { textContent: gate.name }),
     ...gate.entries.map((name, e) => make("span", {}, make("i", { className: `g${(e % 8) + 1}` }), name))));
-  place.append(make("div", { className: "controls" }, labelled("label", labelChoice), labelled("sort images by", orderChoice),
+  place.append(make("div", { className: "controls" }, labeled("label", labelChoice), labeled("sort images by", orderChoice),
     make("label", { className: "check" }, only, "only images with this label")), ...legends, cards, detail);
   const shown = labels.findIndex((k) => samples.labels.some((rows) => rows.some(([other, code]) => other === k && code === 1)));
   labelChoice.value = label = Math.max(0, shown);
@@ -145,7 +145,7 @@ widgets.attention = (place, { grid: [rows, columns], maps }) => {
     const select = choice(listed.map((q) => [q, kind.queries[q]]), (value) => { query = Number(value); drawLarge(); });
     if (!kept.includes(query) || kind.name === "labels") query = listed[0];
     select.value = query;
-    queryPlace.replaceChildren(labelled(kind.name === "labels" ? "label" : "query", select));
+    queryPlace.replaceChildren(labeled(kind.name === "labels" ? "label" : "query", select));
     grid.replaceChildren(...listed.slice(0, 36).map((q) => {
       const position = kept.indexOf(q), canvas = make("canvas", { "data-side": 96, "aria-hidden": "true" });
       paint(canvas, image, position);
@@ -156,8 +156,8 @@ widgets.attention = (place, { grid: [rows, columns], maps }) => {
     drawLarge();
   }
   const kindChoice = choice(kinds.map((one, index) => [index, one.name]), (value) => { kind = kinds[value]; query = kind.kept[image][0]; draw(); });
-  place.append(make("div", { className: "controls" }, labelled("attention of", kindChoice), labelled("image", imageChoice), back, on,
-    queryPlace, labelled("overlay", slider)), make("div", { className: "detail" }, make("div", {}, large, caption), grid));
+  place.append(make("div", { className: "controls" }, labeled("attention of", kindChoice), labeled("image", imageChoice), back, on,
+    queryPlace, labeled("overlay", slider)), make("div", { className: "detail" }, make("div", {}, large, caption), grid));
   draw();
 };
 
@@ -173,17 +173,17 @@ widgets.mistakes = (place, groups) => {
 
 // ------------------------------------------------------------------------------------------------------- curves
 widgets.curves = (place, labels) => {
-  const told = make("span", { className: "no", "aria-live": "polite" });
+  const facts = make("span", { className: "no", "aria-live": "polite" });
   const point = (names, row, curve) => Object.fromEntries([...names.map((name, at) => [name, row[at]]), ["curve", curve]]);
   function draw(index) {
     const { name, curve, bins, positives, error } = labels[index];
-    told.textContent = `${positives.toLocaleString("en")} positives, calibration error ${inPercent(error, 2)}`;
+    facts.textContent = `${positives.toLocaleString("en")} positives, calibration error ${inPercent(error, 2)}`;
     const rows = { "precision-recall": curve.map((row) => point(["recall", "precision", "threshold"], row, name)),
       reliability: bins.map((row) => point(["score", "share", "count"], row, name)) };
     for (const [chart, data] of Object.entries(rows)) if (views[chart]) views[chart].data("chosen", data).resize().run();
   }
   const select = choice(labels.map(({ name }, index) => [index, name]), draw);
-  place.append(make("div", { className: "controls" }, labelled("label", select), told));
+  place.append(make("div", { className: "controls" }, labeled("label", select), facts));
   document.addEventListener("drawn", () => draw(select.value));
   draw(0);
 };

@@ -48,7 +48,7 @@ def test_two_runs_are_matched_by_image_and_label(two):
     ]
     change = found.metrics["CF1@0.5"]
     assert [change.a, change.b] == pytest.approx(expected)
-    # the interval of mAP, with each resample drawn out
+    # the interval of mAP from explicit resamples
     differences = []
     for weights in draw(40, 60, seed=4):
         for column in weights.T.astype(int):
@@ -102,7 +102,7 @@ def test_images_that_changed_most_by_hand():
     one, other = (SplitScores("test", ids, scores, codes) for scores in (was, now))
     first, second = changed_images(one, other, *one.targets("negative"), ("a", "b", "c", "d"))
     assert (first.id, first.labels) == ("w", ("a",))
-    assert first.change == pytest.approx((0.6 + 0.3) / 3), "the unknown label does not count"
+    assert first.change == pytest.approx((0.6 + 0.3) / 3), "the unknown label is ignored"
     assert (first.a, first.b) == pytest.approx(((0.2 + 0.9 + 0.5) / 3, (0.8 + 0.9 + 0.2) / 3))
     assert first.moves == (Move("a", True, 0.2, 0.8), Move("c", False, 0.5, 0.8))
     assert (second.id, second.labels, second.moves) == ("x", ("b", "c"), (Move("d", False, 0.5, 0.6),))
@@ -165,7 +165,7 @@ def test_files_and_json(two, capsys, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c.csv", "c.json"]
 
 
-def test_what_cannot_be_compared(two, tmp_path, refusal):
+def test_runs_that_cannot_be_compared(two, tmp_path, refusal):
     a, b = two
     test = drawn_split("test", 40, codes=4)
     other = write_run(tmp_path / "other", drawn_split("holdout", 5))
@@ -190,7 +190,7 @@ def test_what_cannot_be_compared(two, tmp_path, refusal):
     assert "none of the 40 common images of test" in refusal(compare_runs, a, unread)
 
 
-def test_mistakes_on_the_command_line(two, refusal, tmp_path):
+def test_invalid_arguments_of_the_command(two, refusal, tmp_path):
     a, b = two
     assert "give the folders of two runs" in refusal(compare_folders, a, a)
     assert "should end in .csv or .json" in refusal(compare_folders, a, b, output="compare.txt")

@@ -40,7 +40,7 @@ def test_probabilities_keep_the_order_of_any_logits():
     np.testing.assert_allclose(scores[3:6], [1 / (1 + np.e), 0.5, np.e / (1 + np.e)], rtol=1e-12)
     assert np.all(np.diff(scores[:7]) > 0)
     close = np.array([[12.0, np.nextafter(np.float32(12), np.float32(13))]], np.float32)
-    assert np.diff(probabilities(close))[0, 0] > 0, "a float32 probability would make them equal"
+    assert np.diff(probabilities(close))[0, 0] > 0, "float32 probabilities would be equal"
     assert scores[-1] == 1.0
 
 
@@ -53,9 +53,9 @@ def test_every_image_is_scored_once_and_by_row(rows):
         assert batch["image"].shape == (4, 8, 8, 3)
         assert batch.keys() == {"image", "mask", "id"}, "labels stay on the host"
         seen.extend(np.asarray(batch["id"])[np.asarray(batch["mask"]) > 0])
-        colour = batch["image"][:, 0, 0, 0].astype(jnp.float32)
-        order = jnp.array([2, 0, 3, 1])  # the logits may come in any order with their rows
-        logits = jnp.stack([colour, -colour, 0 * colour + 2], axis=1)
+        color = batch["image"][:, 0, 0, 0].astype(jnp.float32)
+        order = jnp.array([2, 0, 3, 1])  # the order of the logits is given by their rows
+        logits = jnp.stack([color, -color, 0 * color + 2], axis=1)
         return {"logits": logits[order], "id": batch["id"][order], "mask": batch["mask"][order]}
 
     split, mesh = make_split(rows), make_mesh(default_config().mesh)
@@ -90,16 +90,16 @@ def test_measure_applies_masks_cuts_and_the_training_frequency():
     assert negative["OP@0.5"] == 2 / 4
     other = measured("negative", 0.85)
     assert other["OP@0.85"] == 1 / 1
-    # half of the training images show each label, so that half of a's four and one of b's three known are predicted
+    # each label is in half of the training images: two of the four known a and one of the three known b are predicted
     assert negative["CP@prior_matched_transductive"] == (1 / 2 + 1 / 1) / 2
-    # fitted on another split, a at 0.75 and b at 0.15: two of a and two of b, one of each right
+    # fitted on another split, a at 0.75 and b at 0.15: two a and two b, one of each correct
     fitted = Thresholds({"b": 0.15, "a": 0.75}, {"split": "other"})
     assert measured("negative", fitted=fitted)["OP@fitted"] == 2 / 4
     assert measured("negative", fitted=replace(fitted, source={"split": "val"})) == negative, "not on its own split"
     config.metrics.preset, config.metrics.top_k = "mlgcn", 1
     both = measured("negative")
     assert both["mlgcn/mAP"] == pytest.approx(ignored["mAP"]), "ML-GCN leaves difficult labels out of the mAP"
-    assert both["OP@top1"] == 2 / 4, "the unknown b of the third image does not stand before its a"
+    assert both["OP@top1"] == 2 / 4, "the unknown b of the third image is not ranked before its a"
 
 
 def test_results_are_written(tmp_path):
@@ -123,7 +123,7 @@ def test_results_are_written(tmp_path):
         np.testing.assert_array_equal(stored["scores"], np.concatenate([item.scores for item in scored.values()]))
         labels = np.concatenate([item.codes for item in scored.values()])
         np.testing.assert_array_equal(stored["labels"], labels)
-        assert set(np.unique(labels)) == {-1, 0, 1, 2}, "the codes, so that every way to count can be had"
+        assert set(np.unique(labels)) == {-1, 0, 1, 2}, "the label codes are stored"
 
     with open(tmp_path / "eval" / "per_class.csv", newline="") as file:
         head, *rows = csv.reader(file)
@@ -141,8 +141,8 @@ def test_results_are_written(tmp_path):
     assert (tmp_path / "per_class.csv").read_text() != (tmp_path / "eval" / "per_class.csv").read_text()
 
 
-def test_a_report_measures_pairs_of_labels_and_the_fall_where_they_part(tmp_path):
-    """Training shows b with nearly every a; a model that gives b with a is wrong where the two part."""
+def test_results_include_pairs_of_labels_and_the_drop_without_co_occurrence(tmp_path):
+    """In training b is in nearly all images with a; a model that predicts b with a is wrong without the correlation."""
     folder, config = RunFolder(tmp_path), default_config()
     zeros = np.zeros(3, np.int32)
     counts = np.array([[0, 90, 0], [90, 0, 0], [0, 0, 0]])
@@ -158,18 +158,18 @@ def test_a_report_measures_pairs_of_labels_and_the_fall_where_they_part(tmp_path
     assert folder.read_json("results.json")["test_shift"] == pytest.approx(results["test_shift"])
     with open(tmp_path / "cooccurrence.csv", newline="") as file:
         rows = {row["split"]: row for row in csv.DictReader(file)}
-    assert [(row["a"], row["b"]) for row in rows.values()] == [("a", "b")] * 2, "b is with a in 30 % of its own only"
-    assert rows["test"]["fpr_with_a"] == "nan", "there no image shows a alone"
+    assert [(row["a"], row["b"]) for row in rows.values()] == [("a", "b")] * 2, "only 30 % of the images with b have a"
+    assert rows["test"]["fpr_with_a"] == "nan", "no image has a alone"
     assert float(rows["test_shift"]["fpr_with_a"]) == 1
     assert float(rows["test_shift"]["fpr_without_a"]) == 0
     assert results["test_shift"]["mAP_fall_from_test"] == results["test"]["mAP"] - results["test_shift"]["mAP"] > 0
     text = format_results(results)
     fall = next(line for line in text.splitlines() if line.startswith("mAP_fall_from_test"))
-    assert len(fall.split()) == 2, "test itself has none"
+    assert len(fall.split()) == 2, "test itself has no drop"
 
 
 def average_precision(scores, labels) -> tuple[float, float]:
-    """Return AP without and with the envelope, by the definition: mean precision at the ranks of the positives."""
+    """Return AP without and with the envelope by definition: mean precision at the ranks of the positives."""
     if not labels.any():
         return float("nan"), float("nan")
     ranked = labels[np.argsort(-scores)]
@@ -202,7 +202,7 @@ def test_a_diverged_model_is_a_user_error(refusal):
 # ------------------------------------------------------------------------------------------ runs and their folders
 @pytest.fixture
 def config(monkeypatch, tmp_path):
-    """The config of `published_run`, whose splits are made up."""
+    """The config of `published_run`, with synthetic splits."""
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: make_split(6, name))
     with published_run.config_of(tmp_path) as config:
         yield config
@@ -238,7 +238,7 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
     assert sentence.startswith("data.test_splits is empty; name the splits to evaluate")
 
 
-def test_another_data_set_is_refused(config, tmp_path, refusal, monkeypatch):
+def test_a_data_set_with_other_labels_is_a_user_error(config, tmp_path, refusal, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     write_run(folder, config)
     images = ArrayImages(np.zeros((1, 8, 8, 3), np.uint8))
@@ -258,7 +258,7 @@ class Unreadable(ArrayImages):
         return super().read(row, at_least)
 
 
-def test_images_that_cannot_be_read_are_left_out_and_listed(config, tmp_path, monkeypatch, refusal):
+def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch, refusal):
     folder = RunFolder(tmp_path / "run")
     write_run(folder, config)
     whole = make_split(6)

@@ -40,7 +40,7 @@ def test_thresholds_of_a_validation_split(tmp_path, capsys):
     assert "thresholds.json" in err
 
 
-def test_a_wanted_precision_for_all_labels_together(tmp_path, capsys):
+def test_one_threshold_for_a_precision_of_all_labels(tmp_path, capsys):
     folder = write_run(tmp_path / "run", drawn_split("holdout", 60), data__difficult="ignore")
     keys = {"split": "holdout", "per": "global", "goal": "precision", "precision": "0.75"}
     assert fit_run(folder, [(f"thresholds.{key}", value) for key, value in keys.items()], as_json=True) == 0
@@ -68,7 +68,7 @@ def test_labels_that_cannot_be_fitted():
     assert fit_split(table, "abc", **F1 | {"difficult": "positive"}).values["c"] == pytest.approx(0.25)
 
 
-def test_a_long_list_is_cut(tmp_path):
+def test_a_long_list_is_shortened(tmp_path):
     source = {"split": "val", "images": 5, "goal": "f1", "per": "class", "fixed": 0.5, "before": {}, "after": {}}
     names = [f"n{k}" for k in range(13)]
     text = format_fitted(Thresholds(dict.fromkeys(names, 0.5), {**source, "without_positives": names, "never": []}))
@@ -76,7 +76,7 @@ def test_a_long_list_is_cut(tmp_path):
     assert "n10" not in text
 
 
-def test_what_is_refused(tmp_path, refusal):
+def test_invalid_requests_are_user_errors(tmp_path, refusal):
     val, test = drawn_split("val"), drawn_split("test")
     folder = write_run(tmp_path / "run", val, test)
     assert "there is no run folder" in refusal(fit_run, RunFolder(tmp_path / "none"))
@@ -96,10 +96,10 @@ def test_what_is_refused(tmp_path, refusal):
     text = refusal(fit_run, wrong, [("thresholds.goal", "precision")])
     assert "a precision of 0.9 is not reached on val" in text
     for run in (folder, bare, empty, unread, wrong):
-        assert not (run / "thresholds.json").exists(), "nothing is left behind"
+        assert not (run / "thresholds.json").exists(), "no file is written"
 
 
-def test_training_images_are_pointed_out(tmp_path, capsys):
+def test_fitting_on_training_images_logs_a_warning(tmp_path, capsys):
     folder = write_run(tmp_path / "run", drawn_split("train"))
     fit_run(folder, [("thresholds.split", "train")])
     assert "warning: the model was trained on train" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_results,
 from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
 
 
-def test_what_an_evaluation_writes_is_read_back(tmp_path):
+def test_results_of_an_evaluation_are_read_back(tmp_path):
     folder = write_run(tmp_path / "run")
     scored = {}
     for seed, (name, rows) in enumerate({"val": 5, "test": 7}.items()):
@@ -69,7 +69,7 @@ def test_one_split_by_name(tmp_path, refusal):
     assert "--config.data.test_splits=vla" in text
 
 
-def test_names_of_labels_stay_whole(tmp_path, refusal):
+def test_names_of_labels_are_split_only_at_newlines(tmp_path, refusal):
     folder = write_run(tmp_path / "run", names=["traffic light", "caf\u00e9\u2028x", "c"])
     assert read_labels(folder) == ("traffic light", "caf\u00e9\u2028x", "c")
     (folder / LABELS).unlink()

@@ -35,7 +35,7 @@ def test_by_hand():
     np.testing.assert_array_equal(thresholds.prior_matched(scores, [0.74, 0.25]), [0.5, 0.4])
 
 
-def test_a_class_too_rare_for_one_prediction():
+def test_a_class_without_any_prediction():
     scores, frequency = np.array([[0.9, 0.1], [0.5, 0.2]]), [0.4, 0.5]
     np.testing.assert_array_equal(thresholds.prior_matched(scores, frequency), [np.inf, 0.2])
     np.testing.assert_array_equal(thresholds.prior_matched(scores, frequency, when_zero="all"), [0.5, 0.2])
@@ -68,7 +68,7 @@ def test_impossible_input(scores, frequency, when_zero):
 
 @pytest.mark.parametrize("when_zero", ["none", "all"])
 def test_unknown_labels_do_not_count_as_images(when_zero):
-    """As if each class were cut alone, on the images whose label is known."""
+    """The cut of each class equals that of its known images alone."""
     draw = np.random.default_rng(0)
     scores, mask = draw.random((30, 6)).round(1), draw.random((30, 6)) < 0.7
     mask[:, 5] = False
@@ -85,7 +85,7 @@ def test_unknown_labels_do_not_count_as_images(when_zero):
 
 # ----------------------------------------------------------------------------------------------------------- fitting
 def hard_case(seed, images=40, classes=8):
-    """Scores with many ties, a fifth masked (NaN there), a class without positives and one with nothing else."""
+    """Scores with many ties, a fifth masked (as NaN), a class without positives and one without negatives."""
     draw = np.random.default_rng(seed)
     labels = draw.random((images, classes)) < 0.3
     scores = np.clip(draw.normal(0.4 + 0.2 * labels, 0.3), 0, 1).round(1)
@@ -96,7 +96,7 @@ def hard_case(seed, images=40, classes=8):
 
 
 def brute_force(scores, positive, goal, precision):
-    """Return the cut among all distinct scores f[n], lowest first, in whole fractions; and midway to the next lower."""
+    """Return the best cut among the scores f[n], by exact fractions, and its midpoint to the next lower score."""
     best, chosen = None, None
     levels = np.unique(scores)
     for at, cut in enumerate(levels):
@@ -136,15 +136,15 @@ def test_fitting_by_hand():
     labels = np.array([[1, 0], [1, 0], [0, 0], [0, 1]])
     np.testing.assert_allclose(thresholds.fit(scores, labels), [0.45, 0.05])
     assert thresholds.fit(scores, labels, goal="precision", precision=0.9) == pytest.approx([0.8, np.inf])
-    # the precision falls below the wanted one in between, and reaches it again
+    # the precision falls below the goal in between, and reaches it again
     ranked = np.array([[0.9], [0.8], [0.6], [0.4], [0.2]]), np.array([[1], [0], [1], [1], [0]])
     assert thresholds.fit(*ranked, goal="precision", precision=0.75) == pytest.approx([0.3])
 
 
-def test_a_threshold_is_a_score_where_nothing_lies_between():
-    for upper, lower in ((np.nextafter(0.5, 1), 0.5), (0.5, np.nextafter(0.5, 0))):  # half way is rounded to either
+def test_a_threshold_between_neighboring_floats_is_the_larger_score():
+    for upper, lower in ((np.nextafter(0.5, 1), 0.5), (0.5, np.nextafter(0.5, 0))):  # the midpoint is rounded to either
         assert thresholds.fit([[upper], [lower]], [[1], [0]]) == [upper]
-    assert thresholds.fit([[0.0]], [[1]]) == [0.0], "one image, one class, the lowest score there is"
+    assert thresholds.fit([[0.0]], [[1]]) == [0.0], "one image, one class, the lowest possible score"
     assert thresholds.fit([[0.3]], [[1]]) == [0.15]
     assert np.isnan(thresholds.fit([[0.3]], [[1]], mask=[[0]]))
     assert np.isnan(thresholds.fit(np.zeros((0, 2)), np.zeros((0, 2)))).all()
@@ -163,7 +163,7 @@ def test_a_threshold_is_a_score_where_nothing_lies_between():
         ([[0.5, 0.5]], {"goal": "precision", "precision": 1.1}),
     ],
 )
-def test_what_cannot_be_fitted(scores, options):
+def test_labels_without_a_threshold(scores, options):
     with pytest.raises(ValueError, match="must"):
         thresholds.fit(scores, [[1, 0]], **options)
 
@@ -177,7 +177,7 @@ def test_thresholds_are_written_and_read_back(tmp_path):
     for kept in (FITTED, Thresholds({"a": 0.5, "thresholds": 1.0})):
         write_thresholds(folder, kept)
         assert read_thresholds(folder) == kept
-    assert folder.read_json("thresholds.json") == {"a": 0.5, "thresholds": 1.0}, "as older folders have it"
+    assert folder.read_json("thresholds.json") == {"a": 0.5, "thresholds": 1.0}, "the format of older folders"
     folder.write_json("thresholds.json", {"a": 1, "b": None})
     assert read_thresholds(folder) == Thresholds({"a": 1.0, "b": np.inf})
 
@@ -190,7 +190,7 @@ def test_damaged_thresholds(tmp_path, refusal, stored):
     assert str(folder / "thresholds.json") in refusal(read_thresholds, folder)
 
 
-def test_fitted_thresholds_outlive_a_finished_training(tmp_path):
+def test_fitted_thresholds_are_kept_when_training_is_rerun(tmp_path):
     folder = RunFolder(tmp_path)
     fixed = Thresholds({"a": 0.5, "b": 0.5})
     for results, names, expected in ((False, "ab", fixed), (True, "ab", FITTED), (True, "ac", None)):
@@ -200,14 +200,14 @@ def test_fitted_thresholds_outlive_a_finished_training(tmp_path):
         write_fixed(folder, names, 0.5)
         assert read_thresholds(folder) == (expected or Thresholds({"a": 0.5, "c": 0.5}))
     write_fixed(folder, "ab", 0.75)
-    assert read_thresholds(folder).values == {"a": 0.75, "b": 0.75}, "those fixed before are replaced"
+    assert read_thresholds(folder).values == {"a": 0.75, "b": 0.75}, "earlier fixed thresholds are replaced"
 
 
-def test_fitted_cuts_are_for_other_splits(refusal):
+def test_fitted_cuts_are_reported_on_other_splits(refusal):
     cuts = FITTED.cuts_for("test", ["b", "a"])
     assert list(cuts) == ["fitted"]
     np.testing.assert_array_equal(cuts["fitted"], [np.inf, 0.25])
     assert FITTED.cuts_for("val", ["b", "a"]) == {}
     assert Thresholds({"a": 0.5}).cuts_for("test", ["a"]) == {}
-    assert Thresholds({"a": 0.5}, {"goal": "f1"}).cuts_for("test", ["a"]) == {}, "who knows where it was fitted"
+    assert Thresholds({"a": 0.5}, {"goal": "f1"}).cuts_for("test", ["a"]) == {}, "the split of the fit is unknown"
     assert "no threshold for label c" in refusal(FITTED.cuts_for, "test", ["a", "c"])

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def hard_case(seed=0, images=60, classes=9):
-    """Scores with many ties, a fifth of the entries masked, a class without positives and one with nothing else."""
+    """Scores with many ties, a fifth of the entries masked, a class without positives and one without negatives."""
     random = np.random.default_rng(seed)
     labels = (random.random((images, classes)) < 0.3).astype(np.float32)
     scores = (random.normal(size=labels.shape) + labels).round(1).astype(np.float32)

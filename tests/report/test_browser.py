@@ -12,7 +12,7 @@ from mlmoe_jax.report import page
 
 @pytest.fixture(scope="module")
 def tab(run, other):
-    """A browser without network that shows the page, as wide as a desk's."""
+    """A browser without network that shows the page, 1,300 pixels wide."""
     if (executable := browser.find()) is None:
         pytest.skip(f"no browser on the path: none of {', '.join(browser.NAMES)}")
     path = page.write_report(run, against=other)
@@ -34,7 +34,7 @@ def test_every_section_is_drawn_and_in_the_contents(tab):
     assert tuple(names) == NAMES
 
 
-def test_a_click_on_a_heading_sorts_and_another_one_turns_the_order_around(tab, run):
+def test_a_click_on_a_heading_sorts_and_a_second_one_reverses(tab, run):
     ap = {row["label"]: float(row["AP"]) for row in table(run, "per_class.csv") if row["split"] == "test"}
     by_ap = sorted(NAMES, key=lambda name: -ap[name])
     assert _sorted(tab, "AP") == by_ap
@@ -44,7 +44,7 @@ def test_a_click_on_a_heading_sorts_and_another_one_turns_the_order_around(tab, 
     assert state.count("ascending") == 1
 
 
-def test_the_gates_of_a_chosen_label_are_shown(tab, run):
+def test_the_gates_of_a_selected_label_are_shown(tab, run):
     weights = np.load(run / "samples/explained.npz")["gates/co"]
     shown = tab.run(
         """(() => {
@@ -62,7 +62,7 @@ def test_the_gates_of_a_chosen_label_are_shown(tab, run):
         np.testing.assert_allclose(np.array(widths) / 100, weights[row, 1], atol=0.004)
 
 
-def test_attention_is_painted_over_the_image_that_is_chosen(tab):
+def test_attention_is_drawn_over_the_selected_image(tab):
     painted = "document.querySelector('#widget-attention .detail canvas').toDataURL()"
     before = tab.run(painted)
     tab.run("document.querySelectorAll('#widget-attention .cards .card')[1].click()")
@@ -70,7 +70,7 @@ def test_attention_is_painted_over_the_image_that_is_chosen(tab):
     assert tab.run(painted) != before
 
 
-def test_the_curve_of_a_chosen_label_is_shown(tab):
+def test_the_curve_of_a_selected_label_is_shown(tab):
     chosen = "views['precision-recall'].data('chosen').map(row => row.curve)"
     assert set(tab.run(chosen)) == {NAMES[0]}
     tab.run(
@@ -80,7 +80,7 @@ def test_the_curve_of_a_chosen_label_is_shown(tab):
     assert set(tab.run(chosen)) == {NAMES[2]}
 
 
-def test_phones_and_dark_colours_are_served(tab):
+def test_phones_and_dark_colors_are_supported(tab):
     assert _contrast(tab) > 7
     light = tab.run("getComputedStyle(document.body).backgroundColor")
     tab.look(width=360, dark=True, phone=True)
@@ -90,8 +90,21 @@ def test_phones_and_dark_colours_are_served(tab):
     tab.look(width=1300)
 
 
-def test_no_name_of_a_label_ran_and_nothing_was_loaded(tab):
-    """After all that the tests above have clicked."""
+@pytest.mark.parametrize("width", [1300, 390])
+def test_no_name_or_caption_is_cut_off(tab, width):
+    tab.look(width=width, phone=width < 500)
+    tab.run("document.querySelectorAll('details').forEach(part => part.open = true)")
+    cut_off = tab.run(
+        """[...document.querySelectorAll('dt, dd, p, caption')].filter(element =>
+             element.scrollWidth > element.clientWidth || element.getBoundingClientRect().right > innerWidth
+           ).map(element => element.textContent)"""
+    )
+    tab.look(width=1300)
+    assert cut_off == []
+
+
+def test_no_label_name_was_executed_and_nothing_was_loaded(tab):
+    """After all clicks of the tests above."""
     assert tab.run("typeof window.hurt") == "undefined"
     assert tab.problems == []
     assert {request.partition(":")[0] for request in tab.requests} <= {"file", "data"}
@@ -110,10 +123,10 @@ def _sorted(tab, column: str) -> list[str]:
 
 def _contrast(tab) -> float:
     """Return the contrast of text and page as defined by WCAG, whose highest level requires 7."""
-    colours = tab.run("(style => [style.color, style.backgroundColor])(getComputedStyle(document.body))")
+    colors = tab.run("(style => [style.color, style.backgroundColor])(getComputedStyle(document.body))")
     light = []
-    for colour in colours:
-        channels = np.array([int(part) for part in re.findall(r"\d+", colour)[:3]]) / 255
+    for color in colors:
+        channels = np.array([int(part) for part in re.findall(r"\d+", color)[:3]]) / 255
         linear = np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
         light.append(float(linear @ [0.2126, 0.7152, 0.0722]) + 0.05)
     return max(light) / min(light)

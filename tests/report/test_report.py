@@ -157,7 +157,7 @@ def test_the_last_weights_and_runs_without_a_selection(run, tmp_path):
     assert training.selected(RunFiles(folder)) == ""
 
 
-def test_long_curves_are_means_of_neighbours():
+def test_long_curves_are_averaged():
     rows = [{"step": step, "loss": float(step)} for step in range(1, 1001)]
     points = training._thinned(rows, "loss")
     assert len(points) == training.MOST_POINTS

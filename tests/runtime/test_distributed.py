@@ -27,7 +27,7 @@ def variables(coordinator="10.0.0.1:5000", processes="3", process="1") -> dict[s
 
 @pytest.fixture
 def alone(monkeypatch):
-    """An environment that names no other process."""
+    """An environment without other processes."""
     for name in (*VARIABLES, "MLMOE_HANG_SECONDS", "SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES"):
         monkeypatch.delenv(name, raising=False)
 
@@ -91,9 +91,9 @@ def test_slurm_tasks_are_counted_and_share_the_gpus():
         (0, 1, 4, 4, [0, 1, 2, 3]),
         (1, 2, 4, 4, [2, 3]),
         (3, 4, None, 4, [3]),
-        (2, 4, 1, 4, [0]),  # every process was bound to a GPU of its own, which it sees as its first
+        (2, 4, 1, 4, [0]),  # each process is bound to its own GPU, which it sees as the first
         (1, 2, 2, 4, [0, 1]),
-        (1, 4, 2, None, None),  # fewer GPUs than processes: JAX says what is wrong
+        (1, 4, 2, None, None),  # fewer GPUs than processes: JAX reports the error
         (0, 2, None, None, None),
         (0, 2, 0, 0, None),
         (0, None, 4, 4, None),
@@ -153,7 +153,7 @@ def test_tpu_machines_read_the_metadata_server(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------ start and end
-def test_a_single_process_just_does_the_work(alone):
+def test_a_single_process_calls_the_function(alone):
     before = sys.stdout
     assert distributed.run(lambda: 7, together=True) == 7
     assert sys.stdout is before
@@ -165,7 +165,7 @@ def _refuse():
     raise UserError("as it is")
 
 
-def test_work_that_is_not_shared_is_done_by_the_first_process(alone, monkeypatch):
+def test_unshared_work_is_done_by_the_first_process(alone, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     done = []
     for process in ("1", "0"):
@@ -262,7 +262,7 @@ def test_one_process_agrees_to_its_own_request_to_stop():
 
 # ----------------------------------------------------------------------------------------------------------- watchdog
 def patience(dog: Watchdog) -> int:
-    """Return the number of seconds without a sign of life that it accepts from now on."""
+    """Return the number of seconds without a sign of life that it currently accepts."""
     return next(second for second in range(100_000) if dog.lived(1.0))
 
 
@@ -287,7 +287,7 @@ def test_every_kind_has_its_own_limit():
         dog.sign("save", "a checkpoint")
         assert not dog.lived(20)
     dog.sign("save", "a checkpoint")
-    assert patience(dog) == 100, "five times the 20 s before"
+    assert patience(dog) == 100, "five times the previous 20 s"
     dog.sign("train", "a step")
     assert patience(dog) == 45
     dog.sign("evaluate", "something new")

@@ -34,7 +34,7 @@ def test_the_description_includes_the_capacity_of_the_device(program, monkeypatc
 def test_donated_arguments_count_once():
     sizes = {"arguments": 100, "outputs": 50, "aliased": 40, "temporaries": 30, "code": 5, "peak": 0}
     assert memory.required(sizes) == 145
-    assert memory.required({**sizes, "peak": 200}) == 200, "the compiler knows of more"
+    assert memory.required({**sizes, "peak": 200}) == 200, "the compiler reports more"
 
 
 def test_device_bytes_are_those_of_one_device():

@@ -119,7 +119,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert "2/4" in terminal.shown
     assert "% data wait loss 0.25" in terminal.shown
     progress.advance()
-    assert progress.note == "loss 0.25", "the last note stays"
+    assert progress.note == "loss 0.25", "the last note is kept"
     progress.close()
     assert terminal.shown.endswith("\r"), "the bar is removed"
 
@@ -155,7 +155,7 @@ def test_one_row_per_step(folder):
     log.write()
     assert folder.rows() == []
     log.note(2, {"loss": jnp.float32(0.5), "loss/co": jnp.float32(0.25), "gradient_norm": jnp.float32(2)}, PROGRESS)
-    assert folder.rows() == [], "the numbers are fetched when the next step is under way"
+    assert folder.rows() == [], "values are fetched after the next step has started"
     log.add({"val/ema/mAP": 0.75})
     log.write()
     log.write()
@@ -165,7 +165,7 @@ def test_one_row_per_step(folder):
         "images_per_second": 12.5,
         "data_wait": 0.25,
         "val/ema/mAP": 0.75,
-        "learning_rate": 0.125,  # that of the step itself, the second
+        "learning_rate": 0.125,  # of this step, the second
         "loss": 0.5,
         "loss/co": 0.25,
         "gradient_norm": 2.0,
@@ -213,7 +213,7 @@ def test_a_signal_becomes_a_request(number):
 def test_a_second_ctrl_c_interrupts_at_once():
     def ask(number):
         os.kill(os.getpid(), number)
-        time.sleep(0.01)  # the interpreter handles signals between its own instructions
+        time.sleep(0.01)  # the interpreter handles signals between instructions
 
     before = signal.getsignal(signal.SIGINT)
     with asked_to_stop():

@@ -52,13 +52,13 @@ print(json.dumps([described(sizes) for sizes in json.loads(sys.argv[1])]))
 
 @pytest.fixture(scope="module")
 def on_eight():
-    """What `make_mesh` makes of each triple of sizes on eight devices: a mesh, described, or its sentence."""
+    """The result of `make_mesh` for each triple of sizes on eight devices: a description of the mesh, or the error."""
     asked = [*FITTING, *NOT_FITTING]
     return dict(zip(asked, json.loads(run_python(MESHES, json.dumps(asked), devices=8)), strict=True))
 
 
 @pytest.mark.parametrize(("asked", "shape"), FITTING.items())
-def test_one_axis_may_be_what_remains(on_eight, asked, shape):
+def test_one_axis_may_be_all_remaining_devices(on_eight, asked, shape):
     got, axes, types, devices = on_eight[asked]
     assert tuple(got) == shape
     assert tuple(axes) == AXES
@@ -130,7 +130,9 @@ def test_values_per_label_are_sharded_over_expert_with_moments_and_averages():
     }
     assert specs.trainable == specs.ema == specs.opt[1].mu == specs.opt[1].nu == over
     assert (specs.step, specs.frozen["backbone/f"], specs.opt[1].count) == (PartitionSpec(),) * 3
-    assert set(jax.tree.leaves(specs_of(state, mesh_of(2, 1, 5)))) == {PartitionSpec()}, "without labels nothing is"
+    assert set(jax.tree.leaves(specs_of(state, mesh_of(2, 1, 5)))) == {PartitionSpec()}, (
+        "nothing is sharded without labels"
+    )
 
 
 def test_large_arrays_are_sharded_over_fsdp_along_the_longest_axis_that_divides():
@@ -146,7 +148,7 @@ def test_large_arrays_are_sharded_over_fsdp_along_the_longest_axis_that_divides(
     assert set(specs_of(tree, mesh_of(8, 1, 1)).values()) == {PartitionSpec()}
 
 
-def test_labels_that_do_not_divide_are_padded_at_rest():
+def test_labels_that_do_not_divide_are_padded_between_steps():
     tree = {"head/kernel": jax.ShapeDtypeStruct((4, 10), jnp.float32), "other": jax.ShapeDtypeStruct((10,), jnp.int32)}
     placed = abstract(tree, mesh_of(1, 1, 3), LABELS)
     assert (placed["head/kernel"].shape, placed["other"].shape) == ((4, 12), (10,))

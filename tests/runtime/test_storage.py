@@ -6,7 +6,7 @@ from etils import epath
 from mlmoe_jax.runtime.storage import Folder, Target, is_file_name, open_to_append, opened, whole_file
 
 
-def test_a_file_appears_whole(tmp_path):
+def test_a_file_is_replaced_whole(tmp_path):
     path = epath.Path(tmp_path / "a.bin")
     with whole_file(path) as partial:
         partial.write_bytes(b"new")

@@ -28,7 +28,7 @@ def store():
 
 @pytest.fixture(scope="module")
 def program(store, tmp_path_factory):
-    """A function that starts the program, with Google's libraries turned to the store of this machine."""
+    """A function that starts the program, with Google's libraries connected to the local store."""
     run = small_program.program_in(
         tmp_path_factory.mktemp("program"),
         STORAGE_EMULATOR_HOST=store.address,  # gcsfs
@@ -67,7 +67,7 @@ def test_a_training_leaves_a_complete_run(trained, store):
     assert not store.refused
 
 
-def test_a_killed_training_goes_on_as_if_undisturbed(program, trained, store):
+def test_a_killed_training_resumes_as_if_undisturbed(program, trained, store):
     run = "gs://bucket/runs/killed"
     process = program(*SMALL, f"--workdir={run}", "--json", wait=False)
     while process.poll() is None and len(rows_of(store, run)) < 4:

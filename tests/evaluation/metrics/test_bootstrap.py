@@ -8,7 +8,7 @@ from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percen
 
 
 def hard_case(images=30, classes=6):
-    """Ties, unknown entries, a class without positives, one with two, one with nothing else, one never predicted."""
+    """Ties, unknown entries, and classes without positives, with two, without negatives, and without predictions."""
     random = np.random.default_rng(0)
     labels = random.random((images, classes)) < 0.3
     scores = np.clip(random.normal(0.4 + 0.2 * labels, 0.2), 0, 1).round(1)
@@ -20,8 +20,8 @@ def hard_case(images=30, classes=6):
     return scores, labels, mask
 
 
-def test_weighted_metrics_are_those_of_the_images_drawn():
-    """Each resample again as a split of its own, its images in the drawn order, some several times."""
+def test_weighted_metrics_are_those_of_the_resampled_images():
+    """Compare with the metrics of each resample as a split of its own, with repeated images."""
     scores, labels, mask = hard_case()
     measure, resamples = WeightedMetrics(scores, labels, mask, 0.5), bootstrap.CHUNK + 14
     found = [measure(weights) for weights in draw(len(scores), resamples, seed=3)]
@@ -44,10 +44,10 @@ def test_weighted_metrics_are_those_of_the_images_drawn():
         np.testing.assert_allclose(ap[at], multilabel.average_precision(s, y, mask=m), rtol=1e-12)
         assert {name: value[at] for name, value in values.items()} == pytest.approx(expected, rel=1e-6, nan_ok=True)
     assert np.isnan(ap[:, 1]).all()
-    assert np.isnan(ap[:, 2]).any(), "some resample has no positive of the rare class, or the case is too easy"
+    assert np.isnan(ap[:, 2]).any(), "a resample lacks positives of the rare class, otherwise the case is too easy"
 
 
-def test_images_that_count_once_give_the_plain_metrics():
+def test_weights_of_one_give_the_plain_metrics():
     scores, labels, mask = hard_case()
     values, ap = WeightedMetrics(scores, labels, mask, 0.5)(np.ones((len(scores), 1), np.float32))
     np.testing.assert_allclose(ap[0], multilabel.average_precision(scores, labels, mask=mask), rtol=1e-12)

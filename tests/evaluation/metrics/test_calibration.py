@@ -8,7 +8,7 @@ from mlmoe_jax.evaluation.metrics import calibration, ranking
 
 
 def case(seed=0, images=80, classes=5):
-    """Scores of which many lie on the edge of a bin, a fifth of the entries masked, one class masked altogether."""
+    """Scores with many on the edge of a bin, a fifth of the entries masked, one class masked completely."""
     random = np.random.default_rng(seed)
     scores = random.integers(0, 41, (images, classes)) / 40
     labels = (random.random((images, classes)) < scores**2).astype(np.int8)
@@ -18,7 +18,7 @@ def case(seed=0, images=80, classes=5):
 
 
 def by_loops(scores, labels, mask, bins):
-    """Count, sum of scores and positives of each bin of one class, and its calibration error, entry by entry."""
+    """Return count, sum of scores and positives per bin of one class, and its calibration error, by a loop."""
     table = [[0, 0.0, 0] for _ in range(bins)]
     for s, y, m in zip(scores, labels, mask, strict=True):
         if m:
@@ -31,7 +31,7 @@ def by_loops(scores, labels, mask, bins):
 
 
 @pytest.mark.parametrize("bins", [1, 8, 15])
-def test_bins_and_errors_entry_by_entry(bins):
+def test_bins_and_errors_equal_a_loop_over_entries(bins):
     scores, labels, mask = case()
     binned = calibration.reliability(scores, labels, mask=mask, bins=bins)
     for k in range(scores.shape[1]):
@@ -60,7 +60,7 @@ def test_brier_is_that_of_sklearn():
 
 
 def test_calibration_by_hand():
-    """Two bins: 0.2 and 0.4 with no positive, 0.5 and 1 with one."""
+    """Two bins: 0.2 and 0.4 without a positive, 0.5 and 1 with one."""
     scores, labels = np.array([[0.2], [0.4], [0.5], [1.0]]), np.array([[0], [0], [0], [1]])
     binned = calibration.reliability(scores, labels, bins=2)
     assert binned.count.tolist() == [[2, 2]]
@@ -68,7 +68,7 @@ def test_calibration_by_hand():
     assert binned.brier[0] == pytest.approx((0.04 + 0.16 + 0.25 + 0) / 4)
 
 
-def test_what_is_said_comes_true_and_what_is_overstated_does_not():
+def test_calibrated_and_overconfident_scores():
     random = np.random.default_rng(0)
     scores = random.random((4000, 3))
     labels = random.random(scores.shape) < scores
@@ -78,7 +78,7 @@ def test_what_is_said_comes_true_and_what_is_overstated_does_not():
     assert bold == pytest.approx(2 / 3 - 1 / 2, abs=0.02)
 
 
-def test_classes_offset_each_other_only_when_pooled():
+def test_errors_of_classes_cancel_only_when_pooled():
     scores, labels = np.full((10, 2), 0.5), np.tile([0, 1], (10, 1))
     binned = calibration.reliability(scores, labels)
     assert binned.expected_calibration_error.tolist() == [0.5, 0.5]
@@ -86,7 +86,7 @@ def test_classes_offset_each_other_only_when_pooled():
 
 
 @pytest.mark.parametrize("anything", [-3.0, 7.0, np.inf, np.nan])
-def test_masked_entries_may_hold_anything(anything):
+def test_masked_entries_are_ignored(anything):
     scores, labels, mask = case()
     expected = calibration.reliability(scores, labels, mask=mask)
     spoilt = np.where(mask > 0, scores, anything), np.where(mask > 0, labels, 1 - labels)

@@ -23,7 +23,7 @@ PAIR = Pair(a=0, b=1, p_b_given_a=0.9, p_b=0.4, support=50)
 
 @pytest.fixture(scope="module")
 def digits():
-    """Labels of scenes as `digits-v1` draws them, and the same with their correlations broken, i8[N,10] each."""
+    """Labels of scenes as drawn by `digits-v1`, and the same without correlations, i8[N,10] each."""
     random = np.random.RandomState(0)
     labels = draw_label_sets(random, 700)
     return labels.astype(np.int8), break_correlations(random, labels, trades_per_row=4).astype(np.int8)
@@ -53,14 +53,14 @@ def test_pairs_of_digits(digits):
     assert not training_pairs(*cooccurrence(shifted), len(shifted), level=0.8)
 
 
-def test_which_pairs_are_chosen():
-    """Of 100 images 60 show label 0, 20 label 1, 10 label 2."""
+def test_choice_of_pairs():
+    """Of 100 images, 60 have label 0, 20 label 1, 10 label 2."""
     counts, positives = np.array([[0, 11, 9], [11, 0, 2], [9, 2, 0]]), np.array([60, 20, 10])
 
     def chosen(**options):
         return [(pair.a, pair.b) for pair in training_pairs(counts, positives, 100, **options)]
 
-    # p(0 | 1) = 0.55 is above the level but below p(0) = 0.6: the two come together less often than by chance.
+    # p(0 | 1) = 0.55 is above the level but below p(0) = 0.6: the two co-occur less often than by chance.
     assert chosen(level=0.5, support=1) == [(2, 0)]
     assert chosen(level=0.1, support=1) == [(2, 0), (0, 2)]
     assert chosen(level=0.1, support=10) == []
@@ -73,7 +73,7 @@ def test_which_pairs_are_chosen():
 # --- figures
 
 
-def test_figures_image_by_image():
+def test_figures_equal_a_loop_over_images():
     scores, labels, mask = random_case()
     cuts = np.array([0.2, 0.6, 0.4, 0.5])
     pairs = [replace(PAIR, a=a, b=b) for a, b in ((0, 1), (3, 2), (1, 0))]
@@ -103,8 +103,8 @@ def test_figures_image_by_image():
         assert row.with_b.auc_gap == figures["auc_cooccurring"] - figures["auc_exclusive"]
 
 
-def test_a_model_that_sees_and_one_that_guesses(digits):
-    """One knows every label; the other reports a companion wherever it sees the head digit, and only there."""
+def test_a_model_that_recognizes_and_one_that_guesses(digits):
+    """One predicts each label correctly; the other predicts a companion exactly if it sees the head digit."""
     test, shifted = digits
     counts, positives = cooccurrence(test)
     pairs = training_pairs(counts, positives, len(test), level=0.8)
@@ -125,7 +125,7 @@ def test_a_model_that_sees_and_one_that_guesses(digits):
         assert row["score_gap"] == pytest.approx(0.8)
         assert row["auc_cooccurring"] > 0.7
         assert row["auc_exclusive"] < 0.5
-    # The gap of one model is the same on both; what the shift changes is how many images it concerns.
+    # The gap of a model is the same on both; the shift changes only the number of affected images.
     wrong = [sum(row.images.a_only for row in rows) for rows in guess.values()]
     assert wrong[1] > 4 * wrong[0]
 
@@ -133,10 +133,10 @@ def test_a_model_that_sees_and_one_that_guesses(digits):
 # --- few images, several splits
 
 
-def test_cells_with_few_images_say_nothing():
+def test_cells_with_few_images_are_undefined():
     labels = np.zeros((40, 2), bool)
     labels[:20, 0] = True
-    labels[3:30, 1] = True  # both 17, a alone 3, b alone 10, neither 10
+    labels[3:30, 1] = True  # both 17, only a 3, only b 10, neither 10
     scores = np.linspace(0, 1, 80).reshape(40, 2)
     for fewest, undefined in (
         (3, ()),
@@ -180,7 +180,7 @@ def test_splits_average_the_same_pairs():
 
 
 @pytest.mark.parametrize("anything", [-9.0, 9.0, np.inf, np.nan])
-def test_masked_entries_may_hold_anything(anything):
+def test_masked_entries_are_ignored(anything):
     scores, labels, mask = random_case()
     expected = pair_biases(scores, labels, [PAIR], 0.5, mask=mask)
     spoilt = np.where(mask, scores, anything), np.where(mask, labels, ~labels)

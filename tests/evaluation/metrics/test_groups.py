@@ -20,7 +20,7 @@ HAMMING = MetricGroup("Hamming loss", {"hamming": "share of the labels that are 
 """
 
 
-def test_a_new_metric_is_one_file_and_one_line(tmp_path, monkeypatch):
+def test_a_new_metric_takes_one_file_and_one_line(tmp_path, monkeypatch):
     (tmp_path / "hamming_of_a_test.py").write_text(HAMMING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(GROUPS.entries, "hamming", "hamming_of_a_test:HAMMING")
@@ -30,7 +30,7 @@ def test_a_new_metric_is_one_file_and_one_line(tmp_path, monkeypatch):
     assert next(iter(report)) == "mAP"
 
 
-def test_what_groups_share_is_computed_once(monkeypatch):
+def test_values_shared_by_groups_are_computed_once(monkeypatch):
     calls = []
     monkeypatch.setattr(groups, "per_class", lambda *args, **options: calls.append(options) or {})
     entries = Entries(np.eye(2), np.eye(2, dtype=bool), np.ones((2, 2), bool), k=1)
@@ -39,7 +39,7 @@ def test_what_groups_share_is_computed_once(monkeypatch):
     np.testing.assert_array_equal(entries.top, np.eye(2, dtype=bool))
 
 
-def test_every_group_has_a_heading_or_is_shown_otherwise():
+def test_every_group_has_a_caption_and_meanings():
     for name in GROUPS:
         assert GROUPS[name].caption
         assert GROUPS[name].meanings or name == "predictions"
@@ -57,7 +57,7 @@ def test_rates_of_counts():
     assert precision_recall_f1_of(hits[0], claimed[0], actual[0], fill=0.0)["CP"] == pytest.approx(1 / 6)
 
 
-def test_quotients_and_means_leave_out_what_is_undefined():
+def test_ratios_and_means_leave_out_undefined_values():
     np.testing.assert_array_equal(ratio([1.0, 0.0], [2, 0]), [0.5, np.nan])
     assert ratio(3.0, 0, 1.0) == 1
     np.testing.assert_array_equal(mean_defined([[1.0, np.nan, 3.0], [np.nan] * 3]), [2, np.nan])

@@ -44,7 +44,7 @@ def test_average_precision_of_mlvpt():
 
 @pytest.mark.parametrize("case", ["mlgcn", "mlgcn_voc_difficult", "mlgcn_class4_no_predictions"])
 def test_figures_of_mlgcn(case):
-    """Difficult labels are left out of AP and negative in all else; top-k also asks for logit ≥ 0."""
+    """Difficult labels are left out of AP and negative in all other metrics; top-k also requires logit ≥ 0."""
     target = DIFFICULT if case == "mlgcn_voc_difficult" else Y
     ap = multilabel.average_precision(S, target, mask=target != 0 if target is DIFFICULT else None)
     np.testing.assert_allclose(100 * ap, RESULTS[case]["AP_percent"], rtol=0, atol=1e-4)
@@ -83,7 +83,7 @@ def test_average_precision_is_that_of_sklearn(seed):
             assert k == 2
             assert all(math.isnan(values[k]) for values in ap.values())
             continue
-        precision, recall, _ = precision_recall_curve(y, s)  # recall falls; the last point is (0, 1) by convention
+        precision, recall, _ = precision_recall_curve(y, s)  # recall decreases; the last point is (0, 1) by convention
         envelope = np.maximum.accumulate(precision)[:-1]
         reached = [precision[:-1][recall[:-1] >= level / 10 - 1e-9].max() for level in range(11)]
         assert ap["none"][k] == pytest.approx(average_precision_score(y, s), abs=1e-12)
@@ -154,12 +154,12 @@ def test_average_precision_by_hand():
     ap = {kind: multilabel.average_precision(scores, labels, interpolation=kind)[0] for kind in KINDS}
     assert ap["none"] == pytest.approx((1 + 2 / 4 + 3 / 5) / 3)
     assert ap["envelope"] == pytest.approx((1 + 3 / 5 + 3 / 5) / 3)
-    # Recall 1/3 is reached by 0 … 0.3 with precision 1, the other seven points by 3/5.
+    # The recalls 0 … 0.3 are reached with precision 1, the other seven with 3/5.
     assert ap["11point"] == pytest.approx((4 * 1 + 7 * 3 / 5) / 11)
 
 
 def test_ties_enter_together():
-    """Three of equal score, one positive: precision 1/3; then the last positive: 2/4, which lifts the envelope."""
+    """Three equal scores, one of a positive: precision 1/3; then the last positive: 2/4, which raises the envelope."""
     scores, labels = np.array([[0.5], [0.5], [0.5], [0.1]]), np.array([[0], [1], [0], [1]])
     for order in ([0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 0, 1]):
         s, y = scores[order], labels[order]
@@ -216,7 +216,7 @@ def test_precision_and_recall_by_hand():
         assert multilabel.precision_recall_f1(predicted, labels, empty=empty) == pytest.approx(figures)
 
 
-def test_figures_where_nothing_is_predicted_or_right():
+def test_figures_without_predictions_or_hits():
     labels, nothing = np.eye(2), np.zeros((2, 2))
     skip, zero = (multilabel.precision_recall_f1(nothing, labels, empty=empty) for empty in ("skip", "zero"))
     assert [key for key, value in skip.items() if math.isnan(value)] == ["CP", "CF1", "OP", "OF1"]
@@ -283,7 +283,7 @@ def test_only_ones_are_positive():
     np.testing.assert_array_equal(multilabel.average_precision(S, Y == 1), multilabel.average_precision(S, Y))
 
 
-def test_mistakes_of_the_caller():
+def test_invalid_arguments():
     with pytest.raises(ValueError, match="NaN"):
         multilabel.average_precision(np.full((2, 2), np.nan), np.eye(2))
     with pytest.raises(ValueError, match=r"\[B,K\]"):

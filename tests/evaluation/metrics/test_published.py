@@ -37,7 +37,7 @@ def test_mlvpt_is_the_authors_code(case):
     row = preset("mlvpt", scores, Y, frequency=expected["pos_ratio"])
     assert list(row) == ["mAP", *TABLE, *at("@top3")]
     compared = expected["prior_matched"]
-    if case != "mlvpt_final_ties":  # the order of equal scores is open in their code
+    if case != "mlvpt_final_ties":  # the order of equal scores is undefined in their code
         compared = compared | {"mAP": expected["mAP_percent"]}
         compared |= {f"{name}@top3": value for name, value in expected["top3"].items()}
     assert {name: 100 * row[name] for name in compared} == pytest.approx(compared, abs=1e-5)
@@ -65,7 +65,7 @@ def test_map_of_q2l_and_asl_is_that_of_the_authors_code(name, case):
 # --- by other means
 
 
-def test_asl_is_its_validation_class_by_class():
+def test_asl_equals_its_validation_per_class():
     scores, labels = P.astype(np.float64), Y.copy()
     scores[:, 2], labels[:, 5] = 0.1, 0  # no prediction, no positive
     scores[3, 0] = 0.8  # not above it
@@ -104,7 +104,7 @@ def test_drmoe_is_sklearn_at_half():
     assert row["OF1"] == pytest.approx(f1_score(Y, P >= 0.5, average="micro"))
 
 
-def test_q2l_differs_from_mlgcn_in_ap_alone():
+def test_q2l_differs_from_mlgcn_only_in_ap():
     q2l, mlgcn = (preset(name, P, Y, frequency=None) for name in ("q2l", "mlgcn"))
     assert q2l["mAP"] > mlgcn["mAP"] + 1e-3
     assert {**q2l, "mAP": 0} == {**mlgcn, "mAP": 0}
@@ -114,7 +114,7 @@ def test_q2l_differs_from_mlgcn_in_ap_alone():
 
 
 def test_difficult_labels():
-    """ML-GCN leaves them out of AP; everywhere else they are negative."""
+    """ML-GCN leaves them out of AP; otherwise they are negative."""
     negative = np.where(DIFFICULT == 2, 0, DIFFICULT)
     for name in PRESETS:
         row, plain = (preset(name, P, codes, frequency=frequencies(name)) for codes in (DIFFICULT, negative))
@@ -123,8 +123,8 @@ def test_difficult_labels():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_unknown_labels_count_nowhere(name):
-    """A row that is all unknown changes nothing; an unknown entry may hold any score and is not among the top 3."""
+def test_unknown_labels_are_ignored(name):
+    """A row of unknown labels changes nothing; an unknown entry may have any score and is never in the top 3."""
     frequency = frequencies(name)
     expected = preset(name, P, Y, frequency=frequency)
     more = np.vstack([P, np.full(12, 0.9999)]), np.vstack([Y, np.full(12, -1)])
@@ -135,7 +135,7 @@ def test_unknown_labels_count_nowhere(name):
 
 
 def test_prior_matched_cuts_count_known_images():
-    """Two of four known images, not three of six; and a class of which nothing is known predicts nothing."""
+    """Two of four known images, not three of six; a class without known labels is never predicted."""
     scores = np.array([[0.9, 0.5], [0.8, 0.5], [0.7, 0.5], [0.6, 0.5], [0.95, 0.5], [0.99, 0.5]])
     codes = np.array([[1, -1], [0, -1], [0, -1], [1, -1], [-1, -1], [-1, -1]])
     row = preset("mlvpt", scores, codes, frequency=[0.5, 0.5])
@@ -169,7 +169,7 @@ def test_order_of_images_does_not_matter(name):
     assert rows[0] == pytest.approx(rows[1], abs=1e-13)
 
 
-def test_mistakes(refusal):
+def test_invalid_arguments(refusal):
     assert "mlvpt, q2l, mlgcn, asl, drmoe" in refusal(preset, "voc", P, Y, frequency=None)
     with pytest.raises(ValueError, match="frequencies"):
         preset("mlvpt", P, Y, frequency=None)
