@@ -92,8 +92,8 @@ def fit_split(
         raise UserError(f"no label has a positive among the {len(table):,} images of {table.name} that have scores")
     if not np.isfinite(cuts).any():
         raise UserError(
-            f"a precision of {precision:g} is not reached on {table.name} by any label at any threshold; ask for less "
-            "with --config.thresholds.precision"
+            f"a precision of {precision:g} is not reached on {table.name} by any label at any threshold; lower "
+            "--config.thresholds.precision"
         )
     used = np.where(np.isnan(cuts), fixed, cuts)
     before, after = (precision_recall_f1(table.scores >= at, label, mask=mask) for at in (fixed, used))

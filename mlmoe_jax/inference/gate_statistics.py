@@ -56,7 +56,7 @@ def summarize_gates(batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, Ga
     for batch in batches:
         for name, weights in batch.items():
             weights = np.asarray(weights, np.float64)
-            # Sums of differences to the first image are exact enough even if a weight hardly changes.
+            # Sums of differences to the first image keep their precision even if a weight hardly changes.
             change = weights - first.setdefault(name, weights[0])
             images[name] += len(weights)
             sums[name, "entropy"] += np.asarray(gate_entropy(weights), np.float64).sum(axis=0)

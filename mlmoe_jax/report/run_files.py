@@ -49,7 +49,7 @@ COST = "cost.json"
 class Evaluated:
     """An evaluated split; parts whose file is missing are empty or None.
 
-    metrics: name -> fraction, nan where undefined. per_class: one dict per label, with the columns of
+    metrics: name -> fraction, nan if undefined. per_class: one dict per label, with the columns of
     per_class.csv. scores: without unreadable images.
     """
 

@@ -34,7 +34,7 @@ if _LOGGER.level == logging.NOTSET:
 
 
 class Progress:
-    """A bar on a terminal; if stderr is a file, a line every 15 s (a bar would be one endless line there)."""
+    """A bar on a terminal; if stderr is a file, one line per 15 s (a bar would be one endless line there)."""
 
     def __init__(self, what: str, total: int, images_per_step: int, *, first: int = 0):
         self.what, self.total, self.images_per_step = what, total, images_per_step
@@ -50,12 +50,12 @@ class Progress:
         """Yield the batches and measure the time spent waiting for each."""
         batches = iter(batches)
         while True:
-            asked = time.perf_counter()
+            began = time.perf_counter()
             try:
                 batch = next(batches)
             except StopIteration:
                 return
-            self.waited += time.perf_counter() - asked
+            self.waited += time.perf_counter() - began
             yield batch
 
     def advance(self, note: str = "") -> None:
@@ -104,7 +104,7 @@ class Progress:
 
 
 class Meter:
-    """The progress of a download in bytes: a bar on a terminal; if stderr is a file, a line every 15 s."""
+    """The progress of a download in bytes: a bar on a terminal; if stderr is a file, one line per 15 s."""
 
     def __init__(self, name: str, first: int, length: int):
         self.name, self.first, self.done, self.length = name, first, first, length

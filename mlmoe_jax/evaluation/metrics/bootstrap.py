@@ -53,7 +53,7 @@ class WeightedMetrics:
         self.top, self.any = (x.any(axis=1).astype(np.float32) for x in (top, valid))
 
     def __call__(self, weights: NDArray[np.float32]) -> tuple[dict[str, Floats], Floats]:
-        """Return (metrics by name, f64[R] each; average precision f64[R,K]) for weights f32[N,R]; nan where undefined.
+        """Return (metrics by name, f64[R] each; average precision f64[R,K]) for weights f32[N,R]; nan if undefined.
 
         Means over classes leave out those without a positive, or without a prediction, in a resample.
         """

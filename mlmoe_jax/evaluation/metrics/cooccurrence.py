@@ -198,8 +198,8 @@ def summarize(splits: Mapping[str, Sequence[PairBias]]) -> dict[str, dict[str, f
     Raises:
       ValueError: the splits have different pairs.
     """
-    asked = [[(row.pair.a, row.pair.b) for row in rows] for rows in splits.values()]
-    if any(pairs != asked[0] for pairs in asked):
+    pairs = [[(row.pair.a, row.pair.b) for row in rows] for rows in splits.values()]
+    if any(of_split != pairs[0] for of_split in pairs):
         raise ValueError("the splits must be measured on the same pairs")
     report = {name: {"pairs": len(rows)} for name, rows in splits.items()}
     for count, question, figures in _QUESTIONS:
