@@ -1,4 +1,4 @@
-"""From a config to a model with its values: what training, evaluation and prediction share."""
+"""From a config to a model with its values, for training, evaluation and prediction alike."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from mlmoe_jax.runtime.sharding import LabelAxes
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """A model's structure and its values, split by who changes them.
+    """The structure of a model and its values.
 
-    unpublished: the paths of the frozen values that no published file holds.
+    trainable: updated by the optimizer. frozen: never updated. stats: updated by the forward pass. unpublished: the
+    paths of the frozen values that no published file holds.
     """
 
     definition: ModelDef = field(metadata={"static": True})
@@ -39,13 +40,13 @@ class Parts:
 
 
 def label_axes_for(config: ConfigDict, num_labels: int, mesh: Mesh) -> LabelAxes | None:
-    """Return which axes of a config's parameters are sharded over the mesh by label; None if none is."""
+    """Return the axes of a config's parameters that are sharded over the mesh by label; None if there are none."""
     axes = label_axes_of_head(config, num_labels) if mesh.shape["expert"] > 1 else {}
     return LabelAxes(num_labels, axes) if axes else None
 
 
 def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
-    """Build the model of a config with its pretrained backbone, if it names one; the rest is drawn from the seed."""
+    """Build the model of a config with its pretrained backbone, if any; all other values are drawn from the seed."""
     model = build_model(config, label_space, rngs=nnx.Rngs(config.seed))
     if load_backbone:
         fill_backbone(model, config)
@@ -53,22 +54,22 @@ def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool
 
 
 def abstract_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Return what `assemble` would, with a ShapeDtypeStruct for every value; nothing is read or allocated."""
+    """Return the result of `assemble` with a ShapeDtypeStruct for every value; nothing is read or allocated."""
     return split_model(nnx.eval_shape(lambda: build_model(config, label_space, rngs=nnx.Rngs(config.seed))), config)
 
 
 def fill_backbone(model: Classifier, config: ConfigDict) -> None:
-    """Give a model the pretrained backbone that its config names, if it names one."""
+    """Fill the backbone of a model with the pretrained weights that its config names, if any."""
     settings = config.model.backbone
     load_pretrained(model.backbone, settings.name, settings.weights)
 
 
 def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
-    """Fill a backbone with `weights`: "auto", the published file of `name`; "none", nothing; or the path of a file."""
+    """Fill a backbone with `weights`: "auto" (the published file of `name`), "none" (nothing) or the path of a file."""
     if weights == "none":
         return
     report = load_weights(backbone, name if weights == "auto" else weights)
-    for what, names in (("tensors were not used", report.unused), ("values were not there", report.missing)):
+    for what, names in (("tensors were not used", report.unused), ("values were missing", report.missing)):
         if names:
             status(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
 
@@ -76,7 +77,7 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
 def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
     """Split the values of a model, which may be abstract, as the config says.
 
-    A published backbone is taken to hold the values that its publisher gives. Raises UserError if nothing is trainable.
+    A published backbone is assumed to hold its published values. Raises UserError if nothing is trainable.
     """
     definition, params, stats = ModelDef.split(model)
     trainable, frozen = split_trainable(params, trainable_rules(config))
@@ -111,12 +112,15 @@ def trainable_rules(config: ConfigDict) -> tuple:
 
 
 def preprocess_for(config: ConfigDict) -> Preprocess:
-    """Return the preprocessing that the config's backbone expects, at the config's image size."""
+    """Return the preprocessing that the config's backbone expects, at the config's image size.
+
+    Raises UserError if the backbone does not accept this image size.
+    """
     entry = catalog.entry(config.model.backbone.name)
     if not entry.shape.fits(config.data.image_size):
         raise UserError(
-            f"data.image_size is {config.data.image_size}, no multiple of {config.model.backbone.name}'s patch size "
-            f"{entry.shape.patch}"
+            f"data.image_size is {config.data.image_size}, which is not a multiple of {config.model.backbone.name}'s "
+            f"patch size {entry.shape.patch}"
         )
     if config.model.backbone.normalization == "imagenet":
         return Preprocess(config.data.image_size, IMAGENET_MEAN, IMAGENET_STD)

@@ -1,9 +1,9 @@
-"""Orbax behind a handful of functions.
+"""Saving and restoring checkpoints with Orbax.
 
-A checkpoint has four items: `state` (step, trainable, stats, optimizer, averages: what training goes on from),
-`selected` (the values that evaluation and prediction use), `notes` (plain JSON, such as the best metric so far) and
-`digests` (a sha256 of every array). Orbax keeps no checksum of array data: flipped bits would come back silently as
-other numbers, so a restored checkpoint whose digests differ is passed over in favour of the one before.
+A checkpoint has four items: `state` (step, trainable, stats, optimizer, averages: all that training resumes
+from), `selected` (the values for evaluation and prediction), `notes` (plain JSON, such as the best metric so far) and
+`digests` (a sha256 of every array). Orbax keeps no checksum of array data, so flipped bits would be restored
+silently as other numbers. If the digests of a restored checkpoint differ, the one before it is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlmoe_jax.runtime.progress import status
 
 @dataclass(frozen=True)
 class Restored:
-    """What came back; `state` is None where only the selected values were asked for."""
+    """A restored checkpoint; `state` is None if only the selected values were requested."""
 
     step: int
     selected: Any
@@ -40,11 +40,11 @@ class Restored:
 
 @contextlib.contextmanager
 def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> Iterator[ocp.CheckpointManager]:
-    """Open the checkpoints of a run folder, of which the newest `keep` stay, and close them at the end.
+    """Open the checkpoints of a run folder, of which the newest `keep` are kept, and close them at the end.
 
-    writing: make the folder and remove checkpoints that a killed run left half written; if a training may be writing
-    to the folder at this moment, that would remove its checkpoint. While the manager is open, `sys.unraisablehook` and
-    the log of asyncio are filtered, see `_failed_reads_kept_quiet`.
+    writing: make the folder, and remove checkpoints that a killed run left half written. This must be False if a
+    training may be writing to the folder, because its checkpoint would be removed. While the manager is open,
+    `sys.unraisablehook` and the log of asyncio are filtered; see `_failed_reads_kept_quiet`.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
@@ -54,7 +54,7 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, notes: dict[str, Any]) -> None:
-    """Start writing a checkpoint; it counts only once it is complete. A step that is there already is left as it is."""
+    """Start writing a checkpoint, which counts once it is complete; an existing checkpoint of the step is kept."""
     if step in manager.all_steps():
         return
     watchdog.sign("save", f"it began to write the checkpoint of step {step}")
@@ -71,11 +71,11 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
 
 
 def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any = None) -> Restored | None:
-    """Restore the newest good checkpoint into trees like `selected` and `state` (shapes and shardings are theirs).
+    """Restore the newest good checkpoint, with the shapes and shardings of `selected` and `state`.
 
-    A damaged checkpoint is reported and passed over; where training goes on (`state` is given) from an older one it is
-    deleted, since Orbax saves no step that is not beyond all that are there. Returns None where there is no checkpoint
-    at all; raises UserError where there are some and all are damaged.
+    A damaged checkpoint is reported and the one before it is tried. If `state` is given, training resumes from the
+    restored checkpoint, and damaged ones after it are deleted, since Orbax only saves steps beyond all that exist.
+    Returns None if there are no checkpoints. Raises UserError if all of them are damaged.
     """
     watchdog.sign("restore", "it began to restore a checkpoint")
     steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
@@ -93,15 +93,15 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
                 if items["digests"][name].get(leaf) != digest
             ]
             if changed:
-                raise ValueError(f"{len(changed)} arrays differ from what was saved, the first is {changed[0]}")
-        except Exception as error:  # Orbax raises a bare one where an array on several devices cannot be read
+                raise ValueError(f"{len(changed)} arrays differ from the saved ones, the first is {changed[0]}")
+        except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
             reason = error.__cause__ or error
             damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-                gc.collect()  # throws away now what Python would throw away, and complain of, as the program ends
-        # What one process cannot read, no process goes on from.
+                gc.collect()  # otherwise Python would warn about these objects at exit
+        # No process uses a checkpoint that one of them cannot read.
         if damages := [damage for damage in distributed.gather(damage) if damage]:
-            status(f"checkpoint {step} is damaged and passed over: {damages[0]}")
+            status(f"checkpoint {step} is damaged and was skipped: {damages[0]}")
             continue
         for damaged in steps[: steps.index(step)] if state is not None else ():
             manager.delete(damaged)
@@ -111,13 +111,24 @@ def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any 
     return None
 
 
+def newest_notes(manager: ocp.CheckpointManager) -> dict[str, Any]:
+    """Return the notes of the newest checkpoint; {} if there is none, or its notes cannot be read."""
+    step = manager.latest_step()
+    if step is None:
+        return {}
+    try:
+        return manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
+    except (ValueError, OSError, KeyError):
+        return {}
+
+
 @contextlib.contextmanager
 def _failed_reads_kept_quiet() -> Iterator[None]:
-    """Keep the reads that are under way when another one fails from printing a traceback each.
+    """Suppress the tracebacks of pending reads after another read has failed.
 
-    Orbax closes its event loop at the first array that it cannot read, and raises. TensorStore goes on reading the
-    others and notifies the closed loop, some time later, and the coroutines that waited for them never finish. Replaces
-    `sys.unraisablehook` and filters the log of asyncio until the end of the block; everything else passes.
+    Orbax closes its event loop at the first array that it cannot read, and raises. TensorStore still reads the other
+    arrays and notifies the closed loop later, and the coroutines that wait for them never finish. Until the end of the
+    block, `sys.unraisablehook` is replaced and the log of asyncio is filtered; unrelated messages pass.
     """
     show, asyncio_log = sys.unraisablehook, logging.getLogger("asyncio")
 
@@ -143,7 +154,7 @@ def _abstract(tree: Any) -> Any:
 
 
 def _digests(tree: Any) -> dict[str, str]:
-    """Return the sha256 of every array, whole, so that it is the same however the array is spread over devices."""
+    """Return the sha256 of every array as a whole, which does not depend on how the array is sharded."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
         jax.tree_util.keystr(path): hashlib.sha256(

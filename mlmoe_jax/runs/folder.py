@@ -1,10 +1,10 @@
-"""The only writer of a run folder.
+"""The files of a run folder.
 
 A run folder holds all that evaluation, prediction and reports need: `config.json`, `labels.txt`, `label_space.npz`,
 `preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
-`per_class.csv`, `cooccurrence.csv`, `scores.npz`, `starts.json`, `checkpoints/`, and `skipped_images.csv` where images
-could not be read. Paths go through etils.epath, so that a folder may lie on local disk or in an object store. Files are
-replaced whole, by renaming on local disk; an object store replaces objects atomically by itself.
+`per_class.csv`, `cooccurrence.csv`, `scores.npz`, `starts.json`, `checkpoints/`, and `skipped_images.csv` if images
+could not be read. Paths are etils.epath paths, so a folder can be local or in an object store. Files are replaced
+atomically: by renaming on local disk, and by the object store itself elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from etils import epath
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.storage import Folder, open_to_append, to_json
 
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
@@ -26,7 +27,7 @@ SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples
 
 
 class RunFolder(Folder):
-    """A run folder at a local path or an address such as gs://bucket/run."""
+    """A run folder at a local path or a URL such as gs://bucket/run."""
 
     kind = "run folder"
 
@@ -39,8 +40,12 @@ class RunFolder(Folder):
         if missing:
             raise UserError(f"{self} is not the run folder of a training: it has no {missing[0]}")
 
+    def writing_by_first(self) -> contextlib.AbstractContextManager[None]:
+        """Return `writing()` in the first process, and a context without effect in the others."""
+        return self.writing() if distributed.is_first() else contextlib.nullcontext()
+
     def adopt(self, other: RunFolder) -> None:
-        """Copy all files of another run folder, its config last: with it this is a run folder, not before."""
+        """Copy all files of another run folder, the config last: with a config, a folder counts as a run folder."""
         for name in sorted(set(other.files()) - {".lock"}, key=lambda name: (name == CONFIG, name)):
             self.write_bytes(name, (other / name).read_bytes())
 
@@ -50,7 +55,7 @@ class RunFolder(Folder):
 
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:
-        """Add one line to metrics.jsonl."""
+        """Append one line to metrics.jsonl."""
         line = to_json(row) + "\n"
         path = self / METRICS
         if self.is_local:
@@ -60,7 +65,7 @@ class RunFolder(Folder):
             path.write_text((path.read_text() if path.exists() else "") + line)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl; a last line cut off by a crash is left out."""
+        """Return the rows of metrics.jsonl, without a line that a crash has truncated."""
         path = self / METRICS
         rows = []
         for line in path.read_text().splitlines() if path.exists() else []:
@@ -69,7 +74,7 @@ class RunFolder(Folder):
         return rows
 
     def drop_rows_after(self, step: int) -> None:
-        """Remove the lines of steps beyond `step`, which a resumed run will write again."""
+        """Remove the rows after `step`, which a resumed run will write again."""
         kept = [row for row in self.rows() if row["step"] <= step]
         self.write_text(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
 

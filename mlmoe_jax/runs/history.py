@@ -1,4 +1,4 @@
-"""With what, and on what, a training was started: numbers can depend on it, so the run folder keeps every start."""
+"""Every start of a training with its library versions and devices, since results can depend on them."""
 
 import importlib.metadata
 import platform
@@ -15,15 +15,15 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nu
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of this package and of the libraries that numbers depend on."""
+    """Return the versions of Python, of this package and of the libraries that results depend on."""
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     return {"python": platform.python_version(), "mlmoe_jax": mlmoe_jax.__version__, **libraries}
 
 
 def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
-    """Add this start to `starts.json`: when, from which step, versions, devices, processes and mesh.
+    """Add this start to `starts.json`: time, first step, versions, devices, processes and mesh.
 
-    Raises UserError where the file is damaged.
+    Raises UserError if the file is damaged.
     """
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -38,5 +38,5 @@ def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
 
 
 def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the starts of a run, oldest first; of an older run folder, none. UserError where the file is damaged."""
+    """Return the starts of a run, oldest first; [] without the file. Raises UserError if the file is damaged."""
     return folder.read_json(STARTS) if (folder / STARTS).exists() else []

@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl and where else they go."""
+"""The metric rows of a training: metrics.jsonl, metrics.csv and trackers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,10 @@ from mlmoe_jax.runtime.progress import Progress
 
 
 class MetricLog:
-    """The rows of metrics.jsonl, one a logged step, and the same rows for every one of `trackers`.
+    """Writer of metrics.jsonl, one row per logged step, and of the same rows to each of `trackers`.
 
-    A row waits until the next step is under way, so that fetching its numbers does not hold the device up.
-    metrics.csv has the same rows as a table; it is written whole, with every evaluation and at the end.
+    A row is written after the next step has been dispatched, so that fetching its values does not stall the device.
+    metrics.csv has the same rows as a table; it is replaced at every evaluation and at the end.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class MetricLog:
         self._on_device: dict[str, jax.Array] = {}
 
     def note(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
-        """Remember a step's metrics, still on the device."""
+        """Hold a step's metrics, still on the device, as the pending row."""
         self._on_device = {**metrics, "learning_rate": self.learning_rate(step - 1)}
         self._row = {
             "step": step,
@@ -42,12 +42,12 @@ class MetricLog:
         }
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add evaluation metrics to the waiting row."""
+        """Add evaluation metrics to the pending row."""
         self._row |= values
         self._evaluated = True
 
     def write(self) -> None:
-        """Write the waiting row, if there is one; UserError where the loss is not finite."""
+        """Write the pending row, if any. Raises UserError if its loss is not finite."""
         if not self._row:
             return
         step = self._row["step"]
@@ -77,7 +77,7 @@ class MetricLog:
 
 
 def require_finite(step: int, loss: float) -> None:
-    """Raise UserError where the loss of a step is not a finite number."""
+    """Raise UserError if the loss of a step is not finite."""
     if not math.isfinite(loss):
         raise UserError(
             f"the loss is {loss} at step {step}; lower config.optim.learning_rate and start in a new --workdir (the "

@@ -1,4 +1,4 @@
-"""From a run folder to a model with its values, and the files that make this possible."""
+"""From a run folder to a model with its values, and the metadata files that this needs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.sharding import LabelAxes, place, setup_jax
 
-_MAY_DIFFER = ("data", "eval", "metrics", "report", "mesh")  # sections that do not change what a trained model is
+_MAY_DIFFER = ("data", "eval", "metrics", "report", "mesh")  # sections that do not change a trained model
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model as its run folder holds it, placed on a mesh."""
+    """A trained model from a run folder, placed on a mesh."""
 
     config: ConfigDict
     label_space: LabelSpace
@@ -41,13 +41,13 @@ class Run:
     values: Params
     frozen: Params
     mesh: Mesh
-    label_axes: LabelAxes | None  # with which the values are placed on the mesh
+    label_axes: LabelAxes | None  # as in `place`
     step: int
     notes: dict[str, Any]
 
 
 def require_same_frozen(folder: RunFolder, frozen: Params) -> None:
-    """Raise UserError where the folder holds checkpoints of a run with other frozen weights."""
+    """Raise UserError if the folder holds checkpoints of a run with other frozen weights."""
     if not ((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
         return
     _require_fingerprint(folder, folder.read_json(BACKBONE), frozen)
@@ -69,9 +69,9 @@ def write_run_metadata(
     frozen: Params,
     unpublished: Collection[str],
 ) -> None:
-    """Write the files that make a run folder self-contained; frozen weights too if no published file has them.
+    """Write the files that make a run folder self-contained.
 
-    unpublished: see Parts.
+    Frozen weights are among them if no published file has them; unpublished: see Parts.
     """
     folder.write_text(LABELS, "".join(f"{name}\n" for name in label_space.names))
     buffer = io.BytesIO()
@@ -90,19 +90,19 @@ def write_run_metadata(
     )
     kept = {"always": frozen, "auto": unpublished, "never": ()}[config.checkpoint.include_frozen]
     if kept:
-        # numpy's reader of safetensors knows no bfloat16; float32 holds it exactly
+        # safetensors' reader for numpy does not support bfloat16, which float32 represents exactly
         wide = {path: jax.device_get(frozen[path]).astype(np.float32) for path in sorted(kept)}
         folder.write_bytes(FROZEN, save(wide))
     elif not unpublished:
-        (folder / FROZEN).unlink(missing_ok=True)  # that of a training which ended before its first checkpoint
+        (folder / FROZEN).unlink(missing_ok=True)  # left by a training that ended before its first checkpoint
     folder.write_text(CONFIG, configuration.to_json(config))
 
 
 def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
-    """Restore the selected values of a run folder, with nothing but the folder (and the published backbone).
+    """Restore the selected values of a run from its folder and the published backbone.
 
-    overrides: config keys that differ from the run's own; those of what was trained cannot.
-    Raises UserError for a folder that is no run, holds no checkpoint, or whose frozen weights have changed.
+    overrides: config keys that differ from the run's own; only keys that do not change the trained model are allowed.
+    Raises UserError if the folder is not a run folder or has no checkpoint, or if the frozen weights have changed.
     """
     config, label_space = read_run(folder, overrides)
     stored = folder.read_json(PREPROCESS)
@@ -128,7 +128,10 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
 
 
 def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tuple[ConfigDict, LabelSpace]:
-    """Return the config of a run, with `overrides` as in `open_run`, and its labels; UserError for no run."""
+    """Return the config of a run, with `overrides` as in `open_run`, and its label space.
+
+    Raises UserError if the folder is not a run folder or its label space is damaged.
+    """
     folder.require(CONFIG, LABEL_SPACE, PREPROCESS, BACKBONE, CHECKPOINTS)
     config = configuration.from_json(folder.read_text(CONFIG))
     for key, _ in overrides:
@@ -145,8 +148,8 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
-    """Return whether a finished checkpoint lies in the folder, good or damaged."""
-    # Opening checkpoints is a common act of all processes, and a shared folder does not look the same to all at once.
+    """Return whether the folder has a finished checkpoint, good or damaged."""
+    # All processes must open the checkpoints together, but they may see a change in a shared folder at different times.
     if not distributed.broadcast_from_first((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
         return False
     with checkpoint.open_manager(folder, writing=False) as manager:
@@ -154,9 +157,10 @@ def has_checkpoint(folder: RunFolder) -> bool:
 
 
 def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Assemble a run's model with its frozen weights, those in the folder and for the rest the published ones.
+    """Assemble a run's model with its frozen weights, from the folder or else from the published file.
 
-    What trains has its first values. Raises UserError where the weights are not those that the run was trained with.
+    Trainable parameters have their initial values. Raises UserError if the frozen weights are not those that the run
+    was trained with.
     """
     described, stored = folder.read_json(BACKBONE), {}
     if (folder / FROZEN).exists():
@@ -172,10 +176,10 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
 
 
 def selected_values(folder: RunFolder, parts: Parts, mesh: Mesh) -> checkpoint.Restored:
-    """Restore the values that a run selected; UserError where it has none yet. `parts` is its model."""
+    """Restore the selected values of a run, whose model is `parts`. Raises UserError if there are none yet."""
     values = place({**parts.trainable, **parts.stats}, mesh)
     with checkpoint.open_manager(folder, writing=False) as manager:
         restored = checkpoint.restore_newest(manager, selected=values)
     if restored is None:
-        raise UserError(f"{folder} holds no finished checkpoint yet; let its training go on")
+        raise UserError(f"{folder} holds no finished checkpoint yet; rerun its training command to resume it")
     return restored

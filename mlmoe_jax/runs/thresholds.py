@@ -19,19 +19,19 @@ Floats = NDArray[np.float64]
 # ---------------------------------------------------------------------------------------------------------- the file
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds of a run: label -> the probability from which on it is given, infinity = never.
+    """The thresholds of a run: label -> the lowest probability at which it is predicted; infinity = never.
 
-    source: where they come from, as thresholds.json says it: `split`, `goal`, …; empty where nothing was fitted.
+    source: how they were fitted, as in thresholds.json: `split`, `goal`, …; {} if they were not fitted.
     """
 
     values: dict[str, float]
     source: dict[str, Any] = field(default_factory=dict)
 
     def cuts_for(self, split: str, names: Sequence[str]) -> dict[str, Floats]:
-        """Return {"fitted": f64[K]} in the order of `names`, to report a split at the fitted thresholds.
+        """Return {"fitted": f64[K]} in the order of `names`, for metrics of a split at the fitted thresholds.
 
-        Empty where nothing was fitted, or on this very split, whose numbers would be too good. Raises UserError where a
-        label has no threshold.
+        {} if the thresholds were not fitted, or fitted on this split, whose metrics would be too optimistic. Raises
+        UserError if a label has no threshold.
         """
         if self.source.get("split", split) == split:
             return {}
@@ -43,9 +43,9 @@ class Thresholds:
 
 
 def read_thresholds(folder: RunFolder) -> Thresholds:
-    """Read thresholds.json; UserError where it is not there or damaged.
+    """Read thresholds.json. Raises UserError if it is missing or damaged.
 
-    It is either {label: threshold}, or, once fitted, {"thresholds": {label: threshold}, "split": …, …}; null = never.
+    It is {label: threshold}, or {"thresholds": {label: threshold}, "split": …, …} for fitted ones; null = never.
     """
     folder.require(THRESHOLDS)
     stored = folder.read_json(THRESHOLDS)
@@ -68,9 +68,9 @@ def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:
 
 
 def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> None:
-    """Give every label the same threshold, unless the folder holds fitted ones of a training that has finished.
+    """Give every label the same threshold, unless the folder holds fitted ones of a finished training.
 
-    A training that still goes on changes the scores, so that thresholds fitted to earlier ones no longer hold.
+    An unfinished training still changes the scores, so thresholds that were fitted to earlier ones are replaced.
     """
     if (folder / RESULTS).exists() and (folder / THRESHOLDS).exists():
         present = read_thresholds(folder)

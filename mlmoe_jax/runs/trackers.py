@@ -1,4 +1,4 @@
-"""Where the rows of a training go besides metrics.jsonl: TensorBoard event files, and Weights & Biases if asked for."""
+"""Trackers of metric rows: TensorBoard event files and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ TENSORBOARD, WANDB = "tensorboard", "wandb.json"
 
 
 class Tracker(Protocol):
-    """What takes rows of metrics, name -> number, one a logged step, in the order of the steps."""
+    """A receiver of metric rows, name -> number, one per logged step, in the order of the steps."""
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Take one row; `row["step"]` is its step."""
+        """Write one row; `row["step"]` is its step."""
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Finish pending writes."""
 
 
 class EventFiles:
     """TensorBoard's event files, in `tensorboard/` of the run folder.
 
-    What an earlier run wrote beyond `first_step`, and a resumed one will write again, is taken back by the mark that
-    TensorBoard knows for this. An object store cannot append: there the file is kept locally and replaced whole.
+    Events after `first_step`, which an earlier run wrote and a resumed run writes again, are discarded by a session
+    start event. An object store cannot append, so there the file is kept locally and replaced whole.
     """
 
     def __init__(self, folder: RunFolder, first_step: int):
-        # Not at the top: only training needs it. Its SummaryWriter hands events to a thread, which may be late.
+        # Not at the top: only training needs it. Not its SummaryWriter, whose thread may write late.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
@@ -49,7 +49,7 @@ class EventFiles:
             self._write(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Add a scalar a name; the file is up to date when this returns."""
+        """Write one scalar per name; the file is up to date when this returns."""
         event = self._event(wall_time=time.time(), step=int(row["step"]))
         for name, value in row.items():
             if name != "step":
@@ -70,7 +70,7 @@ class EventFiles:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, which a training that goes on continues; its id stays in the run folder."""
+    """A run of Weights & Biases, which a resumed training continues; the run folder keeps its id."""
 
     def __init__(self, folder: RunFolder, project: str, config: ConfigDict):
         try:
@@ -92,9 +92,9 @@ class WeightsAndBiases:
 
 
 def open_trackers(folder: RunFolder, config: ConfigDict, first_step: int) -> list[Tracker]:
-    """Return what `config.log` asks for, for a training that goes on after `first_step`.
+    """Return the trackers that `config.log` names, for a training that continues after `first_step`.
 
-    Raises UserError where Weights & Biases is asked for and not installed.
+    Raises UserError if Weights & Biases is named but not installed.
     """
     trackers: list[Tracker] = []
     if config.log.wandb:

@@ -1,8 +1,7 @@
-"""Runs out of the authors' checkpoints, and the authors' checkpoints out of runs."""
+"""Conversion between the authors' checkpoints and run folders."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,11 +25,11 @@ from mlmoe_jax.training.setup import build_steps, label_space_for
 
 
 def import_run(config: ConfigDict, folder: RunFolder) -> None:
-    """Make a run folder out of `config.init_from` without training, for evaluation, prediction and export.
+    """Convert `config.init_from` into a run folder without training, for evaluation, prediction and export.
 
-    Labels, their order and their groups are those of the training split; no image is read. The folder holds a
-    checkpoint of step 0, from which training can resume. Raises UserError if there is nothing to import, the folder
-    holds a run already, and whatever `initial_parts` raises.
+    Labels, their order and their groups are those of the training split; no image is read. The folder gets a checkpoint
+    of step 0, from which training can resume. Raises UserError if `init_from` is empty or the folder already holds a
+    run, and as `initial_parts` does.
     """
     configuration.validate(config)
     if not config.init_from:
@@ -38,7 +37,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
             "--mode=import needs --config.init_from=FILE, a checkpoint of the authors' code, or a run folder"
         )
     if has_checkpoint(folder):
-        raise UserError(f"{folder} holds a run already; name another --workdir")
+        raise UserError(f"{folder} already holds a run; choose another --workdir")
     require_source(config)
     folder.require_place()
     preprocess = preprocess_for(config)
@@ -48,11 +47,10 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     parts = initial_parts(config, label_space)
     total_steps = config.train.epochs * steps_per_epoch(len(split), config.train.batch_size)
     steps = build_steps(config, parts, preprocess, mesh, split.labels, total_steps=total_steps)
-    state = place(steps.initial_state(parts), mesh)  # not padded over the mesh: what is stored is the same on any
+    state = place(steps.initial_state(parts), mesh)  # without padding, so the checkpoint does not depend on the mesh
     selection = Selection(state.ema, kind="imported")
-    writer = distributed.is_first()
-    with folder.writing() if writer else contextlib.nullcontext():
-        if writer:
+    with folder.writing_by_first():
+        if distributed.is_first():
             write_run_metadata(folder, config, label_space, preprocess, state.frozen, parts.unpublished)
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             notes = {**selection.notes(), "skipped": []}
@@ -60,10 +58,10 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
 
 
 def export_run(folder: RunFolder, output: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> str:
-    """Write the selected values of a run as a state dict under the names of the authors' code; say what was written.
+    """Write the selected values of a run as a state dict with the names of the authors' code; return a summary line.
 
     output: a .safetensors or .npz file. overrides: as in `open_run`. Raises UserError for another suffix, a folder that
-    cannot be opened, and a model that no code of the authors has names for.
+    cannot be opened, and a model for which no official layout exists.
     """
     output = Path(output)
     require_writable(output)

@@ -1,8 +1,8 @@
 """The initial values of a run that starts from `config.init_from`.
 
-`config.init_from` is a checkpoint of the authors' PyTorch code, or the folder of another run. Runs may have other
-labels: what belongs to a label is matched by the label's name, and what has no counterpart keeps its initial value and
-is listed.
+`config.init_from` is a checkpoint of the authors' PyTorch code, or the folder of another run, which may have other
+labels: parameters of a label are matched by its name, and parameters without a counterpart keep their initial values
+and are listed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_run, selected_values
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.label_transfer import carry_over, counterparts, say_labels
+from mlmoe_jax.training.label_transfer import counterparts, report_labels, transfer_parameters
 
 
-# ------------------------------------------------------------------------------------------------------- where from
+# ----------------------------------------------------------------------------------------------------------- source
 def require_source(config: ConfigDict) -> None:
-    """Raise UserError where `init_from` is nothing to start from, before anything is done that takes time."""
+    """Raise UserError if a run cannot start from `config.init_from`; called before anything that takes time."""
     given = config.init_from
     if _is_file(given):
         if not Path(given).exists():
             raise UserError(f"there is no weights file {given}")
         if head_of(config).needs_vectors and not config.model.head.graph.word_vectors:
             raise UserError(
-                "config.init_from is a file of ML-GCN's, which was trained with GloVe vectors: name them with "
+                "config.init_from is a checkpoint of ML-GCN, which was trained with GloVe vectors: name them with "
                 "model.head.graph.word_vectors"
             )
     elif given and not RunFolder(given).path.is_dir():
@@ -52,9 +52,10 @@ def _is_file(given: str) -> bool:
 
 
 def initial_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Return the model of a config with the values of `config.init_from`, which has to be set.
+    """Return the model of a config with the values of `config.init_from`, which must be set.
 
-    Raises UserError if `init_from` is nothing to start from, does not fit the model, or could not be found again.
+    Raises UserError if the source is neither a checkpoint nor a run folder, if it does not fit the model, or if
+    `checkpoint.include_frozen=never` would lose frozen values that only the source has.
     """
     given = config.init_from
     require_source(config)
@@ -76,37 +77,37 @@ def _from_official(config: ConfigDict, label_space: LabelSpace, path: Path) -> P
     native = None if table is None else table.shape
     kept = {name: getattr(model.prompts, name)[...] for name in _set_masks(config)}
     report = load_official(model, path, len(label_space.names))
-    alone = not any(target.startswith("backbone/") for target in report.loaded)
-    if alone:
+    only_head = not any(target.startswith("backbone/") for target in report.loaded)
+    if only_head:
         fill_backbone(model, config)
     if report.sorted_labels:
         _reorder(model, label_space.names)
     for name, value in kept.items():
         getattr(model.prompts, name)[...] = value
     status(f"init_from {path}: {len(report.loaded)} parameters from the {report.source} layout")
-    if alone:
-        status(f"init_from {path}: a head alone; the backbone is {config.model.backbone.name} as pretrained")
+    if only_head:
+        status(f"init_from {path}: only a head; the backbone is the pretrained {config.model.backbone.name}")
     for what, names in (
         ("not used", report.unused),
-        ("not there, and left as it is", () if alone else report.missing),
+        ("missing, initial value kept", () if only_head else report.missing),
     ):
         if names:
             status(f"init_from {path}: {what}: {', '.join(names)}")
     for difference in departures(config.model, report.source):
         status(f"the authors' code computes something else: {difference}")
     parts = split_model(model, config)
-    if not alone:
+    if not only_head:
         parts = replace(parts, unpublished=frozenset(parts.frozen))
     return _fixed_table(parts, native)
 
 
 def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
-    """Move the rows of a head whose labels are in alphabetical order to where `names` has them."""
+    """Reorder the rows of a head from the alphabetical order of the labels to the order of `names`."""
     place = {name: row for row, name in enumerate(sorted(names))}
     order = np.array([place[name] for name in names])
     if (order == np.arange(len(names))).all():
         return
-    status("the labels of such a checkpoint are in alphabetical order, and are matched by their names")
+    status("the labels of this checkpoint are in alphabetical order; they are matched by name")
     state = nnx.state(model, nnx.Param)
     moved = {}
     for where, variable in nnx.to_flat_state(state):
@@ -117,19 +118,19 @@ def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
 
 
 def _set_masks(config: ConfigDict) -> tuple[str, ...]:
-    """Return the masks of prompts whose values the config itself gives, as the levels of pruning do."""
+    """Return the names of the prompt masks whose values the config gives, as the levels of pruning do."""
     prompts = config.model.prompts
     given = {"token_mask": prompts.kept_tokens, "segment_mask": prompts.kept_segments}
     return tuple(name for name, value in given.items() if value) if prompts.pruning == "fixed" else ()
 
 
 def _fixed_table(parts: Parts, native: tuple[int, ...] | None) -> Parts:
-    """Return `parts`; UserError where a position table for another grid than the backbone's own is to be trained."""
+    """Return `parts`; raise UserError if it trains a position table for another grid than the backbone's own."""
     table = parts.trainable.get(POSITION_TABLE)
     if table is not None and table.shape != native:
         raise UserError(
-            f"config.init_from has a position table of {table.shape[1]} entries where the backbone has {native[1]}; it "
-            "cannot be trained, so put (r'^backbone/pos_embed$', False) first in config.trainable"
+            f"config.init_from has a position table of {table.shape[1]} entries and the backbone one of {native[1]}; "
+            "it cannot be trained, so put (r'^backbone/pos_embed$', False) first in config.trainable"
         )
     return parts
 
@@ -140,26 +141,26 @@ def _from_run(config: ConfigDict, label_space: LabelSpace, folder: RunFolder) ->
     ours, theirs = config.model.backbone, their_config.model.backbone
     if ours.name != theirs.name:
         raise UserError(
-            f"config.init_from={folder} is a run on {theirs.name}, and this one is on {ours.name}; both need the same "
-            "backbone"
+            f"config.init_from={folder} is a run on {theirs.name}, and this one is on {ours.name}; both must have the "
+            "same backbone"
         )
     run = parts_of_run(folder, their_config, their_space)
     restored = selected_values(folder, run, make_mesh(config.mesh))
     published = set(run.frozen) - run.unpublished if ours.weights == theirs.weights == "auto" else set()
     if ours.weights not in ("auto", theirs.weights):
-        status(f"model.backbone.weights={ours.weights} is not read, since the backbone comes from {folder}")
+        status(f"model.backbone.weights={ours.weights} is not read, because the backbone comes from {folder}")
 
     base = assemble(config, label_space, load_backbone=bool(published))
     settled = published | {f"prompts/{name}" for name in _set_masks(config)}
     first, known = {**base.trainable, **base.frozen, **base.stats}, {**run.frozen, **restored.selected}
     match = counterparts(config, label_space, their_config, their_space)
     ours, theirs = ({path: v for path, v in each.items() if path not in settled} for each in (first, known))
-    taken, left = carry_over(ours, theirs, match)
+    taken, left = transfer_parameters(ours, theirs, match)
     step, count = restored.notes["step"], len(taken) + len(published)
     status(f"init_from {folder}: {count} of {len(first)} parameters, as selected at step {step}")
-    say_labels(match, label_space, their_space, grouped=config.model.prompts.kind == "group" and match.same_groups)
+    report_labels(match, label_space, their_space, grouped=config.model.prompts.kind == "group" and match.same_groups)
     for reason, paths in left.items():
-        status(f"not taken over, {reason}: {', '.join(sorted(paths))}")
+        status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
 
     def filled(values: Params) -> Params:
         return {path: taken.get(path, value) for path, value in values.items()}

@@ -1,4 +1,4 @@
-"""Parameters with a row per label, carried to a model with other labels."""
+"""Transfer of parameters to a model with other labels, matched by label name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from mlmoe_jax.runtime.progress import status
 class Counterparts:
     """How the parameters of two models correspond.
 
-    names, their_names: the labels of each. head: the class of both heads, whose `label_rows` say what belongs to a
-    label; None = the heads are of different kinds. same_groups: prompts are made for groups of one structure, or for
-    none. same_vectors: the labels that both have go by the same word vectors.
+    names, their_names: the labels of the two models. head: the class of both heads, whose `label_rows` name the axes
+    with a row per label; None = the heads are of different kinds. same_groups: the prompts have the same group
+    structure, or none. same_vectors: the common labels have the same word vectors.
     """
 
     names: tuple[str, ...]
@@ -38,7 +38,7 @@ class Counterparts:
 def counterparts(
     config: ConfigDict, space: LabelSpace, their_config: ConfigDict, their_space: LabelSpace
 ) -> Counterparts:
-    """Return how the models of two configs correspond, for the labels of each."""
+    """Return how the models of two configs correspond, given their label spaces."""
     structures = [_group_structure(each.model.prompts) for each in (config, their_config)]
     head = head_of(config) if config.model.head.kind == their_config.model.head.kind else None
     same_vectors = _same_vectors(space, their_space)
@@ -46,7 +46,7 @@ def counterparts(
 
 
 def _same_vectors(space: LabelSpace, their_space: LabelSpace) -> bool:
-    """Return whether the labels that both have also have the same word vectors, if there are any."""
+    """Return whether the common labels have the same word vectors; True if either space has none."""
     if space.vectors is None or their_space.vectors is None:
         return True
     theirs = dict(zip(their_space.names, their_space.vectors, strict=True))
@@ -61,15 +61,15 @@ def _group_structure(prompts: ConfigDict) -> tuple | None:
     return (prompts.sides, prompts.num_groups, prompts.per_group) if prompts.kind == "group" else None
 
 
-def carry_over(ours: Params, theirs: Params, match: Counterparts) -> tuple[Params, dict[str, list[str]]]:
-    """Return the values of `ours` that change, in its types, and by reason the paths on either side that do not meet.
+def transfer_parameters(ours: Params, theirs: Params, match: Counterparts) -> tuple[Params, dict[str, list[str]]]:
+    """Return the new values of `ours`, in its types, and the paths of either model that are not transferred, by reason.
 
-    ours, theirs: {path: value} of two models, whose labels and groups correspond as `match` says.
+    ours, theirs: {path: value} of two models that correspond as in `match`.
     """
     taken, left = {}, {}
     for path, value in ours.items():
         if path not in theirs:
-            reason = "there is none there"
+            reason = "missing in the source"
         elif not match.same_groups and _matches(path, "^prompts/", match.head and match.head.group_rows):
             reason = "other groups of prompts"
         elif not match.same_vectors and _matches(path, match.head and match.head.vector_rows):
@@ -77,13 +77,13 @@ def carry_over(ours: Params, theirs: Params, match: Counterparts) -> tuple[Param
         elif path.startswith("head/") and match.head is None and match.names != match.their_names:
             reason = "labels cannot be matched between these heads"
         else:
-            mixed, reason = _meet(path, value, theirs[path], match)
+            mixed, reason = _transferred(path, value, theirs[path], match)
             if mixed is not None:
                 taken[path] = jnp.asarray(mixed, value.dtype)
                 continue
         left.setdefault(reason, []).append(path)
     if unused := [path for path in theirs if path not in ours]:
-        left["there is none here"] = unused
+        left["missing in this model"] = unused
     return taken, left
 
 
@@ -91,8 +91,8 @@ def _matches(path: str, *patterns: str | None) -> bool:
     return any(pattern and re.search(pattern, path) for pattern in patterns)
 
 
-def _meet(path: str, ours: jax.Array, theirs: jax.Array, match: Counterparts) -> tuple[np.ndarray | None, str]:
-    """Return what becomes of one parameter, or None and the reason."""
+def _transferred(path: str, ours: jax.Array, theirs: jax.Array, match: Counterparts) -> tuple[np.ndarray | None, str]:
+    """Return the new value of one parameter, or None and the reason why it is not transferred."""
     rule = match.head and match.head.rows_of(path)
     theirs = np.asarray(jax.device_get(theirs))
     if rule is None or match.names == match.their_names:
@@ -106,7 +106,7 @@ def _meet(path: str, ours: jax.Array, theirs: jax.Array, match: Counterparts) ->
     if any(size != wanted for size, wanted in sizes):
         if ours.shape == theirs.shape and all(size == 1 for size, _ in sizes):  # all labels share it
             return theirs, ""
-        return None, "not laid out label by label"
+        return None, "without a row per label"
     if np.delete(ours.shape, rule.axes).tolist() != np.delete(theirs.shape, rule.axes).tolist():
         return None, "another shape"
     mine, other = _pairs(match, rule.further)
@@ -116,7 +116,7 @@ def _meet(path: str, ours: jax.Array, theirs: jax.Array, match: Counterparts) ->
 
 
 def _pairs(match: Counterparts, further: int) -> tuple[list[int], list[int]]:
-    """Return the places of the labels that both have, here and there, and of the entries behind the labels."""
+    """Return the indices of the common labels in both models, then those of the `further` entries after the labels."""
     place = {name: there for there, name in enumerate(match.their_names)}
     pairs = [(here, place[name]) for here, name in enumerate(match.names) if name in place]
     pairs += [(len(match.names) + extra, len(match.their_names) + extra) for extra in range(further)]
@@ -124,19 +124,19 @@ def _pairs(match: Counterparts, further: int) -> tuple[list[int], list[int]]:
 
 
 def _block(shape: Sequence[int], axes: Iterable[int], places: list[int]) -> tuple[np.ndarray, ...]:
-    """Return the index of `places` along each of `axes` and of everything along the others."""
+    """Return the index of `places` along each of `axes`, and of all entries along the other axes."""
     axes = tuple(axes)
     return np.ix_(*(places if axis in axes else range(size) for axis, size in enumerate(shape)))
 
 
-def say_labels(match: Counterparts, space: LabelSpace, their_space: LabelSpace, *, grouped: bool) -> None:
-    """List which labels were known, which are new and which are left out; and those whose group is another one."""
+def report_labels(match: Counterparts, space: LabelSpace, their_space: LabelSpace, *, grouped: bool) -> None:
+    """Print the labels that are matched, new and left out, and with `grouped` those in another group than before."""
     known = [name for name in match.names if name in set(match.their_names)]
     new = [name for name in match.names if name not in set(known)]
     left_out = [name for name in match.their_names if name not in set(known)]
     if match.names != match.their_names:
         status(
-            f"labels matched by name: {', '.join(known) or 'none'}; new here: {', '.join(new) or 'none'}; left out: "
+            f"labels matched by name: {', '.join(known) or 'none'}; new: {', '.join(new) or 'none'}; left out: "
             f"{', '.join(left_out) or 'none'}"
         )
     if not grouped:
@@ -152,6 +152,6 @@ def say_labels(match: Counterparts, space: LabelSpace, their_space: LabelSpace, 
     ]
     if moved:
         status(
-            f"{len(moved)} of these labels are in other groups than there ({', '.join(moved)}), and start on prompts "
-            "that were trained for others; model.prompts.groups can name a file with the same groups"
+            f"{len(moved)} of these labels change their groups ({', '.join(moved)}) and start with prompts that were "
+            "trained for other labels; model.prompts.groups can name a file with the same groups"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -12,7 +11,6 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save as safetensors_bytes
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.evaluation.evaluate import list_skipped, measure_and_write
 from mlmoe_jax.evaluation.results import Results
 from mlmoe_jax.models.params import Params, parameter_table
@@ -29,20 +27,20 @@ from mlmoe_jax.runtime.sharding import on_device, setup_jax
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.resume import require_same_config, restore_progress
 from mlmoe_jax.training.selection import Selection
-from mlmoe_jax.training.setup import Job, build_steps, open_data
+from mlmoe_jax.training.setup import Job, build_steps, open_data, training_batches
 from mlmoe_jax.training.state import TrainState, copied
 
 
 class Stopped(Exception):
-    """Training was asked to stop and has saved where it is."""
+    """Raised after SIGTERM or Ctrl-C, once the current step is saved."""
 
 
 def train(config: ConfigDict, folder: RunFolder) -> Results:
     """Train, or resume training, in a run folder; return the metrics of each split, as fractions.
 
-    A training starts from the first of these that is there: (1) the newest good checkpoint in the folder, (2)
-    `config.init_from`, (3) the pretrained backbone, (4) scratch. Raises UserError for what the user can put right,
-    Stopped after SIGTERM or Ctrl-C once the state is saved.
+    A training starts from the first of these that exists: (1) the newest good checkpoint in the folder, (2)
+    `config.init_from`, (3) the pretrained backbone, (4) random values. Raises UserError for errors that the user can
+    correct, and Stopped after SIGTERM or Ctrl-C, once the state is saved.
     """
     configuration.validate(config)
     folder.require_place()
@@ -58,7 +56,7 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
         parts = parts_of_run(folder, config, data.label_space)
     elif config.init_from:  # (2)
         parts = initial_parts(config, data.label_space)
-    else:  # (3), or (4) with model.backbone.weights=none
+    else:  # (3), or (4) if model.backbone.weights=none
         parts = assemble(config, data.label_space)
     status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts.frozen)
@@ -67,12 +65,11 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     job = Job(config, folder, data, steps)
 
     # ----------------------------------------------------------------------------------------------------- train
-    writer = distributed.is_first()
-    with memory.shortage_explained(memory.FOR_TRAINING), folder.writing() if writer else contextlib.nullcontext():
-        if writer:
+    with memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
+        if distributed.is_first():
             write_run_metadata(folder, config, data.label_space, preprocess, parts.frozen, parts.unpublished)
         state = steps.place(steps.initial_state(parts))
-        del parts  # its values would take up memory beside those of the state
+        del parts  # its values would occupy memory in addition to those of the state
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             state, selection = restore_progress(job, state, manager)  # (1)
             selection = run_steps(job, state, selection, manager)
@@ -82,8 +79,8 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
 def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.CheckpointManager) -> Selection:
     """Take all remaining steps. The order within a step matters for an exact resume.
 
-    1. the step; 2. the row of an earlier step, while the device is busy with this one; 3. evaluation and selection;
-    4. the row of this step, if anything is saved; 5. the checkpoint; 6. stop, if asked to.
+    1. the step; 2. the row of an earlier step, while the device computes this one; 3. evaluation and selection; 4. the
+    row of this step, if a checkpoint is due; 5. the checkpoint; 6. stop, if requested.
     """
     config, steps, first, total_steps = job.config, job.steps, int(state.step), job.steps.total_steps
     evaluate_every = config.eval.every_epochs * job.data.steps_per_epoch
@@ -92,7 +89,8 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     trackers = open_trackers(job.folder, config, first) if unfinished and distributed.is_first() else ()
     log = MetricLog(job.folder, steps.learning_rate, job.data.steps_per_epoch, trackers)
     progress = Progress("train", total_steps, config.train.batch_size, first=first)
-    batches = on_device(progress.waiting(_training_batches(job, first)), steps.mesh)
+    batches = training_batches(config, job.data.train_split, job.data.skipped, first_step=first)
+    batches = on_device(progress.waiting(batches), steps.mesh)
     with contextlib.closing(log), asked_to_stop() as asked:
         for step in range(first + 1, total_steps + 1):
             if selection.finished:
@@ -134,13 +132,13 @@ def finish(job: Job, selection: Selection, frozen: Params) -> Results:
         list_skipped(job.folder, [skipped, *(item.skipped for item in scored.values())])
         if job.config.train.save_backbone:
             job.folder.write_bytes("backbone.safetensors", _backbone_file({**selection.values, **frozen}))
-    distributed.barrier("results")  # what is in the folder now, every process may read
+    distributed.barrier("results")  # from here on, every process may read the results
     return results
 
 
 # ------------------------------------------------------------------------------------------------------ parts
 def _evaluate(job: Job, state: TrainState, selection: Selection, step: int) -> dict[str, float]:
-    """Measure raw and averaged weights on the split for selection, and let `selection` choose."""
+    """Evaluate raw and averaged weights on the selection split, and update `selection`."""
     kinds = {"raw": state.raw()} | ({"ema": state.ema} if job.config.ema.decay else {})
     split, row, candidates = job.data.selection_split, {}, {}
     for kind, values in kinds.items() if split else ():
@@ -158,19 +156,6 @@ def _evaluate(job: Job, state: TrainState, selection: Selection, step: int) -> d
         shown = ", ".join(f"{kind} {100 * mean_ap:.2f}" for kind, (mean_ap, _) in candidates.items())
         status(f"step {step}, epoch {step / job.data.steps_per_epoch:g}: {split} mAP {shown} %")
     return row
-
-
-def _training_batches(job: Job, first_step: int) -> Iterator[dict[str, np.ndarray]]:
-    loader = build_loader(
-        job.config.data,
-        job.data.train_split,
-        batch_size=job.config.train.batch_size,
-        augment=job.config.augment,
-        seed=job.config.seed,
-        first_step=first_step,
-        process=distributed.process(),
-    )
-    return job.data.skipped.watch(loader)
 
 
 def _backbone_file(values: Params) -> bytes:

@@ -14,17 +14,15 @@ from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.loss_kinds import LOSSES
 
 Metrics = dict[str, jax.Array]
-
-
-Objective = Callable[..., tuple[jax.Array, Metrics]]  # of a Prediction and its Batch, see make_objective
+Objective = Callable[..., tuple[jax.Array, Metrics]]  # (prediction, batch, whole batch), see make_objective
 
 
 def make_objective(settings: ConfigDict, balance: Callable[[], jax.Array] | None = None) -> Objective:
     """Build the training loss from `config.loss`: a weighted sum over the named terms, plus the model's penalties.
 
-    It takes a prediction, its batch, and the whole batch if that is only a part of one: the losses of the parts add up
-    to the loss of the whole.
-    balance: computes the factor of positives per label, f32[K], for losses that are asked to balance them.
+    The objective takes a prediction and its batch, and the whole batch if that batch is only a part of one; then the
+    losses of the parts add up to the loss of the whole batch.
+    balance: returns the weight of positives per label, f32[K], for losses with `positive_weight=0`.
     """
     per_element = LOSSES[settings.kind](settings, balance)
     weights = {name: weight for name, weight in settings.terms.items() if weight}
@@ -55,12 +53,15 @@ def make_objective(settings: ConfigDict, balance: Callable[[], jax.Array] | None
 
 
 def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
-    """Return the loss of a config; `labels` i8[N,K] of the training split balance it if the config asks for that."""
+    """Return the training loss of a config.
+
+    labels: codes i8[N,K] of the training split, from which the weights of a balanced loss are computed.
+    """
     return make_objective(config.loss, lambda: _negatives_over_positives(labels, config.data.difficult))
 
 
 def _negatives_over_positives(labels: np.ndarray, difficult: str) -> jax.Array:
-    """The weight that balances each label's positives with its known negatives, f32[K]; 1 where it has no positive."""
+    """Return known negatives / positives per label, f32[K]; 1 for labels without positives."""
     positives, known = (np.zeros(labels.shape[1]) for _ in range(2))
     for rows in np.array_split(labels, max(1, len(labels) // 10_000)):
         label, mask = targets(rows, difficult)

@@ -23,21 +23,24 @@ Schedule = Callable[[ArrayLike], ArrayLike]
 def one_cycle(
     peak: float, total_steps: int, *, pct_start: float = 0.2, div: float = 25.0, final_div: float = 1e4
 ) -> tuple[Schedule, Schedule]:
-    """One-cycle learning rate and beta1: PyTorch's OneCycleLR with cosine phases and its default momentum cycle.
+    """Return one-cycle learning rate and beta1: PyTorch's OneCycleLR with cosine phases and its default momentum cycle.
 
     The rate goes peak/div → peak at step pct_start·total_steps − 1 (rarely a whole number) → peak/div/final_div at the
     last step, total_steps − 1, and stays there. beta1 mirrors it, 0.95 → 0.85 → 0.95.
-    Where pct_start·total_steps = 1 the first step is the peak (PyTorch divides by zero).
+    If pct_start·total_steps = 1, the first step is the peak (PyTorch divides by zero).
 
     Args:
       peak: highest learning rate.
       total_steps: number of optimizer steps, ≥ 1.
-      pct_start: fraction of the steps spent rising, in [0, 1).
+      pct_start: fraction of the steps in which the rate rises, in [0, 1).
       div: peak / first rate.
       final_div: first rate / last rate.
 
     Returns:
       (rate, beta1), functions of the number of steps already taken, to f32[]; they work inside jit.
+
+    Raises:
+      UserError: total_steps or pct_start outside its range.
     """
     if total_steps < 1:
         raise UserError(f"training must have at least one step, not {total_steps}")
@@ -62,11 +65,12 @@ def one_cycle(
 
 
 def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
-    """(learning rate, beta1) of a config, both functions of the number of steps already taken.
+    """Return (learning rate, beta1) of a config, both functions of the number of steps already taken.
 
-    `optim.schedule`: "one_cycle" (cycles beta1 too, so that `optim.b1` is not used), "constant", "cosine" (to 0 at
-    total_steps), or "multi_step" (times `optim.milestone_factor` after each share of the training in
+    `optim.schedule`: "one_cycle" (also cycles beta1, so `optim.b1` is not used), "constant", "cosine" (to 0 at
+    total_steps), or "multi_step" (times `optim.milestone_factor` after each fraction of the training in
     `optim.milestones`). All but the first rise linearly from 0 over `optim.warmup_steps` and keep beta1 = `optim.b1`.
+    Raises UserError for another schedule or too many warm-up steps.
     """
     peak = optim.learning_rate
     if optim.schedule == "one_cycle":
@@ -86,24 +90,25 @@ def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
 
 
 def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.GradientTransformation:
-    """The optimizer of a config, for flat dicts {path: array} over exactly `paths`.
+    """Return the optimizer of a config, for flat dicts {path: array} with exactly `paths`.
 
     Rate and weight decay of a parameter are the global ones times the value of the first rule that matches its path, or
-    times 1. The rate multiplies the decay as well, as in PyTorch.
+    times 1. The rate also multiplies the decay, as in PyTorch.
 
     Args:
       optim: has the attributes
-        name: "adamw" (decoupled decay), "adam" or "sgd" with momentum beta1 (decay added to the gradient), each step
-          by step equal to torch.optim's, or "muon" (see `_scale_by_muon`) where `muon_rules` say so, AdamW elsewhere,
+        name: "adamw" (decoupled decay), "adam" or "sgd" with momentum beta1 (decay added to the gradient), each equal
+          to torch.optim's at every step, or "muon": Muon (see `_scale_by_muon`) for the paths that `muon_rules`
+          choose, AdamW for the others,
         learning_rate: peak rate,
         schedule, warmup_steps, milestones, milestone_factor: see `make_schedules`,
         weight_decay,
-        b1, b2, eps: of AdamW, and b1 the momentum of SGD,
+        b1, b2, eps: of AdamW; b1 is also the momentum of SGD,
         clip_norm: largest global norm of the gradients, 0 = no clipping,
         rate_rules, decay_rules: lists of (regex over paths, factor),
         muon_rules: list of (regex over paths, bool), for `muon` only.
       total_steps: number of optimizer steps of the whole training.
-      paths: of the trained parameters.
+      paths: of the trainable parameters.
 
     Raises:
       UserError: unknown name or schedule, impossible step counts, a regex that does not compile.
@@ -135,15 +140,15 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
 
 
 def ema_update(ema: Mapping[str, Array], new: Mapping[str, Array], decay: float) -> dict[str, Array]:
-    """decay · ema + (1 − decay) · new, path by path; a value that does not change stays bit for bit."""
+    """Return decay · ema + (1 − decay) · new for each path; a constant value is preserved bit for bit."""
     return jax.tree.map(lambda old, value: old + (1 - decay) * (value - old), dict(ema), dict(new))
 
 
 def _scale_by_adam(beta1: Schedule, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam's direction m̂ / (√v̂ + eps), with the state of optax.scale_by_adam and a beta1 that changes by the step.
+    """Adam's direction m̂ / (√v̂ + eps), with the state of optax.scale_by_adam and a beta1 that depends on the step.
 
     The bias corrections use the beta1 of this step only, as PyTorch's do. 1 − b2^t is −expm1(t · log b2): as a
-    difference in float32 its first values are off by one part in 10⁵, and the whole trajectory with them.
+    difference in float32, its first values have an error of one part in 10⁵, and so has the whole trajectory.
     """
 
     def init(params: Mapping[str, Array]) -> optax.ScaleByAdamState:
@@ -164,12 +169,12 @@ def _scale_by_adam(beta1: Schedule, b2: float, eps: float) -> optax.GradientTran
 
 
 def _scale_by_muon() -> optax.GradientTransformation:
-    """Muon (Jordan et al., 2024): the momentum of a matrix, its singular values pushed to 1 by Newton–Schulz steps.
+    """Muon (Jordan et al., 2024): the momentum of a matrix, its singular values moved to 1 by Newton–Schulz steps.
 
-    Scaled by 0.2·√max(rows, columns), so that an entry moves as far as under AdamW and one rate serves both (Liu et
+    Scaled by 0.2·√max(rows, columns), so that updates are as large as with AdamW and both use one rate (Liu et
     al., "Muon is scalable for LLM training", arXiv:2502.16982, sec. 2.2).
     """
-    # optax says that no dimension numbers mean matrices, and then fails on them
+    # explicit, although they are documented as the default for matrices: optax fails without them
     axes = optax.contrib.MuonDimensionNumbers()
     direction = optax.contrib.scale_by_muon(weight_dimension_numbers=lambda grads: dict.fromkeys(grads, axes))
 

@@ -1,15 +1,14 @@
 """E2VPT's pruning (Han et al., ICCV 2023, sec. 3.3): train with masks, rank, prune, rewind, choose.
 
-1. train with a learned mask on every prompt and every segment of it; 2. measure how much each mask matters;
-3. for every level of pruning, mask the least important, start again from the first initial values with the masks fixed,
-and train; 4. choose the level with the best mAP on the split that selects. Each training has a run folder of its own,
-and what is finished is not done again, so a stopped pruning goes on where it was. The run folder of the chosen one is
-copied to the place that was asked for.
+1. Train with a learned mask for every prompt and every segment of it. 2. Measure the importance of each mask. 3. For
+every level of pruning, mask the least important prompts and segments, restart from the same initial values with these
+masks fixed, and train. 4. Choose the level with the best mAP on the selection split. Each training has its own run
+folder, and finished stages are not repeated, so the same command resumes a stopped pruning. The files of the chosen
+level are copied to the target folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import itertools
@@ -23,7 +22,7 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax.data.pipeline import SkippedImages, build_loader
+from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
@@ -39,6 +38,7 @@ from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.resume import require_same_config
 from mlmoe_jax.training.selection import selection_split
+from mlmoe_jax.training.setup import training_batches
 
 SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance_{}.npz", "prune.csv"
 MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
@@ -46,7 +46,7 @@ MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
 
 @dataclass(frozen=True)
 class Level:
-    """Which prompts and segments stay, as the keys `kept_tokens` and `kept_segments` of a config say it."""
+    """The prompts and segments that are kept, as in the config keys `kept_tokens` and `kept_segments`."""
 
     name: str
     kept_tokens: str
@@ -56,14 +56,14 @@ class Level:
 def prune(config: ConfigDict, folder: RunFolder) -> Results:
     """Run the whole procedure in a folder; return the metrics of the chosen training, as fractions.
 
-    Raises UserError for a config without prunable prompts or without a split to choose on, train.Stopped after SIGTERM
-    or Ctrl-C once the training that was on its way is saved.
+    Raises UserError for a config without prunable prompts or without a selection split, and loop.Stopped after SIGTERM
+    or Ctrl-C, once the current training is saved.
     """
     _require_prunable(config)
     search = copy.deepcopy(config)
     search.model.prompts.pruning = "learned"
     require_same_config(search, folder.below(SEARCH))
-    with folder.writing() if distributed.is_first() else contextlib.nullcontext():
+    with folder.writing_by_first():
         _train_once(search, folder.below(SEARCH), "training with learned masks")
         importance = _importance(folder, config)
         levels = make_levels(importance, config.prune)
@@ -84,7 +84,7 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
 
 
 def at_level(config: ConfigDict, level: Level) -> ConfigDict:
-    """Return the config of the training that starts again with the masks of a level, fixed."""
+    """Return the config of the training that restarts with the masks of a level, fixed."""
     pruned = copy.deepcopy(config)
     prompts = pruned.model.prompts
     prompts.pruning, prompts.kept_tokens, prompts.kept_segments = "fixed", level.kept_tokens, level.kept_segments
@@ -92,10 +92,10 @@ def at_level(config: ConfigDict, level: Level) -> ConfigDict:
 
 
 def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> list[Level]:
-    """Return every combination of token and segment levels of `config.prune`, those with the same masks once.
+    """Return every combination of token and segment levels of `config.prune`; levels with equal masks appear once.
 
-    importance: `tokens` f[P] and `segments` f[P,S]; what has the lowest value goes first, a segment in comparison with
-    those of its own prompt. At least one prompt stays, and `prune.keep_segments` segments of each.
+    importance: `tokens` f64[P] and `segments` f64[P,S], S segments per prompt. The lowest values are pruned first;
+    segments are compared within their prompt. At least one prompt is kept, and `prune.keep_segments` segments of each.
     """
     levels: dict[tuple, Level] = {}
     for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
@@ -109,17 +109,18 @@ def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> 
 
 
 def _kept(importance: np.ndarray, level: float, *, at_least: int) -> str:
-    """Return a 1 or 0 for each entry, 0 for the share `level` of the least important ones."""
-    gone = min(round(level * len(importance)), max(0, len(importance) - at_least))
-    least = np.argsort(importance, kind="stable")[:gone]
+    """Return 0 for the fraction `level` of entries with the lowest importance and 1 for the others, as a string."""
+    count = min(round(level * len(importance)), max(0, len(importance) - at_least))
+    least = np.argsort(importance, kind="stable")[:count]
     return "".join("0" if index in least else "1" for index in range(len(importance)))
 
 
-def measure_importance(run: Run, *, how: str = "signed", seed: int = 0) -> dict[str, np.ndarray]:
+def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray]:
     """Return the mean over training batches of ∂loss/∂mask for the masks `tokens` f64[P] and `segments` f64[P,S].
 
-    how: `signed` as the authors' code ranks, or `absolute`, the mean of its absolute value, as the paper's sensitivity
-    reads (Michel et al., 2019, eq. 3). The code also lets its optimizer step while it measures; here the weights rest.
+    how: `signed`, as in the authors' code, or `absolute`, the mean of the absolute value, as in the paper's definition
+    (Michel et al., 2019, eq. 3). The authors' code also updates the weights while it measures; here they are constant.
+    Raises UserError if the training split is smaller than a batch.
     """
     config = run.config
     split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
@@ -130,17 +131,9 @@ def measure_importance(run: Run, *, how: str = "signed", seed: int = 0) -> dict[
     step = _importance_step(run, split.labels)
     total = {name: np.zeros(run.values[path].shape) for name, path in MASKS.items()}
     progress = Progress("measure importance", steps, size)
-    loader = build_loader(
-        config.data,
-        split,
-        batch_size=size,
-        augment=config.augment,
-        seed=config.seed,
-        process=distributed.process(),
-    )
-    batches = on_device(progress.waiting(SkippedImages(split).watch(loader)), run.mesh)
+    batches = on_device(progress.waiting(training_batches(config, split, SkippedImages(split))), run.mesh)
     for number, batch in zip(range(steps), batches, strict=False):
-        gradient = jax.device_get(step(run.values, run.frozen, batch, jax.random.key(seed + number)))
+        gradient = jax.device_get(step(run.values, run.frozen, batch, jax.random.key(config.seed + number)))
         for name, value in gradient.items():
             total[name] += np.abs(value) if how == "absolute" else value
         progress.advance()
@@ -179,24 +172,24 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
 
 # ------------------------------------------------------------------------------------------------------------ parts
 def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
-    """Measure the importance of the searched masks, or read what an earlier call has measured."""
+    """Measure the importance of the learned masks, or read it if an earlier call has stored it."""
     name = IMPORTANCE.format(config.prune.importance)
     if distributed.broadcast_from_first((folder / name).exists()):
         with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
             return dict(stored)
-    measured = measure_importance(open_run(folder.below(SEARCH)), how=config.prune.importance, seed=config.seed)
+    measured = measure_importance(open_run(folder.below(SEARCH)), how=config.prune.importance)
     if distributed.is_first():
         folder.write_npz(name, **measured)
     return measured
 
 
-def _train_once(config: ConfigDict, folder: RunFolder, what: str) -> Results:
-    """Return the results of a training, taken, or taken up, unless it is finished."""
+def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
+    """Return the results of a training; start or resume it unless it is finished."""
     require_same_config(config, folder)
     if (finished := training_results(folder)) is not None:
-        status(f"{what}: finished before")
+        status(f"{title}: already finished")
         return finished
-    status(what)
+    status(title)
     return train(config, folder)
 
 

@@ -1,4 +1,4 @@
-"""How a training resumes: which keys may change, and from which checkpoint."""
+"""Resuming a training: the keys that may change, and the restored progress."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Job
 from mlmoe_jax.training.state import TrainState, copied
 
-# Keys that may differ when a run resumes: they change where and how fast it trains, not what.
+# Keys that may differ when a run resumes, because they do not change its results.
 FREE_KEYS = (
     "data.root",
     "data.threads",
     "data.workers",
     "pack.",
     "prune.",
-    "init_from",  # a run that resumes does not start from it again
+    "init_from",  # only read when a run starts
     "train.accumulate",
     "train.log_every",
     "eval.batch_size",
@@ -37,10 +37,10 @@ FREE_KEYS = (
 
 
 def restore_progress(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[TrainState, Selection]:
-    """Return state and selection of the newest good checkpoint; if there is no checkpoint, those before the first step.
+    """Return state and selection from the newest good checkpoint, or the initial ones if there are no checkpoints.
 
-    state: the one before the first step, placed. Rows of metrics.jsonl beyond the restored step are removed, and the
-    start is recorded. Raises UserError if there are checkpoints and all of them are damaged.
+    state: the one before the first step, placed. Rows of metrics.jsonl after the restored step are removed, and the
+    start is recorded. Raises UserError if all checkpoints are damaged.
     """
     steps, selection = job.steps, Selection(copied(state.ema))
     like = {"selected": selection.values, "state": state.replace(frozen={})}
@@ -67,11 +67,11 @@ def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
 
 
 def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
-    """Say which keys differ between a config and the one that the folder's run was trained with, if it holds one."""
+    """Describe each key whose value differs from the config of the run in the folder; [] if it holds no run."""
     if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in (CHECKPOINTS, RESULTS)):
         return []
     before, now = (configuration.flatten(c) for c in (configuration.from_json(folder.read_text(CONFIG)), config))
-    # Only terms of the loss can be in one of them alone, and such a term has no weight in the other.
+    # Only terms of the loss can be missing in one of them, where their weight is 0.
     return [
         f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"
         for key in now | before

@@ -1,4 +1,4 @@
-"""Which values of a run are kept for evaluation and prediction, and when training stops early."""
+"""Selection of the values for evaluation and prediction, and early stopping."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def selection_split(config: ConfigDict) -> str:
 
 @dataclass
 class Selection:
-    """The values chosen so far, how they came to be chosen, and the best mAP of each kind (`raw`, `ema`).
+    """The values selected so far, their origin, and the best mAP per kind (`raw`, `ema`).
 
-    Everything here is part of a checkpoint, so that a resumed run chooses and stops as an undisturbed one does.
+    All of it is part of a checkpoint, so a resumed run selects and stops like an uninterrupted one.
+    step, kind, split: of the selected values; split "" = selected without a metric. finished: training stops early.
     """
 
     values: Params
@@ -33,9 +34,9 @@ class Selection:
     finished: bool = False
 
     def consider(self, step: int, split: str, candidates: dict[str, tuple[float, Params]]) -> None:
-        """Take over the best of `candidates`, kind -> (mAP, values), if it beats all before it.
+        """Select the best of `candidates`, kind -> (mAP, values), if it is better than all earlier ones.
 
-        A round counts as a gain where any kind beats its own best, as the authors' early stopping has it.
+        A round is a gain if any kind exceeds its own best, as in the authors' early stopping.
         """
         before = max(self.best.values(), default=-math.inf)
         kind = max(candidates, key=lambda name: candidates[name][0])
@@ -47,11 +48,11 @@ class Selection:
         self.rounds_without_gain = 0 if gained else self.rounds_without_gain + 1
 
     def keep(self, step: int, kind: str, split: str, values: Params) -> None:
-        """Take over `values` whatever their mAP."""
+        """Select `values` regardless of their mAP."""
         self.values, self.step, self.kind, self.split = values, step, kind, split
 
     def notes(self) -> dict[str, Any]:
-        """Return everything but the values, as plain JSON for a checkpoint; `from_notes` is the inverse."""
+        """Return all fields except the values, as plain JSON for a checkpoint; `from_notes` is the inverse."""
         return {
             "step": self.step,
             "kind": self.kind,

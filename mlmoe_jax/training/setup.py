@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax import config as configuration
 from mlmoe_jax.data.check import check_splits
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
-from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
+from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name
 from mlmoe_jax.data.split import UNKNOWN, Split
@@ -28,7 +28,7 @@ from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import read_run
-from mlmoe_jax.runtime import sharding
+from mlmoe_jax.runtime import distributed, sharding
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes
 from mlmoe_jax.training.objective import training_objective
@@ -37,7 +37,7 @@ from mlmoe_jax.training.selection import selection_split
 from mlmoe_jax.training.state import TrainState, initial_state
 from mlmoe_jax.training.step import TrainStep, make_train_step
 
-# A length of training that no warm-up exceeds; neither shapes nor costs of the steps depend on it.
+# A length of training that no warm-up exceeds; shapes and costs of the steps do not depend on it.
 ANY_LENGTH = 10**9
 
 
@@ -46,8 +46,8 @@ ANY_LENGTH = 10**9
 class TrainingData:
     """The opened splits of a training.
 
-    eval_splits: those that are evaluated, by name. selection_split: the one of them that is evaluated during training;
-    "" = none. skipped: images of the training split that could not be read.
+    eval_splits: the splits to evaluate, by name. selection_split: the name of the one to evaluate during training; ""
+    = none. skipped: images of the training split that could not be read.
     """
 
     train_split: Split
@@ -59,11 +59,11 @@ class TrainingData:
 
 
 def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> TrainingData:
-    """Open the splits that a training needs, and warn of what is doubtful about them.
+    """Open the splits of a training, and print warnings about them and about the config.
 
-    resumes: the label space is that of the run in the folder. Another version of a library may group labels
-    differently, and a file of word vectors may have changed since: a model keeps the label space it was trained with.
-    Raises UserError for data that cannot be trained on, or whose labels are not those of the run.
+    resumes: take the label space from the run in the folder. Another version of a library may group labels differently,
+    and a file of word vectors may have changed, but a model keeps the label space that it was trained with.
+    Raises UserError if the data cannot be used for training, or if its labels are not those of the run.
     """
     selecting = selection_split(config)
     names = [name for name in (selecting, *config.data.test_splits) if name]
@@ -90,6 +90,25 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     )
 
 
+def training_batches(
+    config: ConfigDict, split: Split, skipped: SkippedImages, *, first_step: int = 0
+) -> Iterator[dict[str, np.ndarray]]:
+    """Return this process's part of the training batches after `first_step` steps.
+
+    skipped: collects the images that could not be read.
+    """
+    loader = build_loader(
+        config.data,
+        split,
+        batch_size=config.train.batch_size,
+        augment=config.augment,
+        seed=config.seed,
+        first_step=first_step,
+        process=distributed.process(),
+    )
+    return skipped.watch(loader)
+
+
 def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     """Return the label space of a new run on a training split."""
     vectors = head_of(config).needs_vectors
@@ -99,7 +118,7 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
 # ------------------------------------------------------------------------------------------------------------- steps
 @dataclass(frozen=True)
 class Steps:
-    """What trains and evaluates one model on one mesh.
+    """The optimizer and the compiled steps for one model on one mesh.
 
     learning_rate: number of steps taken -> f32[], jitted. train_step: see TrainStep. eval_step: see `make_eval_step`.
     """
@@ -115,24 +134,24 @@ class Steps:
     eval_step: Callable[..., dict[str, Any]]
 
     def initial_state(self, parts: Parts) -> TrainState:
-        """Return the state of a model before its first step, not placed on the mesh yet."""
+        """Return the state of a model before its first step, not yet placed on the mesh."""
         return initial_state(parts.trainable, parts.frozen, parts.stats, self.optimizer.init(parts.trainable))
 
     def place(self, tree: Any) -> Any:
-        """Put a tree of values on the mesh, as the steps expect them."""
+        """Place a tree of values on the mesh as the steps expect them."""
         return sharding.place(tree, self.mesh, self.label_axes)
 
     def stored_form(self, placed: Any) -> Any:
-        """Return placed values as checkpoints hold them, whatever the mesh."""
+        """Return placed values as checkpoints store them, which does not depend on the mesh."""
         return sharding.without_padding(placed, self.mesh, self.label_axes)
 
 
 def build_steps(
     config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh, train_labels: np.ndarray, *, total_steps: int
 ) -> Steps:
-    """Build the optimizer and the steps of a config for a model, which may be abstract; nothing is compiled yet.
+    """Build the optimizer and the steps of a config for a model, which may be abstract, without compiling them.
 
-    train_labels: codes i8[N,K] of the training split, from which a balanced loss takes its weights.
+    train_labels: codes i8[N,K] of the training split, for the weights of a balanced loss.
     """
     num_labels = train_labels.shape[1]
     label_axes = label_axes_for(config, num_labels, mesh)
@@ -164,9 +183,9 @@ def build_steps(
 
 
 def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple[Parts, Steps]:
-    """Return a config's model and steps without data or weights: every value is a ShapeDtypeStruct.
+    """Return a config's model and steps without data or weights; every value is a ShapeDtypeStruct.
 
-    num_labels: 0 = as many as the data set has. Raises UserError if that number is not known without the data.
+    num_labels: 0 = the number of labels of the data set. Raises UserError if that number is unknown without the data.
     """
     space = synthetic_label_space(num_labels or count_labels(config.data), config.model.prompts.num_groups)
     parts, labels = abstract_parts(config, space), np.zeros((1, len(space.names)), np.int8)
@@ -176,7 +195,7 @@ def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple
 # --------------------------------------------------------------------------------------------------------------- job
 @dataclass(frozen=True)
 class Job:
-    """Everything about a training that does not change while it runs."""
+    """The constant parts of a training."""
 
     config: ConfigDict
     folder: RunFolder
@@ -184,7 +203,7 @@ class Job:
     steps: Steps
 
     def score(self, values: Params, frozen: Params, split: Split) -> SplitScores:
-        """Score a split with some values."""
+        """Return the scores of a split for the given values."""
         options = {"data_config": self.config.data, "batch_size": self.config.eval.batch_size, "mesh": self.steps.mesh}
         return score_split(self.steps.eval_step, values, frozen, split, **options)
 

@@ -1,4 +1,4 @@
-"""The state of a training: parameters, statistics, optimizer, moving averages."""
+"""The state of a training: parameters, statistics, optimizer state, moving averages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mlmoe_jax.models.params import Params
 class TrainState:
     """The state of a run after `step` steps.
 
-    stats: values that the forward pass updates and no optimizer touches. ema: moving averages of trainable and stats
-    together.
+    stats: values that the forward pass updates instead of the optimizer. opt: the state of the optimizer. ema: moving
+    averages of trainable and stats together.
     """
 
     step: jax.Array
@@ -37,14 +37,14 @@ class TrainState:
 
 
 def copied(values: Any) -> Any:
-    """Return a copy of a tree of values that the next step, which donates its state, does not take away."""
+    """Return a copy of a tree of values that survives the donation of the originals in the next step."""
     return jax.tree.map(jnp.copy, values)
 
 
 def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) -> TrainState:
     """Return the state before the first step; the moving averages start at the initial values.
 
-    Everything that a step will donate is a buffer of its own: one array in two places could not be donated.
+    Every value that a step donates is copied, because a buffer that appears twice cannot be donated.
     """
     trainable, stats, opt, ema = copied((trainable, stats, opt, {**trainable, **stats}))
     return TrainState(jnp.zeros((), jnp.int32), trainable, frozen, stats, opt, ema)

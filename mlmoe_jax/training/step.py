@@ -18,14 +18,14 @@ from mlmoe_jax.training.objective import Metrics, Objective
 from mlmoe_jax.training.optim import ema_update
 from mlmoe_jax.training.state import TrainState
 
-# (moving state, frozen, part of a batch, whole batch, key) -> gradient, metrics, statistics after the part
+# (state without frozen, frozen, part of a batch, whole batch, key) -> gradient, metrics, statistics after the part
 Differentiate = Callable[[TrainState, Params, Batch, Batch, jax.Array], tuple[Params, Metrics, Params]]
 
 
 class TrainStep:
     """The compiled training step: (state, batch) -> (state after it, metrics).
 
-    Everything in the state that moves is donated. The frozen weights are neither donated nor returned.
+    The state is donated, except for its frozen weights, which the program does not return either.
     """
 
     def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None):
@@ -33,13 +33,13 @@ class TrainStep:
         self._compiled: jax.stages.Compiled | None = None
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
-        """Lower the step for arguments like these, which may be ShapeDtypeStructs with shardings."""
+        """Lower the step for these arguments, which may be ShapeDtypeStructs with shardings."""
         moving = state.replace(frozen={})
         out = placements(moving, self._mesh, self._label_axes), NamedSharding(self._mesh, REPLICATED)
         return jax.jit(self._step, donate_argnums=0, out_shardings=out).lower(moving, state.frozen, batch)
 
     def compile(self, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Return the program, compiled on the first call, for all arguments of the shapes of the first."""
+        """Return the program, compiled on the first call; later arguments must have the same shapes."""
         if self._compiled is None:
             self._compiled = self.lower(state, batch).compile()
         return self._compiled
@@ -65,8 +65,8 @@ def make_train_step(
 ) -> TrainStep:
     """Return the training step. All randomness of step t comes from (seed, t), so a resumed run repeats it.
 
-    label_axes: with which the state is placed. accumulate: number of parts of a batch that are computed one after the
-    other, so that only the activations of one part are in memory; see `_accumulated`.
+    label_axes: those with which the state is placed. accumulate: number of parts into which a batch is split; they are
+    computed one after another, so only the activations of one part are in memory (see `_accumulated`).
     """
 
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
@@ -96,10 +96,10 @@ def make_train_step(
 
 
 def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differentiate:
-    """Return `differentiate` over a batch in `parts`, one after the other.
+    """Return `differentiate` for a batch that is split into `parts`, computed one after another.
 
     The gradients are those of the whole batch, but batch norm sees one part at a time, and dropout and augmentation
-    draw anew for each part.
+    use other random numbers for each part.
     """
 
     def of_batch(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):

@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_skipped(program, trained, tmp_path):
     largest.write_bytes(content)
     again = program("--config=mlvpt_digits", f"--workdir={copy}", "--json", *SMALL)
     assert again.returncode == 0, again.stderr
-    assert f"checkpoint {newest.name} is damaged and passed over" in again.stderr
+    assert f"checkpoint {newest.name} is damaged and was skipped" in again.stderr
     assert json.loads(again.stdout) == json.loads(done.stdout)
     same_training(rows_of(copy), rows_of(folder))
 

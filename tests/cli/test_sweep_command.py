@@ -62,7 +62,7 @@ def test_an_interrupted_sweep_resumes(run, monkeypatch, tmp_path):
 
     done = run(f"--sweep=config.{key}=1e-3,1e-2", "--json")
     assert done.returncode == 0, done.stderr
-    assert "run 1 of 2, learning_rate=0.001: finished before" in done.stderr
+    assert "run 1 of 2, learning_rate=0.001: already finished" in done.stderr
     assert "resuming from step 3 of 6" in done.stderr
     assert (folder / "learning_rate=0.001" / "results.json").stat().st_mtime_ns == finished
     printed = json.loads(done.stdout)["runs"]

@@ -65,7 +65,7 @@ def test_processes_agree(start_job, tmp_path):
         assert of_process["digests"] == {"['parts']": plain, "['everywhere']": plain}
     assert digests(tmp_path, 2)["state"] == found[0]["digests"]
     assert [job.printed(number) for number in range(2)] == ["0\n", ""], "only the first prints, and Gloo nothing"
-    assert "checkpoint 2 is damaged and passed over: 1 arrays differ" in job.said(0)
+    assert "checkpoint 2 is damaged and was skipped: 1 arrays differ" in job.said(0)
 
 
 # -------------------------------------------------------------------------------------------------------- training

@@ -18,7 +18,7 @@ from mlmoe_jax.runtime.sharding import make_mesh, place
 from mlmoe_jax.training.optim import make_optimizer
 from mlmoe_jax.training.state import TrainState, initial_state
 
-# Orbax leaves coroutines unfinished where a file cannot be read.
+# Orbax leaves coroutines unfinished if a file cannot be read.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def make_state(step: int, *, size: int = 6) -> TrainState:
-    """Return a state with a real optimizer's, every value of which depends on `step`."""
+    """Return a state with that of a real optimizer; every value depends on `step`."""
     draw = np.random.default_rng(step)
     params = {"head/kernel": jnp.zeros((size, 3)), "head/bias": jnp.zeros(3)}
     optimizer = make_optimizer(default_config().optim, 100, params)
@@ -63,7 +63,7 @@ def identical(one, other):
 
 
 def damage(folder, step: int, item: str = "state"):
-    """Turn over one bit in the middle of every file with array data of a checkpoint."""
+    """Flip one bit in the middle of every file with array data of a checkpoint."""
     files = [file for file in (Path(folder.path) / CHECKPOINTS / str(step) / item).rglob("d/*") if file.is_file()]
     assert files
     for file in files:
@@ -73,7 +73,7 @@ def damage(folder, step: int, item: str = "state"):
 
 
 # ----------------------------------------------------------------------------------------------------- round trip
-def test_what_is_saved_comes_back_bit_for_bit(folder):
+def test_a_checkpoint_restores_bit_for_bit(folder):
     mesh = make_mesh(default_config().mesh)
     state, notes = make_state(7), {"best": {"raw": 0.1 + 0.2}, "kind": "ema", "finished": False}
     state.trainable["head/bias"] = jnp.array([jnp.nan, -0.0, 1e-42])  # not a number, a signed zero, a subnormal
@@ -101,7 +101,7 @@ def test_the_selected_values_can_be_restored_alone(folder):
     identical(restored.selected, make_state(3).ema)
 
 
-def test_an_empty_folder_has_nothing_to_restore(folder):
+def test_nothing_is_restored_from_an_empty_folder(folder):
     with open_manager(folder) as manager:
         assert restore_newest(manager, selected={"x": jnp.zeros(1)}) is None
 
@@ -115,7 +115,7 @@ def test_the_newest_is_restored_and_the_newest_are_kept(folder):
         identical(restored.state, make_state(10))
 
 
-def test_a_step_that_is_there_is_left_as_it_is(folder):
+def test_an_existing_step_is_not_saved_again(folder):
     save_steps(folder, 4)
     with open_manager(folder) as manager:
         save(manager, 4, make_state(5), make_state(5).ema, {"step": 5})
@@ -125,9 +125,9 @@ def test_a_step_that_is_there_is_left_as_it_is(folder):
 
 @pytest.mark.parametrize("digests", [True, False])
 def test_saving_before_a_donating_step_stores_the_values_of_that_step(folder, monkeypatch, digests):
-    """The steps that follow write into the memory that they are given.
+    """The following steps overwrite the memory that is donated to them.
 
-    Without digests nothing but Orbax itself reads the values before the step does.
+    Without digests only Orbax itself reads the values before the next step.
     """
     if not digests:
         monkeypatch.setattr(checkpoint, "_digests", lambda tree: {})
@@ -138,8 +138,8 @@ def test_saving_before_a_donating_step_stores_the_values_of_that_step(folder, mo
             if step % 4 == 1:
                 save(manager, step, state, {"x": jnp.zeros(2)}, {})
             before, state = state, train(state)
-            if step % 4 == 3:  # the writing may still hold the memory of the step that was saved
-                assert before["a"].is_deleted(), "a step takes the memory of its input over"
+            if step % 4 == 3:  # at the saved step, pending writes may still hold the memory
+                assert before["a"].is_deleted(), "a step reuses the memory of its input"
     with open_manager(folder) as manager:
         for step in (1, 5, 9):
             like = ocp.args.StandardRestore(jax.tree.map(jnp.zeros_like, state))
@@ -148,20 +148,19 @@ def test_saving_before_a_donating_step_stores_the_values_of_that_step(folder, mo
 
 
 # ---------------------------------------------------------------------------------------------------------- damage
-def test_a_damaged_checkpoint_is_passed_over_with_a_message(folder, capsys):
+def test_a_damaged_checkpoint_is_skipped_with_a_message(folder, capsys):
     save_steps(folder, 1, 2)
     damage(folder, 2)
     with open_manager(folder) as manager:
         restored = restore_newest(manager, selected=make_state(0).ema, state=make_state(0))
     identical(restored.state, make_state(1))
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith("checkpoint 2 is damaged and passed over: ")
-    assert "tensorstore_spec" not in said[0]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("checkpoint 2 is damaged and was skipped: ")
+    assert "tensorstore_spec" not in line
 
 
-def test_whatever_orbax_raises_counts_as_damage(folder, capsys, monkeypatch):
-    """Of an array that lies on several devices it raises a bare Exception, with the reason behind it."""
+def test_every_exception_from_orbax_counts_as_damage(folder, capsys, monkeypatch):
+    """For an array on several devices it raises a bare Exception with the reason as its cause."""
     save_steps(folder, 1, 2)
     restore = ocp.CheckpointManager.restore
 
@@ -173,12 +172,12 @@ def test_whatever_orbax_raises_counts_as_damage(folder, capsys, monkeypatch):
     monkeypatch.setattr(ocp.CheckpointManager, "restore", fails)
     with open_manager(folder) as manager:
         assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 1
-    assert capsys.readouterr().err == "checkpoint 2 is damaged and passed over: OUT_OF_RANGE: in d/a file\n"
+    assert capsys.readouterr().err == "checkpoint 2 is damaged and was skipped: OUT_OF_RANGE: in d/a file\n"
 
 
 @pytest.mark.parametrize("item", ["selected", "state"])
-def test_flipped_bits_that_orbax_does_not_notice_are_noticed(folder, capsys, item):
-    noise = np.random.default_rng(0).bytes(4 * 4096)  # does not compress, so that it lies in a file as it is
+def test_flipped_bits_are_detected_although_orbax_does_not_detect_them(folder, capsys, item):
+    noise = np.random.default_rng(0).bytes(4 * 4096)  # incompressible, so a file contains these bytes
     values = {"w": jnp.asarray(np.frombuffer(noise, np.float32)), "b": jnp.ones(2)}
     with open_manager(folder) as manager:
         for step in (1, 2):
@@ -195,14 +194,14 @@ def test_flipped_bits_that_orbax_does_not_notice_are_noticed(folder, capsys, ite
     args = ocp.args.Composite(**{item: ocp.args.StandardRestore(values)})
     with open_manager(folder) as manager:
         stored = np.asarray(manager.restore(2, args=args)[item]["w"]).tobytes()
-        assert sum(a != b for a, b in zip(stored, noise, strict=True)) == 1, "this is what Orbax alone gives back"
+        assert sum(a != b for a, b in zip(stored, noise, strict=True)) == 1, "Orbax alone returns the flipped bit"
         restored = restore_newest(manager, selected=values, state=values)
     assert restored.step == 1
     identical(restored.state, values)
-    assert f"1 arrays differ from what was saved, the first is {item}: ['w']" in capsys.readouterr().err
+    assert f"1 arrays differ from the saved ones, the first is {item}: ['w']" in capsys.readouterr().err
 
 
-def test_training_goes_on_saving_where_a_damaged_checkpoint_was(folder):
+def test_training_saves_again_after_a_damaged_checkpoint(folder):
     save_steps(folder, 10, 20)
     damage(folder, 20)
     with open_manager(folder) as manager:
@@ -215,7 +214,7 @@ def test_training_goes_on_saving_where_a_damaged_checkpoint_was(folder):
         identical(restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).state, make_state(20))
 
 
-def test_evaluation_deletes_no_damaged_checkpoint(folder):
+def test_evaluation_does_not_delete_a_damaged_checkpoint(folder):
     save_steps(folder, 10, 20)
     damage(folder, 20, "selected")
     with open_manager(folder, writing=False) as manager:
@@ -223,7 +222,7 @@ def test_evaluation_deletes_no_damaged_checkpoint(folder):
         assert sorted(manager.all_steps()) == [10, 20]
 
 
-def test_nothing_but_damaged_checkpoints_is_an_error(folder, refusal, capsys):
+def test_it_is_an_error_if_all_checkpoints_are_damaged(folder, refusal, capsys):
     save_steps(folder, 1, 2)
     damage(folder, 1)
     damage(folder, 2)
@@ -233,8 +232,8 @@ def test_nothing_but_damaged_checkpoints_is_an_error(folder, refusal, capsys):
         assert sorted(manager.all_steps()) == [1, 2]
 
 
-def test_damaged_checkpoints_leave_no_hook_behind(folder, refusal):
-    """They filter what Python and asyncio say of reads that failed, only while the checkpoints are open."""
+def test_hooks_are_removed_after_damaged_checkpoints(folder, refusal):
+    """They filter messages of Python and asyncio about failed reads, only while the checkpoints are open."""
     save_steps(folder, 1, 2)
     damage(folder, 1)
     damage(folder, 2)
@@ -244,12 +243,12 @@ def test_damaged_checkpoints_leave_no_hook_behind(folder, refusal):
         assert sys.unraisablehook is not hook
         assert len(asyncio_log.filters) == len(filters) + 1
         refusal(restore_newest, manager, selected=make_state(0).ema, state=make_state(0))
-        assert len(asyncio_log.filters) == len(filters) + 1, "installed once, however many are damaged"
+        assert len(asyncio_log.filters) == len(filters) + 1, "installed once, for any number of damaged checkpoints"
     assert sys.unraisablehook is hook
     assert asyncio_log.filters == filters
 
 
-def test_an_error_while_checkpoints_are_open_leaves_no_hook_behind(folder):
+def test_hooks_are_removed_after_an_error_while_checkpoints_are_open(folder):
     asyncio_log = logging.getLogger("asyncio")
     hook, filters = sys.unraisablehook, list(asyncio_log.filters)
     with pytest.raises(ZeroDivisionError), open_manager(folder):
@@ -258,20 +257,20 @@ def test_an_error_while_checkpoints_are_open_leaves_no_hook_behind(folder):
     assert asyncio_log.filters == filters
 
 
-def test_only_failed_reads_are_kept_quiet(folder, monkeypatch, caplog):
-    said = []
-    monkeypatch.setattr(sys, "unraisablehook", said.append)
+def test_only_messages_about_failed_reads_are_suppressed(folder, monkeypatch, caplog):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
     closed, other = (SimpleNamespace(object=None, exc_value=RuntimeError(m)) for m in ("Event loop is closed", "other"))
     with open_manager(folder):
         for event in (closed, other):
             sys.unraisablehook(event)
         logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: x")
         logging.getLogger("asyncio").error("something else")
-    assert said == [other]
+    assert shown == [other]
     assert caplog.messages == ["something else"]
 
 
-def test_files_that_are_gone_count_as_damage(folder):
+def test_missing_files_count_as_damage(folder):
     save_steps(folder, 1, 2, 3)
     (Path(folder.path) / CHECKPOINTS / "3" / "digests" / "metadata").unlink()
     for file in (Path(folder.path) / CHECKPOINTS / "2" / "state").rglob("manifest.ocdbt"):
@@ -297,7 +296,7 @@ def test_a_half_written_checkpoint_is_ignored_and_removed_by_the_next_run(folder
     assert not half.exists()
 
 
-def test_evaluation_leaves_a_checkpoint_that_is_being_written_alone(folder):
+def test_evaluation_keeps_a_checkpoint_that_is_being_written(folder):
     save_steps(folder, 1)
     half = Path(folder.path) / CHECKPOINTS / "2.orbax-checkpoint-tmp"
     (half / "state").mkdir(parents=True)

@@ -37,7 +37,7 @@ def test_a_second_writer_is_refused(folder, refusal):
     assert refusal(write, folder.path) == f"another process is writing to {folder}; wait for it or name another folder"
 
 
-def test_the_lock_holds_between_processes_and_ends_with_its_holder(folder, tmp_path):
+def test_the_lock_excludes_other_processes_until_its_holder_ends(folder, tmp_path):
     code = (
         "import sys\n"
         "from mlmoe_jax.errors import UserError\n"
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, refusal):
     assert refusal(write, tmp_path / "file") == f"cannot make the run folder {tmp_path}/file: File exists"
 
 
-def test_a_place_that_cannot_hold_a_folder_is_refused_at_once(tmp_path, refusal, monkeypatch):
+def test_a_path_that_cannot_become_a_folder_is_refused_at_once(tmp_path, refusal, monkeypatch):
     (tmp_path / "file").write_text("")
     for below in ("file", "file/a/run"):
         place = tmp_path / below
@@ -78,7 +78,7 @@ def test_a_place_that_cannot_hold_a_folder_is_refused_at_once(tmp_path, refusal,
         assert sentence == f"cannot make the run folder {place}: {tmp_path}/file is a file"
     for path in (tmp_path, tmp_path / "new" / "run", "relative/run"):
         RunFolder(path).require_place()
-    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made yet"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "no folder is made yet"
     monkeypatch.setattr("os.access", lambda path, how: False)
     place = tmp_path / "new" / "run"
     sentence = refusal(RunFolder(place).require_place)
@@ -95,7 +95,7 @@ def test_an_object_store_needs_its_library(refusal, monkeypatch):
     RunFolder("gs://bucket/run").require_place()
 
 
-def test_require_names_what_is_missing(folder, tmp_path, refusal):
+def test_require_names_the_missing_file(folder, tmp_path, refusal):
     sentence = refusal(RunFolder(tmp_path / "none").require, "config.json")
     assert sentence == f"there is no run folder {tmp_path}/none; give the --workdir of a finished or stopped training"
     folder.write_text("config.json", "{}")
@@ -131,7 +131,7 @@ def test_a_crash_leaves_the_old_content(folder, monkeypatch, crash_in):
         raise KeyboardInterrupt
 
     if crash_in == "write":
-        monkeypatch.setattr(os, "fsync", crash)  # some of the new content is in a file by now
+        monkeypatch.setattr(os, "fsync", crash)  # some of the new content is already in a file
     else:
         monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
@@ -143,7 +143,7 @@ def test_a_crash_leaves_the_old_content(folder, monkeypatch, crash_in):
 
 
 @pytest.mark.parametrize("content", [b'{"mAP": 0.', b"", b"\xff\xfe\x00"])
-def test_damaged_json_is_one_sentence(folder, refusal, content):
+def test_damaged_json_is_reported_in_one_sentence(folder, refusal, content):
     folder.write_bytes("results.json", content)
     assert refusal(folder.read_json, "results.json").startswith(f"{folder}/results.json is damaged: ")
 
@@ -223,12 +223,12 @@ def test_rows_are_appended(folder):
     rows = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": float("inf"), "val/mAP": 0.25}]
     for row in rows:
         folder.append_row(row)
-    rows[1]["loss"] = None  # JSON knows no infinity
+    rows[1]["loss"] = None  # JSON has no infinity
     assert folder.rows() == rows
     assert [json.loads(line) for line in folder.read_text(METRICS).splitlines()] == rows
 
 
-def test_a_half_written_last_row_is_left_out(folder):
+def test_a_truncated_last_row_is_ignored(folder):
     folder.append_row({"step": 1})
     folder.append_row({"step": 2})
     with open(folder / METRICS, "a") as file:
@@ -239,7 +239,7 @@ def test_a_half_written_last_row_is_left_out(folder):
     assert folder.rows() == [{"step": 1}, {"step": 2}, {"step": 3}]
 
 
-def test_rows_beyond_a_step_are_dropped(folder):
+def test_rows_after_a_step_are_dropped(folder):
     folder.drop_rows_after(0)
     assert folder.rows() == []
     for step in (1, 2, 3, 4):
@@ -251,15 +251,15 @@ def test_rows_beyond_a_step_are_dropped(folder):
 
 
 # --------------------------------------------------------------------------------------------------- object stores
-def test_an_object_store_is_neither_locked_nor_renamed_in(tmp_path, monkeypatch):
+def test_no_locks_and_no_renaming_in_an_object_store(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     folder.is_local = False
 
-    def not_there(*_):
-        raise AssertionError("object stores have none of this")
+    def not_supported(*_):
+        raise AssertionError("object stores do not support this")
 
     for module, name in (("os", "replace"), ("os", "fsync"), ("fcntl", "flock")):
-        monkeypatch.setattr(f"{module}.{name}", not_there)
+        monkeypatch.setattr(f"{module}.{name}", not_supported)
     with folder.writing(), folder.writing():
         folder.write_json("deep/x.json", {"a": 1})
         folder.append_row({"step": 1})
@@ -271,7 +271,7 @@ def test_an_object_store_is_neither_locked_nor_renamed_in(tmp_path, monkeypatch)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["deep", "metrics.jsonl"]
 
 
-def test_json_is_strict_where_a_metric_is_not_a_number(tmp_path):
+def test_json_is_strict_if_a_metric_is_not_finite(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_json("results.json", {"test": {"mAP": float("nan"), "OF1": 0.5, "row": (1, float("inf"))}})
     assert folder.read_json("results.json") == {"test": {"mAP": None, "OF1": 0.5, "row": [1, None]}}

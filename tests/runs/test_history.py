@@ -1,4 +1,4 @@
-"""Each start of a training is kept: versions, devices, mesh."""
+"""Each start of a training is recorded: versions, devices, mesh."""
 
 import importlib.metadata
 import json
@@ -12,13 +12,13 @@ from mlmoe_jax.runs.history import read_starts, record_start, versions
 from mlmoe_jax.runtime.sharding import make_mesh
 
 
-def test_versions_are_those_that_run():
+def test_versions_are_those_of_the_installed_libraries():
     found = versions()
     assert found["python"] == platform.python_version()
     assert (found["jax"], found["flax"]) == (jax.__version__, importlib.metadata.version("flax"))
 
 
-def test_every_start_is_added(tmp_path):
+def test_every_start_is_recorded(tmp_path):
     folder, mesh = RunFolder(tmp_path), make_mesh(default_config().mesh)
     assert read_starts(folder) == []
     record_start(folder, 0, mesh)

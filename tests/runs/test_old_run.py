@@ -1,6 +1,7 @@
-"""A run folder written before the modules moved into rooms: restored, evaluated, used and resumed by the code of today.
+"""A run folder from before the modules moved into rooms is restored, evaluated, used for prediction and resumed.
 
-Its config has the keys of that time, also those renamed since. `fixtures/make_run_before_rooms.py` made it.
+Its config has the keys of that version, including those that were renamed later; `fixtures/make_run_before_rooms.py`
+made it.
 """
 
 import csv
@@ -24,7 +25,7 @@ from mlmoe_jax.runs.restore import open_run
 OLD = FIXTURES / "run_before_rooms"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
 TIMING = {"images_per_second", "data_wait"}
-# Another processor or another version of XLA rounds differently, and a score may then pass another one.
+# Another processor or another version of XLA rounds differently, which can change the order of two scores.
 CLOSE, RANKED = {"rtol": 1e-4, "atol": 1e-4}, 5e-3
 
 
@@ -36,7 +37,7 @@ def close(ours: dict[str, float], theirs: dict[str, float], tolerance: float = R
 
 @pytest.fixture
 def stopped(monkeypatch, tmp_path) -> Path:
-    """The old run, stopped at step 5 of 8, on as many scenes as it had."""
+    """The old run, stopped at step 5 of 8, with its number of scenes."""
     use_scenes(monkeypatch)
     return Path(shutil.copytree(OLD / "stopped", tmp_path / "run"))
 
@@ -70,7 +71,7 @@ def test_it_is_evaluated_and_predicts_as_before(stopped, tmp_path, capsys):
         np.testing.assert_allclose(*scores, **CLOSE)
 
 
-def test_its_command_resumes_it_to_the_end_of_the_undisturbed_run(stopped, capsys):
+def test_its_command_resumes_it_and_ends_like_an_uninterrupted_run(stopped, capsys):
     assert main([*EXPECTED["command"], f"--workdir={stopped}", "--json"]) == 0
     printed, final = capsys.readouterr(), EXPECTED["final"]
     assert "from step 5 of 8" in printed.err
@@ -83,7 +84,7 @@ def test_its_command_resumes_it_to_the_end_of_the_undisturbed_run(stopped, capsy
     assert [row["step"] for row in rows] == list(range(1, 9))
     for ours, theirs in zip(rows, final["rows"], strict=True):
         assert ours.keys() - TIMING == theirs.keys()
-        assert ours["step"] > 5 or {name: ours[name] for name in theirs} == theirs, "what was logged stays"
+        assert ours["step"] > 5 or {name: ours[name] for name in theirs} == theirs, "rows before the stop are unchanged"
         for name in theirs:
             np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-4, atol=RANKED, err_msg=name)
     values = jax.device_get(open_run(RunFolder(stopped)).values)

@@ -1,4 +1,4 @@
-"""Restoring a run from its folder, and the files that make this possible."""
+"""Restoring a run from its folder, and the metadata files that this needs."""
 
 import shutil
 
@@ -49,7 +49,7 @@ def test_frozen_kernels_in_bfloat16_survive_the_run_folder(config, tmp_path):
         np.testing.assert_array_equal(run.frozen[path], value, err_msg=path)
 
 
-def test_batch_norm_that_is_frozen_is_not_trained(refusal):
+def test_frozen_batch_norm_is_not_trained():
     config = default_config()
     config.trainable = ((r"", True),)
 
@@ -72,15 +72,15 @@ def test_prompts_need_a_vit(refusal):
     assert sentence == "model.prompts.kind=group needs a ViT, but convnext_tiny is not one"
 
 
-def test_cnns_take_their_own_image_sizes(refusal):
+def test_image_sizes_of_cnns(refusal):
     config = default_config()
     config.data.image_size, config.model.backbone.name = 100, "resnet101"
     assert preprocess_for(config).image_size == 100
     config.model.backbone.name = "convnext_tiny"
-    assert "no multiple of convnext_tiny's patch size 32" in refusal(preprocess_for, config)
+    assert "which is not a multiple of convnext_tiny's patch size 32" in refusal(preprocess_for, config)
 
 
-def test_a_run_folder_says_what_it_holds(config, tmp_path):
+def test_metadata_files_of_a_run_folder(config, tmp_path):
     folder = RunFolder(tmp_path / "run")
     parts, _ = write_run(folder, config)
     assert folder.read_text("labels.txt") == "a\nb\nc\n"
@@ -98,9 +98,7 @@ def test_a_run_folder_says_what_it_holds(config, tmp_path):
     ("include", "weights", "stored"),
     [("auto", "auto", False), ("auto", "none", True), ("always", "auto", True), ("never", "none", False)],
 )
-def test_frozen_weights_are_stored_where_no_published_file_has_them(
-    config, tmp_path, refusal, include, weights, stored
-):
+def test_frozen_weights_are_stored_if_no_published_file_has_them(config, tmp_path, refusal, include, weights, stored):
     config.checkpoint.include_frozen, config.model.backbone.weights = include, weights
     folder = RunFolder(tmp_path / "run")
     parts, _ = write_run(folder, config)
@@ -115,7 +113,7 @@ def test_frozen_weights_are_stored_where_no_published_file_has_them(
         assert sentence.startswith(f"the frozen weights of tiny (auto) are not those that {folder} was trained with; ")
 
 
-def test_what_cannot_be_opened_is_refused(config, tmp_path, refusal):
+def test_folders_that_cannot_be_opened_are_refused(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "run")
     assert refusal(open_run, folder).startswith("there is no run folder ")
     write_run(folder, config)
@@ -128,12 +126,15 @@ def test_what_cannot_be_opened_is_refused(config, tmp_path, refusal):
         "the config has mistakes: eval.threshold is 2"
     )
     shutil.rmtree(folder / "checkpoints" / "30")
-    assert refusal(open_run, folder) == f"{folder} holds no finished checkpoint yet; let its training go on"
+    assert (
+        refusal(open_run, folder)
+        == f"{folder} holds no finished checkpoint yet; rerun its training command to resume it"
+    )
     shutil.rmtree(folder / "checkpoints")
     assert refusal(open_run, folder) == f"{folder} is not the run folder of a training: it has no checkpoints"
 
 
-def test_assemble_loads_the_backbone_and_draws_the_rest_from_the_seed(config, tmp_path, refusal):
+def test_assemble_loads_the_backbone_and_draws_all_other_values_from_the_seed(config, tmp_path, refusal):
     published = load_file(tmp_path / "cache" / "tiny.safetensors")
     parts = assemble(config, SPACE)
     assert {path.removeprefix("backbone/") for path in parts.frozen} == set(published)
@@ -163,11 +164,11 @@ def test_images_must_fit_the_patches(config, refusal):
     config.data.image_size = 12
     assert preprocess_for(config).image_size == 12
     config.data.image_size = 10
-    assert refusal(preprocess_for, config) == "data.image_size is 10, no multiple of tiny's patch size 4"
+    assert refusal(preprocess_for, config) == ("data.image_size is 10, which is not a multiple of tiny's patch size 4")
 
 
 @pytest.mark.parametrize("frozen_dtype", ["float32", "bfloat16"])
-def test_abstract_parts_are_the_shapes_of_what_assemble_makes(config, frozen_dtype):
+def test_abstract_parts_have_the_shapes_of_assemble(config, frozen_dtype):
     config.model.frozen_dtype = frozen_dtype
     shapes, parts = abstract_parts(config, SPACE), assemble(config, SPACE)
     for name in ("trainable", "frozen", "stats"):

@@ -16,7 +16,7 @@ PROGRESS = SimpleNamespace(images_per_second=12.5, data_wait=0.25)
 
 
 def events(folder) -> list:
-    """Return what TensorBoard would read: the records of all event files, in the order of the files."""
+    """Return the records of all event files, in the order in which TensorBoard reads them."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = []
@@ -33,7 +33,7 @@ def scalars(folder) -> list[tuple[str, int, float]]:
     return [(value.tag, event.step, value.simple_value) for event in events(folder) for value in event.summary.value]
 
 
-def test_rows_become_scalars_and_a_resumed_run_takes_back_what_it_repeats(tmp_path):
+def test_rows_become_scalars_and_a_resumed_run_discards_the_rows_that_it_repeats(tmp_path):
     folder = RunFolder(tmp_path)
     first = EventFiles(folder, first_step=0)
     first.write({"step": 2, "loss": 0.5, "val/raw/mAP": 0.25})
@@ -45,7 +45,7 @@ def test_rows_become_scalars_and_a_resumed_run_takes_back_what_it_repeats(tmp_pa
     second.close()
     assert scalars(tmp_path / "tensorboard")[2:] == [("loss", 4, 0.125), ("loss", 4, 0.0625)]
     marks = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
-    assert marks == [3], "TensorBoard leaves out what came before this with a step from 3 on"
+    assert marks == [3], "TensorBoard discards earlier events from step 3 on"
 
 
 @pytest.mark.parametrize("link", ["tensorboard", "tensorboard/events"])
@@ -82,28 +82,28 @@ class FakeWandb:
         self.finished += 1
 
 
-def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
+def test_weights_and_biases_resumes_its_run(tmp_path, monkeypatch):
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     config = default_config()
-    config.log.tensorboard, config.log.wandb = False, "pictures"
+    config.log.tensorboard, config.log.wandb = False, "images"
     folder = RunFolder(tmp_path / "a")
     for _ in range(2):
         (tracker,) = open_trackers(folder, config, 0)
         tracker.write({"step": 3, "loss": 0.5})
         tracker.close()
     assert [given["id"] for given in fake.started] == [None, "abc123"]
-    assert fake.started[0]["project"] == "pictures"
+    assert fake.started[0]["project"] == "images"
     assert fake.started[0]["name"] == "a"
     assert fake.started[0]["config"]["seed"] == 0
     assert fake.logged == [(3, {"loss": 0.5})] * 2
     assert fake.finished == 2
 
 
-def test_weights_and_biases_is_asked_for_and_not_there(tmp_path, monkeypatch, refusal):
+def test_weights_and_biases_without_its_package_is_refused(tmp_path, monkeypatch, refusal):
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = default_config()
-    config.log.wandb = "pictures"
+    config.log.wandb = "images"
     assert "pip install wandb" in refusal(open_trackers, RunFolder(tmp_path), config, 0)
     config.log.wandb, config.log.tensorboard = "", False
     assert open_trackers(RunFolder(tmp_path), config, 0) == []
@@ -134,7 +134,7 @@ def test_the_log_writes_a_table_and_every_tracker_has_every_row(tmp_path):
 
 
 @pytest.mark.parametrize("first", [0, 7])
-def test_trackers_are_those_that_the_config_asks_for(tmp_path, first):
+def test_the_config_names_the_trackers(tmp_path, first):
     (tracker,) = open_trackers(RunFolder(tmp_path), default_config(), first)
     assert isinstance(tracker, EventFiles)
     tracker.close()

@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, copied, config
         file.write_bytes(file.read_bytes()[:-8])
     results = train(config, copied)
     said = capsys.readouterr().err
-    assert f"checkpoint {MIDDLE} is damaged and passed over" in said
+    assert f"checkpoint {MIDDLE} is damaged and was skipped" in said
     assert f"resuming from step {MIDDLE - 1} of {STEPS}" in said
     assert digests(copied) == digests(whole[0])
     assert rows(copied) == rows(whole[0])

@@ -381,7 +381,7 @@ def test_a_damaged_checkpoint_of_sharded_arrays_is_passed_over_in_a_line(tmp_pat
     found = on_eight_devices("survived", str(tmp_path))
     assert found["step"] == 1
     (line,) = found["said"]
-    assert line.startswith("checkpoint 2 is damaged and passed over: ")
+    assert line.startswith("checkpoint 2 is damaged and was skipped: ")
 
 
 @pytest.mark.slow

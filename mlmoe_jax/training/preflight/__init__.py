@@ -1,1 +1,1 @@
-"""What a training will cost and whether it compiles, known before it starts."""
+"""Cost and compilation of a training, checked before it starts."""

@@ -1,8 +1,8 @@
-"""Does a training fit devices that are not here? The real steps of a config, compiled for them and measured.
+"""Compile the training and evaluation step of a config for a device topology, and report memory and collectives.
 
-Nothing is allocated and nothing runs: the model, the state and the batches only have shapes. For a TPU topology the
-compiler in libtpu does the work on an ordinary host; without a topology the devices of this host are meant. Sizes are
-bytes of one device, which is one chip, or half a chip where a chip shows two devices (TPU v2, v3, v4, 7x).
+Nothing is allocated or executed: model, state and batches are shapes only. For a TPU topology, the compiler in libtpu
+runs on any host; without a topology, the local devices are used. Sizes are bytes per device. A device is one chip, or
+half a chip on TPU v2, v3, v4 and 7x, whose chips appear as two devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.training.preflight import hlo
 from mlmoe_jax.training.setup import abstract_steps
 
-# libtpu asks the metadata service of the cloud where it runs, unless the environment says so.
+# Without these variables libtpu queries the metadata service of the cloud.
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -38,16 +38,15 @@ WITHOUT_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
-# The compiler's least effort, XLA's O0: a slower program, but what it needs and sends is nearly the same
-# (docs/scaling.md).
+# XLA's O0: the program is slower, but its memory and its collectives are nearly the same (docs/scaling.md).
 QUICK = {"optimization_level": 9}
 
 
 @dataclass(frozen=True)
 class Program:
-    """A step that can be compiled, with arguments that only have shapes and shardings.
+    """A step that can be compiled; its arguments have shapes and shardings only.
 
-    held: bytes on a device that training keeps there beside the arguments while the step runs.
+    held: bytes per device that training holds in addition to the arguments while the step runs.
     """
 
     lower: Callable[[], jax.stages.Lowered]
@@ -59,7 +58,7 @@ class Program:
 class Programs:
     """The training step and the evaluation step of a config on a mesh, as training builds them, for any batch size.
 
-    num_labels: 0 = as many as the data set has; a data set of the user's own has to be there for that.
+    num_labels: 0 = the number of labels of the data set, which must be present unless it is a published one.
     """
 
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
@@ -69,7 +68,7 @@ class Programs:
         self.state = sharding.abstract(state, mesh, self._steps.label_axes)
 
     def training(self, batch_size: int) -> Program:
-        """Return the training step. Beside it a device holds the values selected so far and the next batch."""
+        """Return the training step. A device also holds the values selected so far and the next batch."""
         batch = self.batch(batch_size)
         return Program(
             lambda: self._steps.train_step.lower(self.state, batch),
@@ -79,7 +78,7 @@ class Programs:
         )
 
     def evaluation(self, batch_size: int, training_batch_size: int) -> Program:
-        """Return the evaluation step. Beside it a device holds the rest of what training has there, and a batch."""
+        """Return the evaluation step. A device also holds the other values of the training state, and batches."""
         batch, state, waiting = self.batch(batch_size), self.state, self.batch(training_batch_size)
         return Program(
             lambda: self._steps.eval_step.lower(state.ema, state.frozen, batch),
@@ -89,7 +88,7 @@ class Programs:
         )
 
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return a global batch as the pipeline gives it, see data/batch.py."""
+        """Return the shapes of a global batch of the pipeline; see data/batch.py."""
         side, labels = self._steps.preprocess.image_size, self.num_labels
         where = NamedSharding(self._steps.mesh, sharding.BATCH)
         shapes = {
@@ -105,13 +104,13 @@ class Programs:
 # --------------------------------------------------------------------------------------------------- devices
 @contextlib.contextmanager
 def tpu_compiler(topology: str) -> Iterator[Sequence[Any]]:
-    """Give the devices of a TPU topology such as `v5e:4x4`, which need not be here, to compile for inside the block.
+    """Yield the devices of a TPU topology such as `v5e:4x4`, for compilation inside the block without a TPU.
 
-    Until the end of the block JAX is told to use the CPU, and variables in the environment tell libtpu that there is no
-    TPU. Raises UserError without libtpu, or for a topology that it does not know.
+    Until the end of the block, JAX uses the CPU and environment variables keep libtpu from looking for a TPU. Raises
+    UserError without libtpu, or for an unknown topology.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError('--topology needs the TPU compiler, which no TPU is needed for: pip install "jax[tpu]"')
+        raise UserError('--topology needs the TPU compiler, which also runs without a TPU: pip install "jax[tpu]"')
     platforms = jax.config.jax_platforms
     added = {name: value for name, value in WITHOUT_TPU.items() if name not in os.environ}
     os.environ.update(added)
@@ -134,15 +133,15 @@ def _devices_of(topology: str) -> Sequence[Any]:
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         reason = str(error).partition(": ")[2].strip().splitlines()[0].partition(". ")[0].rstrip(".")
         raise UserError(
-            f"--topology={topology} is none that the TPU compiler knows ({reason}); write it like v5e:4x4, v5p:2x2x2 "
-            "or v6e:16x16"
+            f"--topology={topology} is unknown to the TPU compiler ({reason}); write it like v5e:4x4, v5p:2x2x2 or "
+            "v6e:16x16"
         ) from error
 
 
 def capacity_elsewhere(device: Any) -> tuple[int, str]:
-    """Return the memory of a device of a topology in bytes, and who says so.
+    """Return the memory of a device of a topology in bytes, and the source of this number.
 
-    No attribute has it: it is read from the compiler's refusal of a program that no device can hold.
+    No attribute has it, so it is parsed from the compiler's error for a program that is too large for any device.
     """
     where = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec())
     too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=where)
@@ -152,11 +151,11 @@ def capacity_elsewhere(device: Any) -> tuple[int, str]:
         if shortage := memory_shortage(str(error)):
             return shortage[1], "the compiler's limit"
         raise
-    raise ValueError(f"the compiler puts a terabyte on a {device.device_kind}")
+    raise ValueError(f"the compiler accepts a program of one terabyte for {device.device_kind}")
 
 
 def memory_shortage(message: str) -> tuple[int, int] | None:
-    """Return (needed, there is), in bytes, from the TPU compiler's complaint about memory; None where it is none."""
+    """Return (needed, available) in bytes from an error message of the TPU compiler; None if it is not about memory."""
     for pattern in (
         r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm",
         r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)",
@@ -169,9 +168,9 @@ def memory_shortage(message: str) -> tuple[int, int] | None:
 
 # --------------------------------------------------------------------------------------------------- compiling
 def examine(program: Program, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
-    """Compile a step; return what it needs on a device, `fits` (None where the capacity is unknown) and the rest.
+    """Compile a step; return memory, FLOPs and collectives per device, and `fits` (None if the capacity is unknown).
 
-    Where the compiler itself runs out of memory there is only `needed`, as far as it came. quick: see QUICK.
+    If the compiler itself runs out of memory, only `needed` is known, as a lower bound. quick: see QUICK.
     """
     report = {
         "batch_size": program.batch_size,
@@ -206,7 +205,7 @@ def examine(program: Program, devices: int, capacity: int | None, *, quick: bool
 
 
 def largest_arrays(arguments: dict[str, Any], count: int = 8) -> list[dict[str, Any]]:
-    """Return the arguments that take most of a device: path, shape, type, spec and bytes there."""
+    """Return the largest arguments: path, shape, type, spec and bytes per device."""
     rows = [
         {
             "path": "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path),
@@ -221,9 +220,9 @@ def largest_arrays(arguments: dict[str, Any], count: int = 8) -> list[dict[str, 
 
 
 def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
-    """Return the largest size that fits, to an eighth of the power of two below it; 0 where not even 1 does.
+    """Return the largest size that fits, to an eighth of the power of two below it; 0 if even 1 does not fit.
 
-    What fits is taken to fit at every smaller size too. start: where to begin, at least 1.
+    All sizes below one that fits are assumed to fit. start: the first size to try, at least 1.
     """
     size = 2 ** (start.bit_length() - 1)
     if fits(size):
@@ -246,17 +245,17 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
 def check(
     config: ConfigDict, topology: str = "", *, find_batch: bool = False, num_labels: int = 0, quick: bool = False
 ) -> dict[str, Any]:
-    """Compile both steps of a config for a topology, or for the devices that are here; return the whole report.
+    """Compile both steps of a config for a topology, or for the local devices; return the whole report.
 
-    find_batch: look for the largest batch a device that trains, instead of taking `train.batch_size`.
+    find_batch: search for the largest training batch per device, instead of using `train.batch_size`.
     num_labels: see Programs. quick: see QUICK.
-    Raises UserError if mesh or batch do not fit the devices, or the topology cannot be compiled for.
+    Raises UserError if mesh or batch do not match the devices, or if the topology is unknown.
     """
     with tpu_compiler(topology) if topology else contextlib.nullcontext(jax.devices()) as devices:
         mesh = sharding.setup_jax(config, devices, training=not find_batch)
         capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
         if find_batch and capacity is None:
-            raise UserError(f"--find-batch needs to know the memory of a device, but {source}; name a --topology")
+            raise UserError(f"--find-batch needs the memory of a device, but {source}; name a --topology")
         reports = _examine_both(config, Programs(config, mesh, num_labels), mesh, capacity, find_batch, quick)
     fits = [report["fits"] for report in reports.values()]
     return {
@@ -280,7 +279,7 @@ def _examine_both(
 
     def examined(name: str, program: Program) -> dict[str, Any]:
         images = program.batch_size // mesh.size
-        status(f"compiling the {name} step, {images} images a device on {mesh.size} device(s)")
+        status(f"compiling the {name} step, {images} images per device on {mesh.size} device(s)")
         return examine(program, mesh.size, capacity, quick=quick)
 
     if find_batch:
@@ -297,7 +296,7 @@ def _examine_both(
 
 
 def _largest_batch(examined: Callable[[int], dict[str, Any]], start: int, capacity: int) -> dict[str, Any]:
-    """Return the report of the largest size that fits, or of 1 where that does not; start: where to begin."""
+    """Return the report of the largest size that fits, or of 1 if none fits; start: the first size to try."""
     seen: dict[int, dict[str, Any]] = {}
 
     def fits(size: int) -> bool:
@@ -308,27 +307,27 @@ def _largest_batch(examined: Callable[[int], dict[str, Any]], start: int, capaci
     return seen[largest_fitting(fits, start) or 1]
 
 
-def print_check(config: ConfigDict, topology: str = "", *, as_json: bool = False, **what: Any) -> int:
-    """Print the report of `check`, which takes `what`; return 1 where something does not fit, else 0."""
-    report = check(config, topology, **what)
+def print_check(config: ConfigDict, topology: str = "", *, as_json: bool = False, **options: Any) -> int:
+    """Print the report of `check`, which takes `options`; return 1 if a step does not fit, else 0."""
+    report = check(config, topology, **options)
     print(to_json(report, indent=2) if as_json else format_report(report))
     return 1 if report["fits"] is False else 0
 
 
 def format_report(report: dict[str, Any]) -> str:
-    """Return a report of `check` as text, the verdict last."""
+    """Return a report of `check` as text, with the verdict at the end."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
     capacity = report["capacity"]
     known = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
     lines = [
         f"{report['topology']}: {report['chips']} chip(s), {report['devices']} device(s) ({report['device']})",
         f"mesh: {mesh}",
-        f"memory of a device: {known} ({report['capacity_source']})",
+        f"memory per device: {known} ({report['capacity_source']})",
     ]
     if report["quick"]:
-        lines.append("compiled with the compiler's least effort: sizes may be a few percent off")
+        lines.append("compiled with minimal optimization: sizes may be a few percent off")
     for name, step in report["steps"].items():
-        lines += ["", f"{name} step, batch {step['batch_size']:,}: {step['batch_a_device']:,} images a device"]
+        lines += ["", f"{name} step, batch {step['batch_size']:,}: {step['batch_a_device']:,} images per device"]
         lines += _step_lines(step)
     lines.append("")
     lines += [f"{name}: {_verdict(step, capacity)}" for name, step in report["steps"].items()]
@@ -341,18 +340,18 @@ def _step_lines(step: dict[str, Any]) -> list[str]:
     else:
         sizes = ", ".join(f"{part} {size / GIB:.3f}" for part, size in step["memory"].items())
         lines = [
-            f"  a device a step: {step['flops'] / 1e9:,.1f} GFLOPs, {step['bytes_accessed'] / 1e9:,.2f} GB accessed",
-            f"  memory, GiB: {sizes}, held beside it {step['held'] / GIB:.3f}",
+            f"  per device: {step['flops'] / 1e9:,.1f} GFLOPs, {step['bytes_accessed'] / 1e9:,.2f} GB accessed",
+            f"  memory, GiB: {sizes}, held in addition {step['held'] / GIB:.3f}",
             f"  compiled in {step['compile_seconds']:.0f} s",
         ]
         lines += [
-            f"  {kind}: {row['count']:,} a step, {row['bytes']:,} bytes a device"
+            f"  {kind}: {row['count']:,} per step, {row['bytes']:,} bytes per device"
             for kind, row in step["collectives"].items()
         ] or ["  no collectives"]
         if step["uncounted"]:
-            lines.append(f"  counted once, in loops of unknown length: some of {', '.join(step['uncounted'])}")
+            lines.append(f"  counted once, although in loops of unknown length: some of {', '.join(step['uncounted'])}")
     width = max(len(row["path"]) for row in step["largest"])
-    lines.append("  largest arguments, bytes a device")
+    lines.append("  largest arguments, bytes per device")
     for row in step["largest"]:
         shape = f"{row['dtype']}[{','.join(map(str, row['shape']))}]"
         lines.append(f"    {row['path']:<{width}}  {row['bytes']:>13,}  {shape}  {row['spec']}")

@@ -1,12 +1,11 @@
-"""What a config costs before anything is trained: parameters, multiply-adds an image, bytes of state.
+"""The cost of a config before training: parameters, multiply-adds per image, bytes of state.
 
-Three counts of multiply-adds, because publications use the first and machines do the last:
+There are three counts of multiply-adds, because publications use the first and devices execute the last:
 
-* `layers`: as the profiler of the prompt-tuning papers counts, layers only. Convolutions, linear layers, 4·tokens·D for
-  a LayerNorm and K·D for the classifier, every token through every block; attention products, experts and gates left
-  out.
+* `layers`: as counted by the profiler of the prompt-tuning papers. Convolutions, linear layers, 4·tokens·D per
+  LayerNorm and K·D for the classifier, with every token in every block; without attention products, experts and gates.
 * `full`: `layers` with attention products, experts and gates.
-* `executed`: those of the dot products and convolutions in the evaluation step that really runs, counted on its jaxpr.
+* `executed`: dot products and convolutions of the actual evaluation step, counted in its jaxpr.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from mlmoe_jax.training.setup import abstract_steps
 
 
 def summarize(config: ConfigDict) -> dict[str, Any]:
-    """Return params.{total,trainable,backbone}, macs.{layers,full,executed}, memory in bytes, and a row a module.
+    """Return params.{total,trainable,backbone}, macs.{layers,full,executed}, memory in bytes, and one row per module.
 
-    The number of labels is that of the published data set, or else read from the training labels of `config.data`.
-    Raises UserError if neither is there.
+    The number of labels is that of the published data set, or else of the training labels of `config.data`.
+    Raises UserError if neither is available.
     """
     parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
     trainable, frozen = parts.trainable, parts.frozen
@@ -66,17 +65,17 @@ def _bytes(params: dict[str, Any]) -> int:
 
 
 def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int]:
-    """Return `layers` and what `full` adds to it, for one image of the config's size; `model` may be abstract."""
+    """Return `layers` and the addition of `full` to it, for one image of the config's size; `model` may be abstract."""
     layers, extra, patches = backbone_shape(config).published_macs(config.data.image_size, model.prompts)
     of_head = model.head.published_macs(patches)
     return layers + of_head[0], extra + of_head[1]
 
 
 def format_summary(rows: dict[str, dict[str, Any]]) -> str:
-    """Return what `summarize` gave for some configs as one table, and the modules of each."""
+    """Return the results of `summarize` for several configs as one table, and the modules of each."""
     width = max(len(name) for name in rows)
     columns = ("total", "trainable", "backbone", "layers", "full", "executed", "state, MB")
-    lines = [f"{'':<{width}}  {'parameters':^39}  {'multiply-adds an image':^50}"]
+    lines = [f"{'':<{width}}  {'parameters':^39}  {'multiply-adds per image':^50}"]
     titles = "".join(f"  {column:>{13 if k < 3 else 16}}" for k, column in enumerate(columns))
     lines.append(f"{'config':<{width}}{titles}")
     for name, row in rows.items():
@@ -84,7 +83,7 @@ def format_summary(rows: dict[str, dict[str, Any]]) -> str:
         cells = "".join(f"  {count:>{13 if k < 3 else 16},}" for k, count in enumerate(counts))
         lines.append(f"{name:<{width}}{cells}  {sum(row['memory'].values()) / 1e6:>16,.1f}")
     lines.append("layers: as the prompt-tuning papers count; full: with attention products, experts and gates;")
-    lines.append("executed: dot products and convolutions of the evaluation step that runs here")
+    lines.append("executed: dot products and convolutions of the actual evaluation step")
     for name, row in rows.items():
         longest = max(len(module) for module in row["modules"])
         lines += ["", f"{name:<{longest}}  {'parameters':>13}  {'trainable':>13}"]

@@ -1,6 +1,6 @@
 """The collectives of a compiled program, read from its text (`compiled.as_text()`).
 
-A program for n devices is printed once, as each of them runs it, so that every size here is that of one device.
+The text is the program of one device, so every size here is per device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ KINDS = (
 class Collective:
     """One collective operation of a program.
 
-    kind: one of KINDS. bytes: of the whole array on a device: what comes out, or goes into a reduce-scatter. group: the
-    number of devices that exchange with one another. times: how often it runs in a run of the program. counted: False
-    where it is in a loop whose length the text does not tell, so that `times` holds for one turn of it.
+    kind: one of KINDS. bytes: of the whole array on a device: of the result, or of the operand of a reduce-scatter.
+    group: the number of devices that communicate with one another. times: the number of executions in one run of the
+    program. counted: False in a loop of unknown length; then `times` is that of one iteration.
     """
 
     kind: str
@@ -38,14 +38,14 @@ class Collective:
 
     @property
     def wire_bytes(self) -> float:
-        """What each device sends in all its runs, by the ring algorithms (Thakur et al., 2005)."""
+        """The bytes that each device sends in all executions with ring algorithms (Thakur et al., 2005)."""
         share = (self.group - 1) / self.group
         per_byte = {"all-reduce": 2 * share, "collective-permute": 1.0, "collective-broadcast": 1.0}
         return self.times * self.bytes * per_byte.get(self.kind, share)
 
 
 def shape_bytes(shape: str) -> int:
-    """Return the bytes of a shape as programs print it, such as `(bf16[8,128]{1,0:T(8,128)}, u32[])`; no padding."""
+    """Return the bytes, without padding, of a shape in HLO text, such as `(bf16[8,128]{1,0:T(8,128)}, u32[])`."""
     return sum(
         math.ceil(_bits(element) * math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) / 8)
         for element, sizes in re.findall(r"([a-z]\w*)\[([\d,<=]*)\]", shape)
@@ -63,17 +63,18 @@ def _bits(element: str) -> int:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """Return every collective among more than one device that a run of the program makes, in its order.
+    """Return the collectives among more than one device in one run of the program, in program order.
 
-    `-start` and `-done` are one operation, and so are the pieces of one that the TPU compiler spreads over several
-    fusions. Of the branches of a conditional the one that moves most counts. devices: that the program runs on.
+    `-start` and `-done` count as one operation, and so do the pieces of a collective that the TPU compiler distributes
+    over several fusions. A conditional counts as its branch with the most traffic. devices: the number of devices of
+    the program. Raises ValueError if the text is not that of a compiled program.
     """
     program = _Program(text, devices)
     return [one for one in program.walk(program.entry, 1, True, set()) if one.group > 1]
 
 
 def totals(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
-    """Return for each kind: how many run, their bytes and their bytes on the wire, on one device."""
+    """Return the number of executions, the bytes and the bytes on the wire per kind, for one device."""
     rows: dict[str, dict[str, float]] = {}
     for one in found:
         row = rows.setdefault(one.kind, {"count": 0, "bytes": 0, "wire_bytes": 0.0})
@@ -92,7 +93,7 @@ class _Instruction:
     attributes: str
 
     def attribute(self, key: str) -> str | None:
-        """Return the computation that an attribute such as `body=%name` names."""
+        """Return the name of the computation in an attribute such as `body=%name`."""
         found = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
         return found[1] if found else None
 
@@ -116,12 +117,13 @@ class _Program:
                 if line.lstrip().startswith("ROOT "):
                     self.roots[name] = instruction
         if not self.entry:
-            raise ValueError("this is no text of a compiled program: it has no ENTRY computation")
+            raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
 
     def walk(self, name: str, times: int, counted: bool, seen: set[str]) -> list[Collective]:
-        """Return the collectives of a computation that runs `times` times.
+        """Return the collectives of a computation that is executed `times` times.
 
-        seen: the channels already met in this turn of the innermost loop; pieces of one collective share a channel.
+        seen: the channels already found in this iteration of the innermost loop; pieces of one collective share a
+        channel.
         """
         found = []
         for instruction in self.computations.get(name, {}).values():
@@ -142,7 +144,7 @@ class _Program:
             elif kind in ("fusion", "call", "async"):
                 called = instruction.attribute("calls") or instruction.attribute("to_apply")
                 inside = self.walk(called, times, counted, seen) if called else []
-                if called and called.startswith("all-reduce-scatter"):  # how the TPU compiler writes a reduce-scatter
+                if called and called.startswith("all-reduce-scatter"):  # the TPU compiler's form of a reduce-scatter
                     inside = [Collective("reduce-scatter", c.bytes, c.group, c.times, c.counted) for c in inside]
                 found += inside
         return found
@@ -152,7 +154,7 @@ class _Program:
         return Collective(kind, size * group if kind == "reduce-scatter" else size, group, times, counted)
 
     def _group(self, attributes: str) -> int:
-        """Return the size of a group, from any of the ways in which `replica_groups` are printed."""
+        """Return the size of a group from any of the printed forms of `replica_groups`."""
         if "source_target_pairs=" in attributes:
             return self.devices if "source_target_pairs={}" not in attributes else 1
         if mesh := re.search(r"replica_groups=@?\w*mesh\w*\[(.*?)\][^{]*\{(.*?)\}", attributes):
@@ -163,10 +165,10 @@ class _Program:
             return int(iota[2])
         if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
             return listed[1].count(",") + 1
-        return self.devices  # no groups, or an empty list: all of them
+        return self.devices  # no groups, or an empty list: all devices
 
     def _trips(self, caller: str, loop: _Instruction) -> int | None:
-        """Return how often a loop runs: as the compiler notes it, or for one that counts from 0 up to a constant."""
+        """Return the trip count of a loop, noted by the compiler or derived if it counts from 0 to a constant."""
         if known := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes):
             return int(known[1])
         condition = loop.attribute("condition")
@@ -186,7 +188,7 @@ class _Program:
         return int(right.operands[0])
 
     def _source(self, computation: str, name: str) -> _Instruction | None:
-        """Return the instruction of that name, or what it is a plain copy of."""
+        """Return the instruction of that name; if it is a copy, the copied one."""
         instruction = self.computations[computation].get(name)
         while instruction is not None and instruction.opcode in ("copy", "bitcast"):
             instruction = self.computations[computation].get(instruction.operands[0])
@@ -194,13 +196,13 @@ class _Program:
 
 
 def _result(kind: str, instruction: _Instruction) -> str:
-    """Return the shape that a collective gives; the `-start` of some gives (operands, results, …)."""
+    """Return the result shape of a collective; some `-start` operations return (operands, results, …)."""
     started = instruction.opcode.endswith("-start")
     return _parts(instruction.shape)[1] if started and kind != "all-reduce" else instruction.shape
 
 
 def _instruction(line: str) -> _Instruction | None:
-    """Read `ROOT %name = shape opcode(%operand, …), attributes`."""
+    """Parse `ROOT %name = shape opcode(%operand, …), attributes`."""
     head = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
     if head is None:
         return None
@@ -214,7 +216,7 @@ def _instruction(line: str) -> _Instruction | None:
 
 
 def _closing(text: str) -> int:
-    """Return where the bracket closes that `text` starts with; its last place if nowhere."""
+    """Return the index of the bracket that closes the first one of `text`; the last index if there is none."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -224,7 +226,7 @@ def _closing(text: str) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that are outside all brackets."""
+    """Split at commas outside brackets."""
     parts, depth, start = [], 0, 0
     for place, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -235,5 +237,5 @@ def _split(text: str) -> list[str]:
 
 
 def _parts(shape: str) -> list[str]:
-    """Split a tuple's shape into those of its elements."""
+    """Split a tuple shape into its element shapes."""
     return [part.strip() for part in _split(shape[1:-1])] if shape.startswith("(") else [shape]

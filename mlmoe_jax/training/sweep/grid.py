@@ -1,4 +1,4 @@
-"""The grid of a sweep: which runs it has, which folder each has, and which of them are finished."""
+"""The grid of a sweep: its runs, their folders, and the results of finished runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 from mlmoe_jax import config as configuration
+from mlmoe_jax.config import keys
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.runs import checkpoint
@@ -24,7 +24,7 @@ from mlmoe_jax.training.resume import changed_keys
 
 @dataclass(frozen=True)
 class SweepAxis:
-    """One key and the values it takes."""
+    """One swept key and its values."""
 
     key: str
     values: tuple
@@ -32,9 +32,9 @@ class SweepAxis:
 
 @dataclass
 class GridRun:
-    """One point of the grid, and what has come of it so far."""
+    """One point of the grid, with its results if it is finished."""
 
-    name: str  # of its folder, such as num_groups=2,seed=0
+    name: str  # name of its folder, such as num_groups=2,seed=0
     values: dict[str, Any]  # swept key -> value
     config: ConfigDict
     folder: RunFolder
@@ -44,10 +44,10 @@ class GridRun:
 
 
 def parse(texts: Sequence[str], config: ConfigDict) -> list[SweepAxis]:
-    """Read `config.KEY=v1,v2,…` flags, each value as the type of the key's present value.
+    """Parse `config.KEY=v1,v2,…` flags; each value has the type of the key's current value.
 
-    Commas inside brackets do not separate, so `(1,2),(3,4)` are two tuples. Raises UserError for anything that is not
-    understood, and for a key or value given twice.
+    Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. Raises UserError for malformed flags
+    and for a key or value that is given twice.
     """
     swept: list[SweepAxis] = []
     for text in texts:
@@ -80,15 +80,15 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += letter
     if depth:
-        raise UserError(f"--sweep values {text} have a bracket that is not closed or not opened")
+        raise UserError(f"--sweep values {text} have an unmatched bracket")
     return [part.strip() for part in parts]
 
 
-def short_names(keys: Iterable[str], config: ConfigDict) -> dict[str, str]:
-    """Return the shortest ending of each dotted key that no other key of the config shares."""
+def short_names(swept: Iterable[str], config: ConfigDict) -> dict[str, str]:
+    """Return, for each dotted key, its shortest ending that no other key of the config has."""
     known = [key.split(".") for key in configuration.flatten(config)]
     names = {}
-    for key in keys:
+    for key in swept:
         parts = key.split(".")
         endings = (parts[start:] for start in range(len(parts) - 1, 0, -1))
         unique = (end for end in endings if sum(other[-len(end) :] == end for other in known) == 1)
@@ -97,15 +97,15 @@ def short_names(keys: Iterable[str], config: ConfigDict) -> dict[str, str]:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as one would write it on the command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a value as in a `--sweep` flag, where tuples need brackets, since commas separate values."""
+    return str(value) if isinstance(value, tuple) else keys.as_text(value)
 
 
 def folder_name(values: dict[str, Any]) -> str:
     """Return `key=value,…` sorted by key, so that the order of the flags does not matter.
 
-    It is safe on every file system: values that are long, or hold characters other than letters, digits and "._+-",
-    are cut and get a digest.
+    It is safe on every file system: values that are long, or have characters other than letters, digits and "._+-", are
+    truncated and get a digest.
     """
     return ",".join(f"{key}={_safe(values[key])}" for key in sorted(values))
 
@@ -124,13 +124,12 @@ def _safe(value: Any) -> str:
 
 
 def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> list[GridRun]:
-    """Return the runs of the grid, the last key changing fastest, with the results of those that are finished.
+    """Return the runs of the grid, where the last key changes fastest, with the results of finished runs.
 
-    Raises UserError, before anything is trained, for a value that the config does not allow, and where a folder holds
-    a run with another config.
+    Raises UserError for a value that the config does not allow, and if a folder holds a run with a different config.
     """
     if (folder / CONFIG).exists():
-        raise UserError(f"{folder} is itself the run folder of a training; give the sweep another --workdir")
+        raise UserError(f"{folder} is itself the run folder of a training; choose another --workdir for the sweep")
     short = short_names([one.key for one in swept], config)
     runs, conflicts = [], []
     for combination in itertools.product(*(one.values for one in swept)):
@@ -148,8 +147,8 @@ def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> l
         runs.append(run)
     if conflicts:
         raise UserError(
-            f"{folder} holds runs with another config: {', '.join(conflicts)}; give their own command to go on, or "
-            "another --workdir"
+            f"{folder} holds runs with a different config: {', '.join(conflicts)}; rerun the original command to "
+            "resume, or choose another --workdir"
         )
     for run in runs:
         run.results = training_results(run.folder)
@@ -158,15 +157,9 @@ def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> l
 
 
 def selection_of(folder: RunFolder) -> dict[str, Any]:
-    """Return step, kind and split of a run's selected weights; nothing where its checkpoints are gone or damaged."""
+    """Return step, kind and split of a run's selected weights; {} if its checkpoints are missing or damaged."""
     if not (folder / CHECKPOINTS).exists():
         return {}
     with checkpoint.open_manager(folder, writing=False) as manager:
-        step = manager.latest_step()
-        if step is None:
-            return {}
-        try:
-            notes = manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
-            return {name: notes[name] for name in ("step", "kind", "split")}
-        except (ValueError, OSError, KeyError, TypeError):
-            return {}
+        notes = checkpoint.newest_notes(manager)
+    return {name: notes[name] for name in ("step", "kind", "split")} if notes else {}

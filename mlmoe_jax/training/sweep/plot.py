@@ -1,4 +1,4 @@
-"""A picture of curves with error bars, one panel beside another, as PNG."""
+"""Plot of curves with error bars in several panels, as PNG."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-# Okabe and Ito's colours, told apart by every kind of colour vision
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+# The palette of Okabe and Ito, which is safe for all types of color vision
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 _MARKERS = "os^DvPX"
-_LOGARITHMIC_FROM = 20.0  # largest / smallest x value from which a linear axis would crowd the small ones
-_NARROWEST_TICK = 0.06  # of the axis; x values that lie closer get matplotlib's own ticks
+_LOGARITHMIC_FROM = 20.0  # ratio of largest to smallest x value from which the axis may be logarithmic
+_NARROWEST_TICK = 0.06  # fraction of the axis; for closer x values, matplotlib chooses the ticks
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: y and its spread (0 = no error bar) at some of the picture's x values."""
+    """One curve: y and its standard deviation (0 = no error bar) at some of the x values of the plot."""
 
     label: str
     x: Sequence[Any]
     y: Sequence[float]
-    spread: Sequence[float]
-    level: bool = False  # for points that no order joins: a line at the mean of y, in a band of ± their deviation
+    deviation: Sequence[float]
+    level: bool = False  # unordered points: draw a line at the mean of y, in a band of ± its standard deviation
 
 
 def draw(
@@ -38,28 +38,28 @@ def draw(
     legend: str = "",
     title: str = "",
 ) -> bytes:
-    """Draw every panel's lines over `x_values` and return a PNG file.
+    """Draw the lines of all panels over `x_values` and return the content of a PNG file.
 
     Args:
-      panels: heading -> lines; "" = no heading. Lines of one label have one colour and marker everywhere.
-      x_values: all x values. Finite numbers make a numeric axis, logarithmic where they span much; anything else an
-        ordinal one in this order, whose points are joined by a dotted line.
-      legend: its heading.
+      panels: heading -> lines; "" = no heading. Lines with the same label have the same color and marker.
+      x_values: all x values. For finite numbers, the axis is numeric, and logarithmic for a wide range; otherwise it is
+        categorical in this order, with dotted lines between the points.
+      legend: heading of the legend.
     """
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with style.context("default"):  # whatever the user's own matplotlibrc says, which may want LaTeX
+    with style.context("default"):  # independent of the user's matplotlibrc, which may require LaTeX
         figure = Figure(figsize=(1.6 + 4.2 * len(panels), 3.8), layout="constrained")
         FigureCanvasAgg(figure)
-        looks = _looks([line.label for lines in panels.values() for line in lines])
+        styles = _styles([line.label for lines in panels.values() for line in lines])
         handles: dict[str, Any] = {}
         grid = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (heading, lines) in zip(grid, panels.items(), strict=True):
             place, joined = _x_axis(axes, x_values)
             for line in lines:
-                handles.setdefault(line.label, _draw_line(axes, line, place, joined, looks[line.label]))
+                handles.setdefault(line.label, _draw_line(axes, line, place, joined, styles[line.label]))
             axes.set_title(_plain(heading), fontsize=10)
             axes.set_xlabel(_plain(x_label))
             axes.set_ylabel(_plain(y_label))
@@ -85,25 +85,25 @@ def draw(
     return buffer.getvalue()
 
 
-def _looks(labels: Sequence[str]) -> dict[str, list]:
-    """Return the colour and marker of each label."""
+def _styles(labels: Sequence[str]) -> dict[str, list]:
+    """Return the color and marker of each label."""
     labels = list(dict.fromkeys(labels))
-    colours: Sequence[Any] = _COLOURS
-    if len(labels) > len(_COLOURS):
+    colors: Sequence[Any] = _COLORS
+    if len(labels) > len(_COLORS):
         from matplotlib import colormaps
 
-        colours = colormaps["viridis"](np.linspace(0, 0.92, len(labels)))
-    return {label: look for label, *look in zip(labels, colours, cycle(_MARKERS), strict=False)}
+        colors = colormaps["viridis"](np.linspace(0, 0.92, len(labels)))
+    return {label: style for label, *style in zip(labels, colors, cycle(_MARKERS), strict=False)}
 
 
-def _draw_line(axes: Any, line: Line, place: Mapping[Any, float], joined: str, look: Sequence[Any]) -> Any:
-    colour, marker = look
-    x, y, spread = zip(*sorted(zip(map(place.get, line.x), line.y, line.spread, strict=True)), strict=True)
+def _draw_line(axes: Any, line: Line, place: Mapping[Any, float], joined: str, style: Sequence[Any]) -> Any:
+    color, marker = style
+    x, y, deviation = zip(*sorted(zip(map(place.get, line.x), line.y, line.deviation, strict=True)), strict=True)
     bars = axes.errorbar(
         x,
         y,
-        yerr=spread if any(spread) else None,
-        color=colour,
+        yerr=deviation if any(deviation) else None,
+        color=color,
         marker=marker,
         linestyle="none" if line.level else joined,
         markersize=5,
@@ -112,14 +112,14 @@ def _draw_line(axes: Any, line: Line, place: Mapping[Any, float], joined: str, l
         capsize=3,
     )
     if line.level:
-        mean, deviation = float(np.mean(y)), float(np.std(y))
-        axes.axhline(mean, color=colour, linestyle="--", linewidth=1)
-        axes.axhspan(mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
+        mean, band = float(np.mean(y)), float(np.std(y))
+        axes.axhline(mean, color=color, linestyle="--", linewidth=1)
+        axes.axhspan(mean - band, mean + band, color=color, alpha=0.12, linewidth=0)
     return bars
 
 
 def _x_axis(axes: Any, values: Sequence[Any]) -> tuple[dict[Any, float], str]:
-    """Set the scale and ticks; return where each value lies, and the style of line that joins points."""
+    """Set scale and ticks; return the position of each value and the line style between points."""
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         names = [_plain(str(value), 24) for value in values]
         axes.set_xticks(range(len(values)), names)
@@ -134,7 +134,7 @@ def _x_axis(axes: Any, values: Sequence[Any]) -> tuple[dict[Any, float], str]:
     if wide and _narrowest(np.log(positive)) > _narrowest(ordered):
         if ordered[0] > 0:
             axes.set_xscale("log")
-        else:  # a 0 has a place only where the axis is linear below its smallest value
+        else:  # 0 needs an axis that is linear below the smallest positive value
             axes.set_xscale("symlog", linthresh=positive[0], linscale=0.5)
     if _narrowest(axes.xaxis.get_transform().transform(ordered)) >= _NARROWEST_TICK:
         axes.set_xticks(list(values), [f"{value:g}" for value in values])
@@ -143,11 +143,11 @@ def _x_axis(axes: Any, values: Sequence[Any]) -> tuple[dict[Any, float], str]:
 
 
 def _narrowest(ordered: np.ndarray) -> float:
-    """The smallest distance between neighbours, as a fraction of the whole."""
+    """Return the smallest distance between neighbors, as a fraction of the range; 1 for a single value."""
     return float(np.diff(ordered).min() / np.ptp(ordered)) if len(ordered) > 1 else 1.0
 
 
 def _plain(text: str, longest: int = 40) -> str:
-    """Return text that fits and that matplotlib takes literally: no formula between dollar signs, no hidden label."""
+    """Return text, truncated to `longest`, that matplotlib draws literally instead of as a formula."""
     text = text if len(text) <= longest else f"{text[: longest - 1]}…"
     return text.replace("$", r"\$")

@@ -1,14 +1,13 @@
-"""A sweep: one training after another over a grid of values, then a table and a picture of the curve.
+"""A sweep: trainings over a grid of values, one after another, with a table and a plot of their results.
 
     --sweep=config.model.prompts.num_groups=2,3,5,8 --sweep=config.seed=0,1,2
 
-trains twelve runs, each in its own folder below --workdir. The same command goes on where it was stopped: finished runs
-are only read, an unfinished one continues from its checkpoint.
+trains twelve runs, each in its own folder below --workdir. The same command resumes a stopped sweep: finished runs are
+only read, and an unfinished one resumes from its checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,14 +29,14 @@ from mlmoe_jax.training.loop import Stopped, train
 from mlmoe_jax.training.sweep.grid import GridRun, SweepAxis, as_text, plan, selection_of, short_names
 from mlmoe_jax.training.sweep.plot import Line, draw
 
-TABLE, PICTURE = "sweep.csv", "sweep.png"
+TABLE, PLOT = "sweep.csv", "sweep.png"
 SEED = "seed"
 _UNITS = {"data.image_size": "pixels", "augment.margin": "pixels", "train.batch_size": "images"}
 
 
 @dataclass(frozen=True)
 class SeedStatistics:
-    """The mAP of one split over seeds: mean, standard deviation of just these values, and how many there are."""
+    """The mAP of one split over seeds: mean, population standard deviation and number of values."""
 
     mean: float
     std: float
@@ -48,49 +47,49 @@ class SeedStatistics:
 def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis], *, as_json: bool = False) -> int:
     """Train all runs of the grid that are not finished, write sweep.csv and sweep.png, print the table.
 
-    Returns 0, or 130 after SIGTERM or Ctrl-C. Raises UserError before the first run where one of them cannot be trained
-    in its folder, and at the end where some have failed; the others are trained all the same.
+    Returns 0, or 130 after SIGTERM or Ctrl-C. Raises UserError before the first run if one of them cannot be trained in
+    its folder, and at the end if some have failed; a failed run does not stop the others.
     """
     runs = plan(config, folder, swept)
     writer = distributed.is_first()
-    with folder.writing() if writer else contextlib.nullcontext():
+    with folder.writing_by_first():
         if writer:
             write_table(folder, runs)
         for number, run in enumerate(runs, start=1):
-            what = f"run {number} of {len(runs)}, {run.name}"
+            title = f"run {number} of {len(runs)}, {run.name}"
             if run.results is not None:
-                status(f"{what}: finished before")
+                status(f"{title}: already finished")
                 continue
-            status(what)
+            status(title)
             try:
                 results = train(run.config, run.folder)
                 write_requested_samples(run.folder, run.config)
             except UserError as error:
                 if isinstance(error, BadImage) and distributed.process()[1] > 1:
-                    raise  # only one process has met it, the others wait in vain
+                    raise  # only one process has read the image, and the others would wait for it
                 run.error = str(error)
-                status(f"{what}: {error}")
+                status(f"{title}: {error}")
             except (Stopped, KeyboardInterrupt) as stopped:
-                status(f"{what}: {str(stopped) or 'stopped; the same command goes on from there'}")
+                status(f"{title}: {str(stopped) or 'stopped; the same command resumes from there'}")
                 return 130
             else:
                 run.results, run.selected = results, selection_of(run.folder)
             if writer:
                 write_table(folder, runs)
-        if writer and any(spreads for _, spreads in over_seeds(runs)):
-            folder.write_bytes(PICTURE, picture(runs))
+        if writer and any(statistics for _, statistics in over_seeds(runs)):
+            folder.write_bytes(PLOT, plot(runs))
     print(to_json(report(runs), indent=2) if as_json else format_table(runs))
     status(f"sweep folder: {folder}")
     if failed := [run for run in runs if run.error]:
         raise UserError(
-            f"{len(failed)} of {len(runs)} runs failed, the first, {failed[0].name}, because: {failed[0].error}; the "
-            "same command tries them again"
+            f"{len(failed)} of {len(runs)} runs failed, the first, {failed[0].name}, because: {failed[0].error}; "
+            "rerun the same command to retry them"
         )
     return 0
 
 
 def write_table(folder: RunFolder, runs: Sequence[GridRun]) -> None:
-    """Write sweep.csv: a row a finished or failed run, fractions with all digits, empty where a metric is undefined."""
+    """Write sweep.csv: one row per finished or failed run, metrics as unrounded fractions, empty if undefined."""
     names = list(
         dict.fromkeys(
             (split, name) for run in runs for split, metrics in (run.results or {}).items() for name in metrics
@@ -115,7 +114,7 @@ def write_table(folder: RunFolder, runs: Sequence[GridRun]) -> None:
 
 
 def report(runs: Sequence[GridRun]) -> dict[str, Any]:
-    """Return what --json prints: the metrics of every run as fractions, and the mAP over seeds where they are swept."""
+    """Return the output of --json: the metrics of every run as fractions, and the mAP over seeds if they are swept."""
     listed = [
         {
             "run": run.name,
@@ -129,37 +128,40 @@ def report(runs: Sequence[GridRun]) -> dict[str, Any]:
     if SEED not in runs[0].values:
         return {"runs": listed}
     means = [
-        {"config": values, "mAP": {split: vars(spread) for split, spread in spreads.items()}}
-        for values, spreads in over_seeds(runs)
+        {"config": values, "mAP": {split: vars(one) for split, one in statistics.items()}}
+        for values, statistics in over_seeds(runs)
     ]
     return {"runs": listed, "over_seeds": means}
 
 
-# ----------------------------------------------------------------------------------------------------- what it shows
+# ---------------------------------------------------------------------------------------------------- table and plot
 def split_names(runs: Sequence[GridRun]) -> list[str]:
     """Return the splits that any run was evaluated on."""
     return list(dict.fromkeys(split for run in runs for split in run.results or {}))
 
 
 def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, SeedStatistics]]]:
-    """Return the grid without its seeds, as (other values, the mAP of each split); where none is swept, as it is."""
+    """Return the grid without its seeds, as (other values, statistics of the mAP per split).
+
+    If seeds are not swept, each run has statistics of its own.
+    """
     groups: dict[tuple, list[GridRun]] = {}
     for run in runs:
         groups.setdefault(tuple((k, v) for k, v in run.values.items() if k != SEED), []).append(run)
     summary = []
     for values, members in groups.items():
-        spreads = {}
+        statistics = {}
         for split in split_names(members):
             found = [run.results[split]["mAP"] for run in members if split in (run.results or {})]
             finite = [value for value in found if math.isfinite(value)]
             if finite:
-                spreads[split] = SeedStatistics(float(np.mean(finite)), float(np.std(finite)), len(finite))
-        summary.append((dict(values), spreads))
+                statistics[split] = SeedStatistics(float(np.mean(finite)), float(np.std(finite)), len(finite))
+        summary.append((dict(values), statistics))
     return summary
 
 
 def format_table(runs: Sequence[GridRun]) -> str:
-    """Return the mAP of every run in percent, a line each, then its mean and standard deviation over seeds."""
+    """Return the mAP in percent, one line per run, and then its mean and standard deviation over seeds."""
     splits = split_names(runs)
     short = short_names(runs[0].values, runs[0].config)
     summary = over_seeds(runs) if SEED in runs[0].values else []
@@ -173,20 +175,21 @@ def format_table(runs: Sequence[GridRun]) -> str:
         rows.append([run.name, *(f"{100 * value:.2f}" for value in cells), chosen])
     if summary:
         rows += [[""], ["mean ± standard deviation over seeds"]]
-        for values, spreads in summary:
-            cells = (_mean_and_deviation(spreads[split]) if split in spreads else "" for split in splits)
-            seeds = max((spread.count for spread in spreads.values()), default=0)
+        for values, statistics in summary:
+            cells = (_mean_and_deviation(statistics[split]) if split in statistics else "" for split in splits)
+            seeds = max((one.count for one in statistics.values()), default=0)
             rows.append([_label(values, short) or "all", *cells, f"{seeds} seeds"])
     if _selected_on_test(runs):
         rows += [[""], ["selected on test, as published"]]
     return text_table(rows, align="<" + ">" * len(splits) + "<", least=(0, *[14] * len(splits), 0))
 
 
-def picture(runs: Sequence[GridRun]) -> bytes:
+def plot(runs: Sequence[GridRun]) -> bytes:
     """Draw the mAP of each split over the first swept key, as PNG.
 
-    One key: a line a split. Several: a panel a split, and a line a combination of the other keys. Seeds are averaged,
-    with error bars of one standard deviation; where only the seed is swept, each is a point beside their mean.
+    One key: one line per split. Several keys: one panel per split, and one line per combination of the other keys.
+    Seeds are averaged, with error bars of one standard deviation; if only seeds are swept, each is a point beside
+    their mean.
     """
     keys = [key for key in runs[0].values if key != SEED]
     short = short_names(runs[0].values, runs[0].config)
@@ -195,12 +198,13 @@ def picture(runs: Sequence[GridRun]) -> bytes:
     panels: dict[str, list[Line]] = {}
     for split in split_names(runs):
         curves: dict[str, list[tuple]] = {}
-        for values, spreads in points:
+        for values, statistics in points:
             combination = {key: values[key] for key in others}
             label = _label(combination, short if len(others) > 1 else {}) if others else split
             curve = curves.setdefault(label, [])
-            if split in spreads:
-                curve.append((_tick(values[x_key], x_key), 100 * spreads[split].mean, 100 * spreads[split].std))
+            if split in statistics:
+                one = statistics[split]
+                curve.append((_tick(values[x_key], x_key), 100 * one.mean, 100 * one.std))
         lines = [Line(label, *zip(*found, strict=True), level=not keys) for label, found in curves.items() if found]
         panels.setdefault(split if others else "", []).extend(lines)
     unit = f" ({_UNITS[x_key]})" if x_key in _UNITS else ""
@@ -215,7 +219,7 @@ def picture(runs: Sequence[GridRun]) -> bytes:
 
 
 def _tick(value: Any, key: str) -> Any:
-    """Return an x value: a number as it is, and what has no scale, such as a seed, as text."""
+    """Return an x value: a number unchanged, and a value without a scale, such as a seed, as text."""
     has_scale = isinstance(value, int | float) and not isinstance(value, bool) and key != SEED
     return value if has_scale else as_text(value)
 
@@ -224,8 +228,8 @@ def _label(values: dict[str, Any], short: dict[str, str]) -> str:
     return ", ".join(f"{short[key]}={as_text(v)}" if short else as_text(v) for key, v in values.items())
 
 
-def _mean_and_deviation(spread: SeedStatistics) -> str:
-    return f"{percent(spread.mean)} ± {percent(spread.std)}"
+def _mean_and_deviation(statistics: SeedStatistics) -> str:
+    return f"{percent(statistics.mean)} ± {percent(statistics.std)}"
 
 
 def _selected_on_test(runs: Sequence[GridRun]) -> bool:
@@ -233,16 +237,16 @@ def _selected_on_test(runs: Sequence[GridRun]) -> bool:
 
 
 def _title(runs: Sequence[GridRun]) -> str:
-    """Return what the runs have in common, and below it what a reader must know of the numbers."""
+    """Return the settings that the runs have in common, and below them notes on the numbers."""
     flat = configuration.flatten(runs[0].config)
-    what = [flat[key] for key in ("data.name", "model.backbone.name", "model.head.kind") if key not in runs[0].values]
+    common = [flat[key] for key in ("data.name", "model.backbone.name", "model.head.kind") if key not in runs[0].values]
     notes = []
     if SEED in runs[0].values:
-        counts = [spread.count for _, spreads in over_seeds(runs) for spread in spreads.values()]
+        counts = [one.count for _, statistics in over_seeds(runs) for one in statistics.values()]
         few, many = min(counts), max(counts)
         notes.append(f"mean ± standard deviation over {many if few == many else f'{few} to {many}'} seeds")
     if _selected_on_test(runs):
         notes.append("selected on test, as published")
     if failed := sum(bool(run.error) for run in runs):
         notes.append(f"{failed} of {len(runs)} runs failed")
-    return "\n".join(filter(None, (", ".join(what), "; ".join(notes))))
+    return "\n".join(filter(None, (", ".join(common), "; ".join(notes))))

@@ -22,7 +22,7 @@ LABELS, BATCH, DEVICES = 10, 16, 8
 
 
 # --------------------------------------------------------------------------------------------------- arithmetic
-def test_the_compilers_own_words_on_memory_are_understood():
+def test_memory_errors_of_the_compiler_are_parsed():
     used = (
         "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
         "Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."
@@ -38,20 +38,20 @@ def test_the_compilers_own_words_on_memory_are_understood():
 
 @pytest.mark.parametrize("start", [1, 5, 64, 1024])
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 13, 31, 100, 127, 128, 1000])
-def test_the_largest_that_fits_is_found_to_an_eighth(limit, start):
-    asked = []
+def test_the_largest_fitting_size_is_found_to_an_eighth(limit, start):
+    tried = []
 
     def fits(size):
         assert size >= 1
-        assert size not in asked, "nothing is compiled twice"
-        asked.append(size)
+        assert size not in tried, "no size is compiled twice"
+        tried.append(size)
         return size <= limit
 
     found = largest_fitting(fits, start)
-    power = 1 << limit.bit_length() >> 1  # the largest power of two that is not above the limit
+    power = 1 << limit.bit_length() >> 1  # the largest power of two up to the limit
     step = max(1, power // 8)
     assert found == (limit // step * step)
-    assert len(asked) <= 15
+    assert len(tried) <= 15
 
 
 # ---------------------------------------------------------------------------------- eight simulated devices
@@ -60,7 +60,7 @@ def _tiny_config(patch=None):
 
     from mlmoe_jax.config import load_config
 
-    tiny.use_vit(patch, depth=1, patch=32, mlp_ratio=64.0)  # nearly all of it is frozen
+    tiny.use_vit(patch, depth=1, patch=32, mlp_ratio=64.0)  # nearly all parameters are frozen
     config = load_config("mlvpt_digits", [])
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
     config.augment.where = "host"
@@ -100,15 +100,15 @@ def compiled():
     return json.loads(run_python(code, devices=DEVICES).splitlines()[-1])
 
 
-def test_data_parallel_training_moves_its_gradients_and_nothing_frozen(compiled):
+def test_data_parallel_training_sums_gradients_of_trainable_parameters_only(compiled):
     step, sizes = compiled["report"]["steps"]["train"], compiled["sizes"]
     assert set(step["collectives"]) == {"all-reduce"}
     moved = step["collectives"]["all-reduce"]["bytes"]
-    unused = 2 * 2 * LABELS  # the gates' biases get no gradient
-    # The gradient of a block's prompts may come in four parts (queries, keys, values, past the block), and there are
-    # a few scalars.
+    unused = 2 * 2 * LABELS  # the biases of the gates have no gradient
+    # The gradient of the prompts of a block may be summed in four parts (queries, keys, values, residual), and a few
+    # scalars are summed too.
     assert 4 * (sizes["trainable"] - unused) <= moved <= 4 * (sizes["trainable"] + 3 * sizes["prompts"]) + 64
-    assert sizes["frozen"] > 2 * sizes["trainable"], "or frozen weights could hide in it"
+    assert sizes["frozen"] > 2 * sizes["trainable"], "otherwise the bound could include frozen weights"
     assert step["uncounted"] == []
 
 
@@ -118,7 +118,7 @@ def test_evaluation_gathers_logits_ids_and_masks(compiled):
     assert moved["all-gather"]["bytes"] == BATCH * (4 * LABELS + 4 + 4)
 
 
-def test_memory_is_that_of_one_device_and_the_state_is_donated(compiled):
+def test_memory_is_per_device_and_the_state_is_donated(compiled):
     step, sizes = compiled["report"]["steps"]["train"], compiled["sizes"]
     memory = step["memory"]
     assert memory["arguments"] == pytest.approx(sizes["state"] + sizes["batch"], rel=0.01)
@@ -142,20 +142,20 @@ def test_the_largest_arguments_are_shown_with_their_shardings(compiled):
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_sharded_arrays_count_by_their_shards(compiled):
+def test_sharded_arrays_count_with_the_size_of_a_shard(compiled):
     assert compiled["sizes"]["halved"] < 0.6 * compiled["sizes"]["state"]
 
 
 def test_the_report_as_text(compiled):
     report, text = compiled["report"], compiled["text"]
     assert (report["devices"], report["mesh"]["data"], report["capacity"], report["fits"]) == (8, 8, None, None)
-    assert f"train step, batch {BATCH}: {BATCH // DEVICES} images a device" in text
-    assert f"{report['steps']['train']['collectives']['all-reduce']['bytes']:,} bytes a device" in text
+    assert f"train step, batch {BATCH}: {BATCH // DEVICES} images per device" in text
+    assert f"{report['steps']['train']['collectives']['all-reduce']['bytes']:,} bytes per device" in text
     assert "whether it fits is unknown" in text.splitlines()[-1]
-    assert "least effort" not in text
+    assert "minimal optimization" not in text
 
 
-# --------------------------------------------------------------------------------------- verdicts and mistakes
+# --------------------------------------------------------------------------------------- verdicts and errors
 def _report(fits, needed):
     step = {
         "batch_size": 64,
@@ -177,19 +177,19 @@ def _report(fits, needed):
         (False, 20 * GIB, 1, "train: does not fit: needs 20.00 GiB of 16.00 GiB"),
     ],
 )
-def test_the_exit_code_says_whether_it_fits(monkeypatch, capsys, fits, needed, code, verdict):
+def test_the_exit_code_is_1_if_a_step_does_not_fit(monkeypatch, capsys, fits, needed, code, verdict):
     monkeypatch.setattr(compile_check, "check", lambda *_, **__: _report(fits, needed))
     assert print_check(None) == code
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1] == verdict
-    assert "compiled with the compiler's least effort: sizes may be a few percent off" in said
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == verdict
+    assert "compiled with minimal optimization: sizes may be a few percent off" in lines
     assert print_check(None, as_json=True) == code
     assert json.loads(capsys.readouterr().out)["steps"]["train"]["needed"] == needed
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_what_the_compiler_refuses_does_not_fit(quick):
-    """The compiler's message is the only thing that is made up here."""
+def test_a_program_that_the_compiler_rejects_does_not_fit(quick):
+    """Only the message of the compiler is simulated."""
     import jax
 
     class Lowered:
@@ -202,7 +202,7 @@ def test_what_the_compiler_refuses_does_not_fit(quick):
     assert (report["fits"], report["needed"], report["batch_a_device"]) == (False, 21.5 * GIB, 4)
 
 
-def test_the_compiler_takes_the_options_of_a_quick_look():
+def test_the_compiler_accepts_the_options_of_a_quick_check():
     import jax
 
     step = jax.jit(lambda x: 2.0 * x).lower(jax.ShapeDtypeStruct((3,), "float32"))
@@ -212,7 +212,7 @@ def test_the_compiler_takes_the_options_of_a_quick_look():
         step.compile(compiler_options={"optimisation_level": 9})
 
 
-def test_a_batch_that_does_not_split_is_refused_with_one_that_does(refusal, monkeypatch, tiny_vit):
+def test_a_batch_that_does_not_split_is_refused_with_a_valid_one(refusal, monkeypatch, tiny_vit):
     from mlmoe_jax.config import load_config
     from mlmoe_jax.runtime import sharding
 
@@ -238,14 +238,14 @@ def devices_of(topology):
         return devices
 
 
-def test_without_libtpu_one_sentence_says_how_to_get_it(refusal, monkeypatch):
+def test_without_libtpu_the_error_names_its_package(refusal, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert 'pip install "jax[tpu]"' in refusal(devices_of, "v5e:4x4")
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_tpu_compiler_leaves_the_environment_as_it_was(monkeypatch, refusal, fails):
-    """Only libtpu is made up here: it sees an environment, and may refuse the topology."""
+def test_the_tpu_compiler_restores_the_environment(monkeypatch, refusal, fails):
+    """Only libtpu is simulated: it records the environment, and may reject the topology."""
     import jax
 
     seen = {}
@@ -261,7 +261,7 @@ def test_the_tpu_compiler_leaves_the_environment_as_it_was(monkeypatch, refusal,
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
     before, platforms = dict(os.environ), jax.config.jax_platforms
     if fails:
-        assert "is none that the TPU compiler knows (no such topology)" in refusal(devices_of, "v5e:4x4")
+        assert "is unknown to the TPU compiler (no such topology)" in refusal(devices_of, "v5e:4x4")
     else:
         assert devices_of("v5e:4x4") == ["a device"]
     assert seen["platforms"] == "cpu"
@@ -271,13 +271,13 @@ def test_the_tpu_compiler_leaves_the_environment_as_it_was(monkeypatch, refusal,
 
 
 # -------------------------------------------------------------------------------------------------- with libtpu
-needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not here")
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 
 
 @needs_libtpu
-def test_topologies_that_the_compiler_does_not_know_are_refused(refusal):
+def test_topologies_unknown_to_the_compiler_are_refused(refusal):
     for name in ("nonsense", "v9:2x2", "v5e:3x5"):
-        assert f"--topology={name} is none that the TPU compiler knows" in refusal(devices_of, name)
+        assert f"--topology={name} is unknown to the TPU compiler" in refusal(devices_of, name)
     assert len(devices_of("v5e:1x1")) == 1
 
 

@@ -34,8 +34,8 @@ def test_macs_as_the_papers_count(ml_vpt, probe):
     assert round((ml_vpt["macs"]["full"] - 287 * norms) / 1e9, 2) == 26.01
 
 
-def test_what_runs_is_less_than_what_the_papers_count(ml_vpt, probe):
-    """In batches of 64: 30 prompts on the fast path cost less than a linear probe that runs every token to the end."""
+def test_fewer_macs_are_executed_than_the_papers_count(ml_vpt, probe):
+    """In batches of 64, 30 prompts on the fast path cost less than a linear probe with all tokens in all blocks."""
     assert ml_vpt["macs"]["executed"] == pytest.approx(21.85e9, rel=1e-3)
     assert probe["macs"]["executed"] < 0.95 * probe["macs"]["full"]
 
@@ -48,7 +48,7 @@ def test_memory_and_modules(ml_vpt):
     assert ml_vpt["modules"]["prompts"] == (276_480, 276_480)
 
 
-def test_settings_show_in_the_memory_and_the_macs(probe):
+def test_settings_change_memory_and_macs(probe):
     half = summary("linear_probe:dataset=coco2014", eval__batch_size=64, model__frozen_dtype="bfloat16")
     kernels = 12 * 12 * 768**2 + 3 * 14**2 * 768
     assert half["memory"]["frozen"] == probe["memory"]["frozen"] - 2 * kernels
@@ -77,7 +77,7 @@ def test_macs_of_a_convnext_count_its_norms():
 
 
 # ----------------------------------------------------------------------------------------------------- counting
-def test_dots_and_convolutions_are_counted_wherever_they_are():
+def test_dots_and_convolutions_are_counted_in_nested_jaxprs():
     def inner(x):
         return jax.lax.scan(lambda c, _: (jnp.sin(c @ jnp.ones((4, 4))), None), x, length=5)[0]
 
@@ -100,7 +100,7 @@ def test_a_list_of_configs_keeps_their_arguments():
     assert split_references("a:x=1,b:y=2,") == ["a:x=1", "b:y=2"]
 
 
-def test_the_table_has_a_row_a_config_and_a_row_a_module(capsys):
+def test_the_table_has_one_row_per_config_and_one_per_module(capsys):
     assert (
         main(["--mode=summary", "--configs=linear_probe:dataset=digits,mlvpt_digits", "--config.eval.batch_size=1"])
         == 0
@@ -110,6 +110,6 @@ def test_the_table_has_a_row_a_config_and_a_row_a_module(capsys):
     assert any(line.split() == ["head/classifier", "1,290", "1,290"] for line in lines)
 
 
-def test_summary_wants_one_or_several_configs(capsys):
+def test_summary_needs_one_or_several_configs(capsys):
     assert main(["--mode=summary"]) == 2
     assert "needs either --config=FILE or --configs" in capsys.readouterr().err

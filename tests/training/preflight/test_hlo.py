@@ -38,7 +38,7 @@ def test_bytes_of_a_shape(shape, size):
     assert shape_bytes(shape) == size
 
 
-def test_a_type_nobody_knows_is_not_counted_as_nothing():
+def test_an_unknown_element_type_is_an_error():
     with pytest.raises(ValueError, match="blob"):
         shape_bytes("blob[4]")
 
@@ -57,12 +57,12 @@ def test_a_type_nobody_knows_is_not_counted_as_nothing():
         ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)4}", 4),
     ],
 )
-def test_the_size_of_a_group_however_it_is_printed(groups, size):
+def test_the_size_of_a_group_in_all_printed_forms(groups, size):
     text = program(f"%r = f32[10]{{0}} all-reduce(%a), channel_id=1, {groups}, to_apply=%add")
     assert collectives(text, 8) == [Collective("all-reduce", 40, size)]
 
 
-def test_a_group_of_one_moves_nothing():
+def test_a_group_of_one_is_not_a_collective():
     assert collectives(program("%r = f32[10] all-reduce(%a), replica_groups={{0},{1}}, to_apply=%add"), 2) == []
 
 
@@ -87,7 +87,7 @@ def test_start_and_done_are_one_operation():
     ]
 
 
-def test_pieces_of_one_collective_in_several_fusions_are_one():
+def test_pieces_of_a_collective_in_several_fusions_count_once():
     piece = "%g = f32[8] all-gather(%b), channel_id=6, replica_groups=[1,4]<=[4], dimensions={0}"
     before = "".join(f"%part{k} (b: f32[2]) -> f32[8] {{\n  {piece}\n}}\n" for k in range(3))
     text = program(*(f"%f{k} = f32[8] fusion(%a), kind=kCustom, calls=%part{k}" for k in range(3)), before=before)
@@ -104,7 +104,7 @@ def test_the_tpu_compilers_reduce_scatter_is_an_all_reduce_in_a_fusion():
     assert collectives(text, 4) == [Collective("reduce-scatter", 32, 4)]
 
 
-def test_a_tuple_with_comments_is_added_up():
+def test_the_bytes_of_a_tuple_with_comments_are_summed():
     text = program(
         "%r = (f32[2]{0:T(128)}, bf16[3,2]{1,0}, /*index=2*/f32[]) all-to-all(%a, %a, /*index=2*/%a), channel_id=1"
     )
@@ -135,18 +135,18 @@ def loop(*, order="%i, %n", start="0", notes=""):
     )
 
 
-def test_a_loop_counts_as_often_as_it_runs():
+def test_a_loop_counts_by_its_trip_count():
     assert collectives(loop(), 2) == [Collective("all-reduce", 16, 2, times=6)]
     known = loop(order="%n, %i", notes=', backend_config={"known_trip_count":{"n":"3"},"known_init_step":{}}')
     assert collectives(known, 2) == [Collective("all-reduce", 16, 2, times=3)]
 
 
 @pytest.mark.parametrize("unclear", [{"order": "%n, %i"}, {"start": "2"}])
-def test_a_loop_of_unknown_length_counts_once_and_says_so(unclear):
+def test_a_loop_of_unknown_length_counts_once_and_is_marked(unclear):
     assert collectives(loop(**unclear), 2) == [Collective("all-reduce", 16, 2, counted=False)]
 
 
-def test_of_branches_the_one_that_moves_most_counts():
+def test_of_branches_the_one_with_the_most_traffic_counts():
     before = "".join(
         f"%branch{size} (b: f32[4]) -> f32[4] {{\n"
         f"  ROOT %r = f32[{size}] all-reduce(%b), channel_id={size}, replica_groups={{}}, to_apply=%add\n}}\n"
@@ -157,7 +157,7 @@ def test_of_branches_the_one_that_moves_most_counts():
 
 
 # ---------------------------------------------------------------------------------------------------------- totals
-def test_totals_and_what_goes_over_the_wire():
+def test_totals_and_bytes_on_the_wire():
     found = [
         Collective("all-reduce", 100, 4, times=3),
         Collective("all-gather", 100, 4),
@@ -172,7 +172,7 @@ def test_totals_and_what_goes_over_the_wire():
     assert totals([]) == {}
 
 
-def test_a_real_program_without_collectives_and_a_text_that_is_none():
+def test_a_real_program_without_collectives_and_a_text_that_is_not_a_program():
     compiled = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c * 2, None), x, length=3)[0]).lower(jnp.ones(2)).compile()
     assert collectives(compiled.as_text(), 1) == []
     with pytest.raises(ValueError, match="no ENTRY"):

@@ -242,7 +242,7 @@ def test_runs_one_after_another_and_again_only_what_is_missing(trainings, tmp_pa
     assert (tmp_path / "new" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].split() == ["num_groups=3", "90.33", "91.33"]
-    assert "run 2 of 3, num_groups=2: finished before" in err
+    assert "run 2 of 3, num_groups=2: already finished" in err
 
 
 def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, capsys, refusal):
