@@ -84,22 +84,11 @@ def tiny_vit(monkeypatch):
 @pytest.fixture
 def drawn_parts():
     """A function that builds the model of a config with values drawn in numpy, where nothing is compiled."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from flax import nnx
+    from helpers.bench import drawn_model
 
-    from mlmoe_jax.models.build import build_model
     from mlmoe_jax.runs.assemble import split_model
 
-    def build(config, label_space):
-        model = nnx.eval_shape(lambda: build_model(config, label_space, rngs=nnx.Rngs(0)))
-        draw = np.random.default_rng(0)
-        values = jax.tree.map(lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), nnx.state(model))
-        nnx.update(model, values)
-        return split_model(model, config)
-
-    return build
+    return lambda config, label_space: split_model(drawn_model(config, label_space), config)
 
 
 @pytest.fixture
@@ -110,40 +99,22 @@ def two_steps(drawn_parts):
     """
     import jax
     import numpy as np
+    from helpers.bench import Bench, drawn_batch
 
     from mlmoe_jax.data.labels.space import synthetic_label_space
     from mlmoe_jax.data.prepare import Preprocess
-    from mlmoe_jax.runtime.sharding import make_mesh, place
-    from mlmoe_jax.training.objective import make_objective
-    from mlmoe_jax.training.optim import make_optimizer
-    from mlmoe_jax.training.state import initial_state
-    from mlmoe_jax.training.step import make_train_step
+    from mlmoe_jax.runtime.sharding import make_mesh
 
     def run(config):
         prompts = config.model.prompts
         prompts.count, prompts.num_groups, prompts.per_group = 3, 2, 2
-        config.optim.schedule, config.optim.learning_rate = "constant", 1e-2
+        config.optim.schedule, config.optim.learning_rate, config.ema.decay = "constant", 1e-2, 0.9
         parts = drawn_parts(config, synthetic_label_space(4, 2))
-        optimizer, mesh = make_optimizer(config.optim, 10, parts.trainable), make_mesh(config.mesh)
-        state = initial_state(parts.trainable, parts.frozen, parts.stats, optimizer.init(parts.trainable))
-        before = jax.device_get(state)
-        objective = make_objective(config.loss)
-        look = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
-        step = make_train_step(
-            parts.definition, objective, optimizer, look, config.augment, ema_decay=0.9, seed=0, mesh=mesh
-        )
-        draw = np.random.default_rng(0)
-        batch = {
-            "image": draw.integers(0, 256, (4, 64, 64, 3)).astype(np.uint8),
-            "label": np.array([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1]], np.float32),
-            "label_mask": np.ones((4, 4), np.float32),
-            "mask": np.ones(4, np.float32),
-            "id": np.arange(4, dtype=np.int32),
-        }
-        state = place(state, mesh)
-        for _ in range(2):
-            state, metrics = step(state, batch)
-        assert np.isfinite(metrics["loss"])
-        return before, state, metrics
+        bench = Bench(config, parts, Preprocess(64, (0.5,) * 3, (0.25,) * 3), make_mesh(config.mesh), 4)
+        before, batch = jax.device_get(bench.start()), drawn_batch(4, 64, 4)
+        batch["label"] = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1]], np.float32)
+        state, log = bench.run(batch, 2)
+        assert np.isfinite(log[-1]["loss"])
+        return before, state, log[-1]
 
     return run

@@ -16,7 +16,7 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _named
 from mlmoe_jax.pretrained.rules import query
 from mlmoe_jax.training import initialization
-from mlmoe_jax.training.initialization import initial_parts
+from mlmoe_jax.training.initialization import initial_parts, require_source
 
 SPACE = synthetic_label_space(4, 2)
 
@@ -39,7 +39,7 @@ def config_of(reference, **overrides):
 
 
 @pytest.mark.usefixtures("tiny_vit")
-def test_a_head_of_ml_decoder_goes_onto_any_backbone(tmp_path, drawn_parts, capsys):
+def test_a_head_of_ml_decoder_fits_any_backbone(tmp_path, drawn_parts, capsys):
     config = config_of("ml_decoder_resnet101:dataset=digits")
     values = values_of(drawn_parts(config, SPACE))
     head = {path: value for path, value in values.items() if path.startswith("head/")}
@@ -53,10 +53,10 @@ def test_a_head_of_ml_decoder_goes_onto_any_backbone(tmp_path, drawn_parts, caps
     for path, value in head.items():
         np.testing.assert_array_equal(taken[path], value, err_msg=path)
     assert any((taken[path] != values[path]).any() for path in values if path.startswith("backbone/"))
-    assert "a head alone; the backbone is vit_digits as pretrained" in capsys.readouterr().err
+    assert "only a head; the backbone is the pretrained vit_digits" in capsys.readouterr().err
 
 
-def test_a_head_alone_is_no_backbone(tmp_path, refusal):
+def test_a_checkpoint_with_only_a_head_is_not_a_backbone(tmp_path, refusal):
     np.savez(tmp_path / "head.npz", **{"decoder.duplicate_pooling": np.zeros((4, 8, 1), np.float32)})
     config = config_of("linear_probe:dataset=digits")
     config.model.backbone.weights = str(tmp_path / "head.npz")
@@ -64,7 +64,7 @@ def test_a_head_alone_is_no_backbone(tmp_path, refusal):
 
 
 @pytest.mark.usefixtures("tiny_resnet")
-def test_a_whole_q2l_fills_backbone_and_head(tmp_path, drawn_parts):
+def test_a_complete_q2l_fills_backbone_and_head(tmp_path, drawn_parts):
     config = config_of("q2l_resnet101")
     values = values_of(drawn_parts(config, SPACE))
     tensors, missing = _named(query.Q2L, values, heads=0)
@@ -87,7 +87,7 @@ def test_other_backbones_are_refused_by_name(tmp_path, refusal):
 
 @pytest.mark.usefixtures("tiny_resnet")
 def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
-    """Scores of the head that was moved, for our order, are those of the head for the alphabetical order."""
+    """The reordered head gives the scores of the original head, which is in alphabetical order."""
     names = ("person", "car", "bird", "dog")  # ours; sorted: bird, car, dog, person
     config = config_of("addgcn_resnet101")
     config.model.head.graph.hidden = 8
@@ -106,3 +106,12 @@ def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
     _, moved, _ = ModelDef.split(model)
     places = [sorted(names).index(name) for name in names]
     np.testing.assert_allclose(theirs(moved), before[:, np.array(places)], rtol=2e-4, atol=2e-4)
+
+
+def test_a_published_file_needs_the_word_vectors_that_it_was_trained_with(refusal, tmp_path):
+    config = load_config("mlgcn_resnet101", [("init_from", str(tmp_path / "coco.pth.tar"))])
+    assert refusal(require_source, config) == f"there is no weights file {tmp_path / 'coco.pth.tar'}"
+    (tmp_path / "coco.pth.tar").touch()
+    assert "trained with GloVe vectors: name them with model.head.graph.word_vectors" in refusal(require_source, config)
+    config.model.head.graph.word_vectors = "glove.txt"
+    require_source(config)

@@ -1,4 +1,4 @@
-"""What a run starts from: the authors' checkpoints, other runs with other labels, and its own folder."""
+"""Starting a run from an official checkpoint or from another run with other labels, and import and export."""
 
 import json
 import shutil
@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.bench import drawn_model
 from helpers.paths import PARITY
+from helpers.tiny import write_weights
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
-from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.heads.catalog import HEADS
+from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import export_official
 from mlmoe_jax.runs import assemble as assembling
@@ -32,8 +32,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.convert import export_run, import_run
-from mlmoe_jax.training.initialization import initial_parts, require_source
-from mlmoe_jax.training.label_transfer import Counterparts, carry_over
+from mlmoe_jax.training.initialization import initial_parts
 from mlmoe_jax.training.loop import train
 
 TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
@@ -48,11 +47,11 @@ def _precision():
 
 @pytest.fixture(autouse=True)
 def _values_drawn_in_numpy(monkeypatch):
-    """Give models initial values without compiling anything; they depend on the seed as those of the real ones do."""
+    """Give models initial values without compiling anything; like the real ones they depend on the seed."""
 
     def build(config, space, *, rngs):
         model, prompts = drawn_model(config, space, seed=config.seed), config.model.prompts
-        if prompts.pruning == "fixed":  # these are what the config says
+        if prompts.pruning == "fixed":  # the config gives these values
             kept = prompts.kept_tokens or "1" * prompts.count
             model.prompts.token_mask[...] = jnp.array([float(digit) for digit in kept])
         return model
@@ -63,7 +62,7 @@ def _values_drawn_in_numpy(monkeypatch):
 
 @pytest.fixture
 def register(monkeypatch, tmp_path):
-    """A function that puts a backbone named tiny into the catalogue; its published weights are nowhere."""
+    """A function that adds a backbone named tiny to the catalog; no file has its published weights."""
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
 
     def call(shape: ViTShape) -> None:
@@ -88,26 +87,10 @@ def make_config():
 
 @pytest.fixture
 def published(tmp_path):
-    """The published weights of tiny, put where they are looked for."""
-    tensors = random_values(nnx.eval_shape(lambda: ViT(TINY, rngs=nnx.Rngs(0))), seed=5)
-    (tmp_path / "cache").mkdir()
-    save_file(tensors, tmp_path / "cache" / "tiny.safetensors")
-    return {f"backbone/{path}": value for path, value in tensors.items()}
-
-
-def random_values(module: nnx.Module, seed: int) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng(seed)
-    _, params, stats = ModelDef.split(module)
-    return {path: draw.normal(size=x.shape).astype(np.float32) for path, x in {**params, **stats}.items()}
-
-
-def drawn_model(config, space: LabelSpace, seed: int = 4) -> nnx.Module:
-    """Return the model of a config with random values."""
-    model = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0)))
-    draw = np.random.default_rng(seed)
-    values = jax.tree.map(lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), nnx.state(model))
-    nnx.update(model, values)
-    return model
+    """The published weights of tiny, stored in the cache."""
+    file = tmp_path / "cache" / "tiny.safetensors"
+    write_weights(file, catalog.entry("tiny"), seed=5)
+    return {f"backbone/{path}": value for path, value in load_file(file).items()}
 
 
 def space_of(*names: str, groups: int = 1) -> LabelSpace:
@@ -115,7 +98,7 @@ def space_of(*names: str, groups: int = 1) -> LabelSpace:
 
 
 def make_run(folder: RunFolder, config, space: LabelSpace, seed: int = 3) -> dict[str, np.ndarray]:
-    """Write a run folder as training does, with random values for what trains; return all its values."""
+    """Write a run folder as training does, with random trainable values; return all its values."""
     parts = initial_parts(config, space) if config.init_from else assemble(config, space)
     draw = np.random.default_rng(seed)
     values = {path: jnp.asarray(draw.normal(size=x.shape), x.dtype) for path, x in parts.trainable.items()}
@@ -136,9 +119,9 @@ def same(ours: dict, theirs: dict) -> None:
         np.testing.assert_array_equal(ours[path], value, err_msg=path)
 
 
-# -------------------------------------------------------------------------------------- the authors' checkpoints
-def test_the_authors_ml_vpt_gives_their_numbers(register):
-    """`A` and `B` are two formulas for the weights, see tests/models/test_mlvpt_golden.py."""
+# -------------------------------------------------------------------------------------------- official checkpoints
+def test_the_official_ml_vpt_reproduces_its_outputs(register):
+    """The two phases are two formulas for the weights; see tests/models/test_mlvpt_golden.py."""
     register(ViTShape(48, 3, 4, 14, 56, layer_scale=1.0, mask_token=True, position_offset=0.1))
     config = default_config()
     use_ml_vpt(config)
@@ -163,11 +146,11 @@ def test_the_authors_ml_vpt_gives_their_numbers(register):
             assert np.abs(ours[term] - reference[key]).max() < 2e-5 * np.abs(reference[key]).max(), (phase, term)
 
 
-def test_a_checkpoint_needs_no_published_backbone(config, refusal, tmp_path, capsys):
+def test_a_checkpoint_does_not_need_a_published_backbone(config, refusal, tmp_path, capsys):
     space = space_of("a", "b", "c")
     assert "the weights of tiny are not available" in refusal(assemble, config, space)
     config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
-    model = drawn_model(config, space)
+    model = drawn_model(config, space, seed=4)
     export_official(model, tmp_path / "in.npz")
     parts = initial_parts(config, space)
     same(all_values(parts), {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()})
@@ -185,7 +168,7 @@ def test_a_checkpoint_needs_no_published_backbone(config, refusal, tmp_path, cap
     assert "is a model of 3 labels, but the data has 2" in refusal(initial_parts, config, space_of("a", "b"))
 
 
-def test_what_is_neither_a_checkpoint_nor_a_run_is_refused(config, refusal, tmp_path):
+def test_a_source_that_is_neither_a_checkpoint_nor_a_run_is_refused(config, refusal, tmp_path):
     space = space_of("a", "b")
     config.init_from = str(tmp_path / "nothing")
     assert refusal(initial_parts, config, space) == (
@@ -211,11 +194,11 @@ def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
     np.testing.assert_array_equal(kernel[:, 1], first.trainable["head/classifier/kernel"][:, 1])
     assert bias[1] == first.trainable["head/classifier/bias"][1]
     same({path: np.asarray(x) for path, x in parts.frozen.items()}, published)
-    assert parts.unpublished == frozenset(), "the published file has them"
+    assert parts.unpublished == frozenset(), "the published file has all of them"
     told = capsys.readouterr().err
     assert f"init_from {tmp_path / 'a'}: {len(theirs)} of {len(theirs)} parameters, as selected at step 20" in told
-    assert "labels matched by name: cow, cat; new here: elk; left out: dog" in told
-    assert "not taken over" not in told
+    assert "labels matched by name: cow, cat; new: elk; left out: dog" in told
+    assert "not transferred" not in told
 
 
 def initial_parts_without(config):
@@ -224,12 +207,12 @@ def initial_parts_without(config):
     return assemble(alone, space_of("cow", "elk", "cat"))
 
 
-def test_group_experts_go_label_by_label(config, published, tmp_path, capsys):
+def test_group_experts_are_transferred_label_by_label(config, published, tmp_path, capsys):
     use_ml_vpt(config)
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog", "cow", groups=2))
     config.init_from = str(tmp_path / "a")
-    parts = initial_parts(config, space_of("cow", "cat", groups=2))  # cow was in group 0, and cat moves to group 1
+    parts = initial_parts(config, space_of("cow", "cat", groups=2))  # cow was in group 0; cat moves to group 1
     for side in ("co", "dc"):
         for name in ("gate/kernel", "gate/bias"):
             ours, path = parts.trainable[f"head/{side}/{name}"], f"head/{side}/{name}"
@@ -240,16 +223,16 @@ def test_group_experts_go_label_by_label(config, published, tmp_path, capsys):
     for path in ("prompts/deep", "head/bank/up/kernel"):
         np.testing.assert_array_equal(parts.trainable[path], theirs[path])
     told = capsys.readouterr().err
-    assert "labels matched by name: cow, cat; new here: none; left out: dog" in told
-    assert "1 of these labels are in other groups than there (cat)" in told
+    assert "labels matched by name: cow, cat; new: none; left out: dog" in told
+    assert "1 of these labels change their groups (cat)" in told
 
     config.model.prompts.num_groups = 3
     parts = initial_parts(config, space_of("cow", "cat", "dog", groups=3))
     told = capsys.readouterr().err.replace("\n", " ")
-    assert "not taken over, other groups of prompts: " in told
+    assert "not transferred, other groups of prompts: " in told
     for path in ("prompts/deep", "head/bank/down/bias", "head/co/gate/kernel", "head/dc/gate/bias"):
         assert path in told.partition("other groups of prompts: ")[2]
-    # as many experts a group as before, so that only the groups say that the gates mean something else
+    # with the same number of experts per group, only the groups show that the gates have another meaning
     assert not np.array_equal(parts.trainable["head/co/gate/kernel"], theirs["head/co/gate/kernel"][:, [2, 0, 1]])
     np.testing.assert_array_equal(
         parts.trainable["head/co/classifier/kernel"], theirs["head/co/classifier/kernel"][[2, 0, 1]]
@@ -261,11 +244,12 @@ def test_a_run_on_another_backbone_is_refused(config, published, refusal, tmp_pa
     monkeypatch.setitem(catalog.CATALOG, "other", catalog.entry("tiny"))
     config.model.backbone.name, config.init_from = "other", str(tmp_path / "a")
     assert refusal(initial_parts, config, space_of("cat", "dog")) == (
-        f"config.init_from={tmp_path / 'a'} is a run on tiny, and this one is on other; both need the same backbone"
+        f"config.init_from={tmp_path / 'a'} is a run on tiny, and this one is on other; both must have the same "
+        "backbone"
     )
 
 
-def test_frozen_weights_that_nobody_publishes_come_along(config, refusal, tmp_path, capsys):
+def test_unpublished_frozen_weights_are_transferred(config, refusal, tmp_path, capsys):
     config.model.backbone.weights = "none"
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     config.init_from, config.model.backbone.weights, config.seed = str(tmp_path / "a"), "auto", 9
@@ -290,7 +274,7 @@ def test_a_trained_backbone_can_be_frozen(config, published, tmp_path):
     assert parts.unpublished == {"backbone/norm/scale", "backbone/norm/bias"}
 
 
-def test_a_published_backbone_is_read_afresh_for_another_precision(config, published, tmp_path):
+def test_a_published_backbone_is_read_again_for_another_precision(config, published, tmp_path):
     config.model.frozen_dtype = "bfloat16"
     make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     config.model.frozen_dtype, config.init_from = "float32", str(tmp_path / "a")
@@ -298,9 +282,9 @@ def test_a_published_backbone_is_read_afresh_for_another_precision(config, publi
     same({path: np.asarray(x) for path, x in parts.frozen.items()}, published)
 
 
-def test_a_resampled_position_table_lives_on_in_runs(config, refusal, tmp_path):
+def test_a_resampled_position_table_is_kept_in_runs(config, refusal, tmp_path):
     config.model.prompts.kind = "deep"
-    model = drawn_model(config, space_of("cat", "dog"))
+    model = drawn_model(config, space_of("cat", "dog"), seed=4)
     model.backbone.pos_embed = nnx.Param(jnp.arange(17 * 16.0).reshape(1, 17, 16))
     export_official(model, tmp_path / "in.npz")
     config.init_from = str(tmp_path / "in.npz")
@@ -315,12 +299,12 @@ def test_a_resampled_position_table_lives_on_in_runs(config, refusal, tmp_path):
     for source in ("in.npz", "a"):
         config.init_from = str(tmp_path / source)
         assert refusal(initial_parts, config, space_of("cat", "dog")) == (
-            "config.init_from has a position table of 17 entries where the backbone has 5; it cannot be trained, so "
+            "config.init_from has a position table of 17 entries and the backbone one of 5; it cannot be trained, so "
             "put (r'^backbone/pos_embed$', False) first in config.trainable"
         )
 
 
-def test_only_what_is_not_published_is_stored(config, published, tmp_path):
+def test_only_unpublished_values_are_stored(config, published, tmp_path):
     prompts = config.model.prompts
     prompts.kind, prompts.count, prompts.key_values, prompts.pruning = "e2vpt", 4, 2, "fixed"
     prompts.kept_tokens = "1011"
@@ -330,7 +314,7 @@ def test_only_what_is_not_published_is_stored(config, published, tmp_path):
     run = open_run(RunFolder(tmp_path / "a"))
     same({path: np.asarray(x) for path, x in {**run.values, **run.frozen}.items()}, theirs)
     config.init_from = str(tmp_path / "a")
-    for given, mask in (("", [1, 0, 1, 1]), ("0111", [0, 1, 1, 1])):  # what the config says wins
+    for given, mask in (("", [1, 0, 1, 1]), ("0111", [0, 1, 1, 1])):  # the config has precedence
         prompts.kept_tokens = given
         parts = initial_parts(config, space_of("cat", "dog"))
         assert np.asarray(parts.frozen["prompts/token_mask"]).tolist() == mask
@@ -340,7 +324,7 @@ def test_only_what_is_not_published_is_stored(config, published, tmp_path):
         open_run(RunFolder(tmp_path / "a"))
 
 
-def test_frozen_weights_of_a_training_that_never_began_are_removed(config, published, tmp_path):
+def test_frozen_weights_of_a_training_without_a_checkpoint_are_removed(config, published, tmp_path):
     config.model.backbone.weights = "none"
     make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     shutil.rmtree(tmp_path / "a" / "checkpoints")
@@ -350,83 +334,10 @@ def test_frozen_weights_of_a_training_that_never_began_are_removed(config, publi
     open_run(RunFolder(tmp_path / "a"))
 
 
-# -------------------------------------------------------------------------------------------- what meets what
-def values_like(shapes: dict[str, tuple], seed: int) -> dict[str, jax.Array]:
-    draw = np.random.default_rng(seed)
-    return {path: jnp.asarray(draw.normal(size=shape), jnp.float32) for path, shape in shapes.items()}
-
-
-def test_both_axes_of_a_graph_of_labels_are_matched():
-    shapes = {"head/graph/static_graph/kernel": (3, 3), "head/graph/relation/kernel": (2, 3)}
-    ours, theirs = values_like(shapes, 1), values_like(shapes, 2)
-    match = Counterparts(("b", "x", "a"), ("a", "b", "c"), HEADS["add_gcn"])
-    taken, left = carry_over(ours, theirs, match)
-    graph, before, source = (np.asarray(v["head/graph/static_graph/kernel"]) for v in (taken, ours, theirs))
-    for here, row in enumerate([1, None, 0]):
-        for there, column in enumerate([1, None, 0]):
-            known = row is not None and column is not None
-            assert graph[here, there] == (source[row, column] if known else before[here, there])
-    np.testing.assert_array_equal(taken["head/graph/relation/kernel"][:, 0], theirs["head/graph/relation/kernel"][:, 1])
-    assert left == {}
-
-
-def test_what_stands_behind_the_labels_stays_behind_them():
-    match = Counterparts(("b", "x", "y"), ("a", "b"), HEADS["cnn_rnn"])
-    ours, theirs = values_like({"head/embedding": (5, 3)}, 1), values_like({"head/embedding": (4, 3)}, 2)
-    taken, _ = carry_over(ours, theirs, match)
-    embedding, source = np.asarray(taken["head/embedding"]), np.asarray(theirs["head/embedding"])
-    np.testing.assert_array_equal(embedding[[0, 3, 4]], source[[1, 2, 3]])
-    np.testing.assert_array_equal(embedding[1:3], ours["head/embedding"][1:3])
-
-
-@pytest.mark.parametrize(
-    ("shape", "their_shape", "reason"),
-    [
-        ((1, 4), (1, 4), ""),  # all labels share one row
-        ((2, 4, 2), (2, 4, 1), "not laid out label by label"),  # queries that groups of labels share
-        ((2, 4, 2), (2, 4, 2), "not laid out label by label"),
-        ((3, 4), (1, 4), "not laid out label by label"),
-        ((3, 4), (2, 5), "another shape"),
-        ((3, 4), (2, 4), ""),
-    ],
-)
-def test_what_does_not_belong_to_labels_is_not_split_among_them(shape, their_shape, reason):
-    path = "head/classifier/kernel"
-    ours, theirs = values_like({path: shape}, 1), values_like({path: their_shape}, 2)
-    match = Counterparts(("a", "b", "c"), ("b", "c"), HEADS["query"])
-    taken, left = carry_over(ours, theirs, match)
-    assert left == ({reason: [path]} if reason else {})
-    assert (path in taken) == (not reason)
-
-
-def test_values_without_counterpart_are_listed_on_both_sides():
-    paths = {"head/classifier/kernel": (4, 2), "prompts/deep": (1, 2, 4), "backbone/norm/scale": (4,), "here": (1,)}
-    ours = values_like(paths, 1)
-    theirs = values_like({**paths, "prompts/deep": (1, 3, 4), "there": (1,)}, 2)
-    del theirs["here"]
-    taken, left = carry_over(ours, theirs, Counterparts(("a", "b"), ("b", "a"), None))
-    assert left == {
-        "labels cannot be matched between these heads": ["head/classifier/kernel"],
-        "another shape": ["prompts/deep"],
-        "there is none there": ["here"],
-        "there is none here": ["there"],
-    }
-    assert set(taken) == {"backbone/norm/scale"}
-    taken, left = carry_over(ours, theirs, Counterparts(("a", "b"), ("a", "b"), None, same_groups=False))
-    assert set(taken) == {"backbone/norm/scale", "head/classifier/kernel"}, "the same labels in the same order"
-    assert left["other groups of prompts"] == ["prompts/deep"]
-
-
-def test_values_keep_the_type_of_the_model():
-    ours = {"backbone/kernel": jnp.zeros(2, jnp.bfloat16)}
-    taken, _ = carry_over(ours, {"backbone/kernel": jnp.ones(2)}, Counterparts(("a",), ("a",), None))
-    assert taken["backbone/kernel"].dtype == jnp.bfloat16
-
-
-# --------------------------------------------------------------------------------------------- from end to end
+# ----------------------------------------------------------------------------------------------- import and export
 @pytest.fixture
 def own_images(config, tmp_path):
-    """A config for a data set of one's own with the labels a, b and c."""
+    """A config for a CSV data set with the labels a, b and c."""
     draw, root = np.random.default_rng(0), tmp_path / "data"
     root.mkdir()
     for split in ("train", "test"):
@@ -446,15 +357,15 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     config.train.epochs, config.optim.learning_rate, config.ema.decay = 1, 1e-30, 0.0
     assert refusal(import_run, config, folder).startswith("--mode=import needs --config.init_from=FILE")
     config.init_from = str(tmp_path / "in.safetensors")
-    model = drawn_model(config, space_of("a", "b", "c"))
+    model = drawn_model(config, space_of("a", "b", "c"), seed=4)
     export_official(model, tmp_path / "in.safetensors")
     import_run(config, folder)
-    (tmp_path / "in.safetensors").rename(tmp_path / "kept.safetensors")  # the folder has all of it
-    assert refusal(import_run, config, folder) == f"{folder} holds a run already; name another --workdir"
+    (tmp_path / "in.safetensors").rename(tmp_path / "kept.safetensors")  # the folder has all values
+    assert refusal(import_run, config, folder) == f"{folder} already holds a run; choose another --workdir"
 
     assert set(evaluate_run(folder, [])) == {"test"}
-    pictures = [tmp_path / "data" / f"test{row}.png" for row in range(6)]
-    pixels = np.stack([np.asarray(Image.open(picture)) for picture in pictures])
+    files = [tmp_path / "data" / f"test{row}.png" for row in range(6)]
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
     image = (pixels / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
     with jax.default_matmul_precision("highest"):
         logits = np.asarray(jax.jit(lambda image: model(image).logits)(image.astype(np.float32)))
@@ -462,53 +373,26 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-5)
     assert Predictor.from_run(tmp_path / "run").names == ("a", "b", "c")
 
-    told = export_run(folder, tmp_path / "out.safetensors")
-    assert told == f"imported weights of step 0 in the vpt_deep layout; written to {tmp_path / 'out.safetensors'}"
+    summary = export_run(folder, tmp_path / "out.safetensors")
+    assert summary == f"imported weights of step 0 in the vpt_deep layout; written to {tmp_path / 'out.safetensors'}"
     same(load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "kept.safetensors"))
     assert "would need PyTorch" in refusal(export_run, folder, tmp_path / "out.pth")
 
     wanted = {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()}
-    train(config, folder)  # resumes from the imported values, and no step moves them
+    train(config, folder)  # resumes from the imported values, and the steps leave them unchanged
     run = open_run(folder)
     assert (run.notes["step"], run.notes["kind"]) == (2, "raw")
     same({path: np.asarray(x) for path, x in {**run.values, **run.frozen}.items()}, wanted)
     assert [start["step"] for start in json.loads((tmp_path / "run" / "starts.json").read_text())] == [0]
 
 
-def test_a_run_that_resumes_needs_nothing_but_its_folder(config, tmp_path):
+def test_a_resumed_run_needs_only_its_folder(config, tmp_path):
     config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
     space, folder = space_of("a", "b"), RunFolder(tmp_path / "run")
-    export_official(drawn_model(config, space), tmp_path / "in.npz")
+    export_official(drawn_model(config, space, seed=4), tmp_path / "in.npz")
     fresh = initial_parts(config, space)
     make_run(folder, config, space)
     (tmp_path / "in.npz").unlink()
     again = parts_of_run(folder, config, space)
     same({p: np.asarray(x) for p, x in again.frozen.items()}, {p: np.asarray(x) for p, x in fresh.frozen.items()})
     assert again.unpublished == fresh.unpublished == set(fresh.frozen)
-
-
-def test_a_file_of_ml_gcn_needs_its_word_vectors(refusal, tmp_path):
-    path = tmp_path / "coco.pth.tar"
-    path.touch()
-    config = load_config("mlgcn_resnet101", [("init_from", str(path))])
-    assert "name them with model.head.graph.word_vectors" in refusal(require_source, config)
-    config.model.head.graph.word_vectors = "glove.txt"
-    require_source(config)
-
-
-def test_layers_on_other_word_vectors_are_left():
-    match = Counterparts(("a", "b"), ("b", "c"), HEADS["ml_gcn"], same_vectors=False)
-    ours, theirs = ({f"head/gc{i}/kernel": jnp.full((2, 2), value) for i in (1, 2)} for value in (0.0, 1.0))
-    taken, left = carry_over(ours, theirs, match)
-    assert not taken
-    assert left == {"other word vectors": ["head/gc1/kernel", "head/gc2/kernel"]}
-    assert len(carry_over(ours, theirs, replace(match, same_vectors=True))[0]) == 2
-
-
-def test_a_published_file_wants_the_word_vectors_that_it_was_trained_with(refusal, tmp_path):
-    config = load_config("mlgcn_resnet101", [("init_from", str(tmp_path / "coco.pth.tar"))])
-    assert refusal(require_source, config) == f"there is no weights file {tmp_path / 'coco.pth.tar'}"
-    (tmp_path / "coco.pth.tar").touch()
-    assert "trained with GloVe vectors: name them with model.head.graph.word_vectors" in refusal(require_source, config)
-    config.model.head.graph.word_vectors = "glove.txt"
-    require_source(config)

@@ -11,7 +11,7 @@ from mlmoe_jax.training.sweep.plot import Line, draw
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Return a function that draws one panel or several and returns the figure, as it was when it was saved."""
+    """A function that draws one panel or several and returns the figure at the time when it is saved."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
 
@@ -26,19 +26,19 @@ def straight(x):
     return Line("a", x, [90.0 + i for i in range(len(x))], [0.0] * len(x))
 
 
-def test_it_is_a_picture_whatever_the_users_style_and_leaves_that_as_it_is():
+def test_the_png_does_not_depend_on_the_users_style_and_does_not_change_it():
     options = {"x_label": "groups", "y_label": "mAP (%)", "title": "t", "legend": "split"}
     content = draw({"": [straight([2, 3])]}, [2, 3], **options)
-    with Image.open(io.BytesIO(content)) as picture:
-        assert picture.format == "PNG"
-        assert np.asarray(picture.convert("L")).std() > 5
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.format == "PNG"
+        assert np.asarray(image.convert("L")).std() > 5
     with matplotlib.rc_context({"axes.facecolor": "black"}):
         before = dict(matplotlib.rcParams)
         assert draw({"": [straight([2, 3])]}, [2, 3], **options) == content
         assert dict(matplotlib.rcParams) == before
 
 
-def test_numbers_lie_where_their_value_says_whatever_their_order(drawn):
+def test_numbers_are_placed_by_value_in_any_order(drawn):
     (axes,) = drawn([straight([8, 2, 3])], [8, 2, 3]).axes
     assert axes.get_xscale() == "linear"
     assert sorted(axes.get_xticks()) == [2, 3, 8]
@@ -59,7 +59,7 @@ def test_numbers_lie_where_their_value_says_whatever_their_order(drawn):
         ([7], "linear", [7]),
     ],
 )
-def test_the_axis_gives_every_number_room(drawn, values, scale, ticks):
+def test_the_scale_separates_all_numbers(drawn, values, scale, ticks):
     (axes,) = drawn([straight(values)], values).axes
     assert axes.get_xscale() == scale
     if ticks is None:
@@ -69,21 +69,21 @@ def test_the_axis_gives_every_number_room(drawn, values, scale, ticks):
 
 
 @pytest.mark.parametrize("values", [["adamw", "sgd"], [1.0, float("inf")]])
-def test_what_is_no_number_has_its_place_in_the_given_order(drawn, values):
+def test_values_that_are_not_finite_numbers_are_categories_in_the_given_order(drawn, values):
     (axes,) = drawn([straight(values)], values).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(value) for value in values]
     assert axes.lines[0].get_xdata().tolist() == [0, 1]
     assert axes.lines[0].get_linestyle() == ":"
 
 
-def test_a_spread_becomes_error_bars(drawn):
+def test_deviations_become_error_bars(drawn):
     lines = [Line("a", [1, 2], [90.0, 91.0], [0.5, 0.25]), straight([1, 2])]
     (axes,) = drawn(lines, [1, 2]).axes
     (bars,) = axes.collections
     assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[89.5, 90.5], [90.75, 91.25]]
 
 
-def test_points_without_order_stand_beside_their_mean(drawn):
+def test_unordered_points_are_drawn_with_their_mean(drawn):
     (axes,) = drawn([Line("a", ["0", "1"], [90.0, 92.0], [0, 0], level=True)], ["0", "1"]).axes
     points, mean = axes.lines
     assert points.get_linestyle() == "None"
@@ -92,7 +92,7 @@ def test_points_without_order_stand_beside_their_mean(drawn):
     assert (band.get_y(), band.get_height()) == (90, 2)
 
 
-def test_a_label_looks_the_same_in_every_panel_and_different_from_others(drawn):
+def test_a_label_has_the_same_style_in_every_panel_and_a_style_of_its_own(drawn):
     lines = [Line(str(i), [1], [90.0 + i], [0]) for i in range(12)]
     figure = drawn({"val": lines, "test": lines[::-1]}, [1], legend="groups")
     looks = [{tuple(line.get_ydata()): (line.get_color(), line.get_marker()) for line in a.lines} for a in figure.axes]
@@ -105,9 +105,9 @@ def test_a_label_looks_the_same_in_every_panel_and_different_from_others(drawn):
     assert legend.get_title().get_text() == "groups"
 
 
-def test_labels_are_taken_literally_and_cut():
+def test_labels_are_drawn_literally_and_truncated():
     odd = ["^back$", "$x^{", "_hidden", "a" * 200, ""]
     lines = [Line(name, odd, [1.0] * 5, [0] * 5) for name in odd]
     options = {"x_label": "$", "y_label": "$a", "title": "100 $ $", "legend": "$_$"}
-    with Image.open(io.BytesIO(draw({"$y_": lines}, odd, **options))) as picture:
-        assert picture.width < 2000
+    with Image.open(io.BytesIO(draw({"$y_": lines}, odd, **options))) as image:
+        assert image.width < 2000

@@ -1,3 +1,5 @@
+"""A sweep: its trainings, one after another, and the table and plot of their results."""
+
 import csv
 import json
 import math
@@ -5,187 +7,15 @@ import math
 import pytest
 
 from mlmoe_jax import config as configuration
-from mlmoe_jax.config import default_config, flatten
+from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
 from mlmoe_jax.training.loop import Stopped
-from mlmoe_jax.training.resume import changed_keys
 from mlmoe_jax.training.sweep import run as sweeping
-from mlmoe_jax.training.sweep.grid import SweepAxis, as_text, folder_name, parse, plan, selection_of, short_names
-from mlmoe_jax.training.sweep.run import format_table, over_seeds, picture, sweep
+from mlmoe_jax.training.sweep.grid import SweepAxis, plan
+from mlmoe_jax.training.sweep.run import format_table, over_seeds, plot, sweep
 
 GROUPS = "model.prompts.num_groups"
-
-
-# ------------------------------------------------------------------------------------------------------ the flag
-@pytest.mark.parametrize(
-    ("text", "key", "values"),
-    [
-        ("config.model.prompts.num_groups=2,3, 5,8", GROUPS, (2, 3, 5, 8)),
-        ("seed=0", "seed", (0,)),
-        ("optim.learning_rate=1e-3,1", "optim.learning_rate", (0.001, 1.0)),
-        ("train.save_backbone=true,0", "train.save_backbone", (True, False)),
-        ("optim.name=adamw,sgd", "optim.name", ("adamw", "sgd")),
-        ("data.val_split=,val", "data.val_split", ("", "val")),
-        ("data.images=a=b,c", "data.images", ("a=b", "c")),
-        ("data.test_splits=('test','val'),('test',)", "data.test_splits", (("test", "val"), ("test",))),
-        ("data.test_splits=test,val", "data.test_splits", (("test",), ("val",))),
-        ("augment.crop_scale=(0.1,1.0),[0.5,1.0]", "augment.crop_scale", ((0.1, 1.0), (0.5, 1.0))),
-    ],
-)
-def test_a_flag_is_read_as_the_type_of_its_key(text, key, values):
-    config = default_config()
-    before = flatten(config)
-    (swept,) = parse([text], config)
-    assert (swept.key, swept.values) == (key, values)
-    assert list(map(type, swept.values)) == list(map(type, values))
-    assert flatten(config) == before
-
-
-@pytest.mark.parametrize(
-    ("texts", "part"),
-    [
-        (["seed"], "--sweep=seed is not KEY=VALUE"),
-        (["seed="], "--sweep=seed= is not KEY=VALUE"),
-        (["=1,2"], "is not KEY=VALUE"),
-        (["sede=1"], "did you mean 'seed'"),
-        (["optim=1"], "'optim' is a section"),
-        (["seed=1,x"], "--sweep key 'seed' takes a whole number of at least 0 such as 0, not 'x'"),
-        (["seed=1,2,"], "not ''"),
-        (["seed=1", "config.seed=2"], "--sweep is given twice for seed"),
-        (["optim.learning_rate=0.1,1e-1"], "gives optim.learning_rate the value 0.1 twice"),
-        (["augment.crop_scale=(0.1,1.0"], "bracket"),
-    ],
-)
-def test_mistakes_in_the_flag(refusal, texts, part):
-    assert part in refusal(parse, texts, default_config())
-
-
-# --------------------------------------------------------------------------------------------------- folder names
-def test_names_are_as_short_as_the_config_allows():
-    keys = [GROUPS, "seed", "train.batch_size", "optim.name", "model.head.kind", "data.name"]
-    assert list(short_names(keys, default_config()).values()) == [
-        "num_groups",
-        "seed",
-        "train.batch_size",
-        "optim.name",
-        "head.kind",
-        "data.name",
-    ]
-
-
-def test_folder_names_are_safe_distinct_and_free_of_the_flags_order():
-    assert (
-        folder_name({"seed": 0, "num_groups": 2}) == folder_name({"num_groups": 2, "seed": 0}) == "num_groups=2,seed=0"
-    )
-    plain = [1e-5, 1e20, True, -1, "adamw", "", ("test", "val")]
-    assert [folder_name({"k": value}) for value in plain] == [
-        *("k=1e-05", "k=1e+20", "k=true", "k=-1", "k=adamw", "k=", "k=test+val"),
-    ]
-    odd = ["a/b", "a_b", "a b", "../x", "a,b", "x" * 300, "x" * 301, ("a+b",), ("a", "b"), (), ("",), (("^b$", 1.0),)]
-    names = [folder_name({"k": value}) for value in odd]
-    assert len(set(names)) == len(odd)
-    for name in names:
-        assert len(name) < 80
-        assert not set(name) & set("/ ,\\:*?\"<>|'$^()")
-
-
-# ---------------------------------------------------------------------------------------------------------- the plan
-def finished(folder: RunFolder, config, results) -> None:
-    folder.write_text(CONFIG, configuration.to_json(config))
-    folder.write_json(RESULTS, results)
-
-
-def test_the_grid_has_every_combination_with_its_own_config(tmp_path):
-    config = default_config()
-    runs = plan(config, RunFolder(tmp_path), [SweepAxis(GROUPS, (2, 3)), SweepAxis("seed", (0, 1))])
-    assert [run.name for run in runs] == [f"num_groups={g},seed={s}" for g in (2, 3) for s in (0, 1)]
-    for run in runs:
-        assert run.values == {GROUPS: run.config.model.prompts.num_groups, "seed": run.config.seed}
-        assert str(run.folder) == str(tmp_path / run.name)
-        assert run.results is None
-    assert (config.seed, config.model.prompts.num_groups) == (0, 5)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_tuple_is_swept(tmp_path):
-    values = (("test",), ("test", "test_shift"))
-    runs = plan(default_config(), RunFolder(tmp_path), [SweepAxis("data.test_splits", values)])
-    assert tuple(run.config.data.test_splits for run in runs) == values
-
-
-@pytest.mark.parametrize(
-    ("swept", "part"),
-    [
-        (SweepAxis("train.epochs", (1, 0)), "the sweep's run epochs=0 cannot be trained: the config has mistakes"),
-        (
-            SweepAxis("data.image_size", (64, 60)),
-            "the sweep's run image_size=60 cannot be trained: data.image_size is 60",
-        ),
-        (SweepAxis("model.backbone.name", ("vit_digits", "vit_huge")), "run backbone.name=vit_huge cannot be trained"),
-    ],
-)
-def test_a_value_that_cannot_be_trained_is_found_before_anything_is(tmp_path, refusal, swept, part):
-    assert part in refusal(plan, default_config(), RunFolder(tmp_path), [swept])
-
-
-def test_a_config_that_only_a_swept_key_makes_valid(tmp_path):
-    config = default_config()
-    config.data.val_split = ""
-    (run,) = plan(config, RunFolder(tmp_path), [SweepAxis("eval.select_on", ("test",))])
-    assert run.config.eval.select_on == "test"
-
-
-def test_finished_runs_are_read_and_unfinished_ones_are_not(tmp_path):
-    config, folder = default_config(), RunFolder(tmp_path)
-    config.train.log_every = 7  # may differ when a run goes on
-    for seed, results in ((0, {"test": {"mAP": 0.5, "mAP_envelope": math.nan}}), (1, None)):
-        other = default_config()
-        other.seed = seed
-        run = RunFolder(tmp_path / f"seed={seed}")
-        run.write_text(CONFIG, configuration.to_json(other))
-        if results:
-            run.write_json(RESULTS, results)
-    runs = plan(config, folder, [SweepAxis("seed", (0, 1, 2))])
-    assert runs[0].results["test"]["mAP"] == 0.5
-    assert math.isnan(runs[0].results["test"]["mAP_envelope"])
-    assert [run.results for run in runs[1:]] == [None, None]
-
-
-@pytest.mark.parametrize("trace", ["checkpoints", "results.json"])
-def test_runs_with_another_config_are_found_before_anything_is_trained(tmp_path, refusal, trace):
-    for seed in (0, 2):
-        other = default_config()
-        other.seed, other.loss.gamma_neg = seed, 3.0
-        run = RunFolder(tmp_path / f"seed={seed}")
-        run.write_text(CONFIG, configuration.to_json(other))
-        (run / trace).mkdir() if trace == "checkpoints" else run.write_json(trace, {})
-    sentence = refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))])
-    assert "seed=0 (loss.gamma_neg was 3.0 and is 2.0), seed=2 (loss.gamma_neg" in sentence
-    assert "another --workdir" in sentence
-
-
-def test_a_config_without_a_step_taken_is_no_run_yet(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert changed_keys(default_config(), folder) == []
-    other = default_config()
-    other.seed = 1
-    folder.write_text(CONFIG, configuration.to_json(other))
-    assert changed_keys(default_config(), folder) == []
-    (tmp_path / "checkpoints").mkdir()
-    assert changed_keys(default_config(), folder) == ["seed was 1 and is 0"]
-    assert selection_of(folder) == {}
-
-
-def test_a_run_that_is_a_link_out_of_the_sweep_is_refused(tmp_path, precious, refusal):
-    (tmp_path / "seed=1").symlink_to(precious.parent)
-    sentence = refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))])
-    assert sentence.startswith(f"{tmp_path}/seed=1 is a link out of the run folder {tmp_path}, to {precious.parent};")
-
-
-def test_a_run_folder_is_not_a_sweep_folder(tmp_path, refusal):
-    finished(RunFolder(tmp_path), default_config(), {})
-    assert "is itself the run folder" in refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0,))])
 
 
 # --------------------------------------------------------------------------------------------------------- the sweep
@@ -195,7 +25,7 @@ def mean_ap(config) -> float:
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """Stand in for training: a run folder and results at once, or what `trainings[name]` raises; list what ran."""
+    """Replace training: write results at once, or raise `trainings[name]`; `ran` lists the trained runs."""
 
     class Trainings(dict):
         def __init__(self):
@@ -210,7 +40,8 @@ def trainings(monkeypatch):
             raise trainings[name]
         value = mean_ap(config)
         results = {"val": {"mAP": value, "OF1@0.5": math.nan}, "test": {"mAP": value + 0.01, "OF1@0.5": 0.25}}
-        finished(folder, config, results)
+        folder.write_text(CONFIG, configuration.to_json(config))
+        folder.write_json(RESULTS, results)
         return results
 
     monkeypatch.setattr(sweeping, "train", train)
@@ -222,7 +53,7 @@ def table_of(folder) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def test_runs_one_after_another_and_again_only_what_is_missing(trainings, tmp_path, capsys):
+def test_a_second_call_trains_only_the_missing_runs(trainings, tmp_path, capsys):
     folder = RunFolder(tmp_path / "new")
     assert sweep(default_config(), folder, [SweepAxis(GROUPS, (2, 3))]) == 0
     assert trainings.ran == ["num_groups=2", "num_groups=3"]
@@ -261,7 +92,7 @@ def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, 
     assert [row["error"] for row in table_of(tmp_path)] == [""] * 3
 
 
-def test_where_all_fail_there_is_a_table_and_no_picture(trainings, tmp_path, refusal):
+def test_if_all_runs_fail_there_is_a_table_but_no_plot(trainings, tmp_path, refusal):
     trainings["seed=0"] = trainings["seed=1"] = UserError("no data")
     refusal(sweep, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))])
     assert [row["error"] for row in table_of(tmp_path)] == ["no data"] * 2
@@ -292,7 +123,7 @@ def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["seed=0"]
 
 
-def test_json_has_all_digits_and_the_seeds_together(trainings, tmp_path, capsys):
+def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_path, capsys):
     swept = [SweepAxis("seed", (0, 1)), SweepAxis(GROUPS, (2,))]
     assert sweep(default_config(), RunFolder(tmp_path), swept, as_json=True) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -313,9 +144,9 @@ def test_json_has_all_digits_and_the_seeds_together(trainings, tmp_path, capsys)
     assert group["mAP"]["val"] == pytest.approx({"mean": mean_ap(config) + 0.005, "std": 0.005, "count": 2})
 
 
-# ----------------------------------------------------------------------------------------------------- what it shows
+# ---------------------------------------------------------------------------------------------------- table and plot
 def runs_of(folder, *swept, fail=()):
-    """The runs of a grid, finished, with the mAP of `mean_ap`."""
+    """Return the runs of a grid as finished ones with the mAP of `mean_ap`."""
     runs = plan(default_config(), RunFolder(folder), list(swept))
     for run in runs:
         if run.name in fail:
@@ -325,7 +156,7 @@ def runs_of(folder, *swept, fail=()):
     return runs
 
 
-def test_over_seeds_is_the_mean_and_deviation_of_what_there_is(tmp_path):
+def test_statistics_over_seeds_use_finite_values_of_finished_runs(tmp_path):
     swept = (SweepAxis("seed", (0, 1, 2)), SweepAxis(GROUPS, (2, 3)))
     runs = runs_of(tmp_path, *swept, fail=("num_groups=3,seed=2",))
     runs[0].results["test"]["mAP"] = math.nan
@@ -340,7 +171,7 @@ def test_over_seeds_is_the_mean_and_deviation_of_what_there_is(tmp_path):
     assert [(spreads["val"].std, spreads["val"].count) for _, spreads in without] == [(0, 1), (0, 1)]
 
 
-def test_the_table_has_a_line_a_run_and_then_the_seeds(tmp_path):
+def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_path):
     runs = runs_of(tmp_path, SweepAxis(GROUPS, (2,)), SweepAxis("seed", (0, 1)), fail=("num_groups=2,seed=1",))
     runs[0].selected = {"step": 12, "kind": "ema", "split": "val"}
     lines = [line.split() for line in format_table(runs).splitlines()]
@@ -355,15 +186,15 @@ def test_the_table_has_a_line_a_run_and_then_the_seeds(tmp_path):
 
 @pytest.fixture
 def shown(monkeypatch):
-    """Return a function that gives what `picture` hands to `draw`: (panels as plain values, x values, options)."""
+    """A function that returns the arguments of `plot` to `draw`: (panels as plain values, x values, options)."""
 
     def call(runs):
         calls = []
         monkeypatch.setattr(sweeping, "draw", lambda panels, x, **options: calls.append((panels, x, options)))
-        picture(runs)
+        plot(runs)
         ((panels, x, options),) = calls
         plain = {
-            heading: {line.label: [pytest.approx(list(row)) for row in (line.y, line.spread)] for line in lines}
+            heading: {line.label: [pytest.approx(list(row)) for row in (line.y, line.deviation)] for line in lines}
             for heading, lines in panels.items()
         }
         return plain, x, options
@@ -375,7 +206,7 @@ def percent(groups, seed=0.0, split="val"):
     return 90 + groups / 10 + seed + 1 / 30 + (split == "test")
 
 
-def test_one_key_is_a_line_a_split(tmp_path, shown):
+def test_one_key_gives_one_line_per_split(tmp_path, shown):
     panels, x, options = shown(runs_of(tmp_path, SweepAxis(GROUPS, (2, 8)), SweepAxis("seed", (0, 1))))
     assert panels == {
         "": {s: [[percent(2, 0.5, s), percent(8, 0.5, s)], [0.5, 0.5]] for s in ("val", "test")},
@@ -385,7 +216,7 @@ def test_one_key_is_a_line_a_split(tmp_path, shown):
     assert options["title"] == "digits, vit_digits, linear\nmean ± standard deviation over 2 seeds"
 
 
-def test_a_second_key_is_a_line_each_in_a_panel_a_split(tmp_path, shown):
+def test_a_second_key_gives_one_line_per_value_and_one_panel_per_split(tmp_path, shown):
     swept = (SweepAxis("optim.name", ("adamw", "sgd")), SweepAxis(GROUPS, (2, 3)))
     panels, x, options = shown(runs_of(tmp_path, *swept, fail=("num_groups=2,optim.name=adamw",)))
     assert panels == {
@@ -398,12 +229,12 @@ def test_a_second_key_is_a_line_each_in_a_panel_a_split(tmp_path, shown):
     assert options["title"].endswith("\n1 of 4 runs failed")
 
 
-def test_an_empty_value_is_a_line_of_its_own(tmp_path, shown):
+def test_an_empty_value_has_its_own_line(tmp_path, shown):
     panels, _, _ = shown(runs_of(tmp_path, SweepAxis(GROUPS, (2, 3)), SweepAxis("data.images", ("", "val"))))
     assert list(panels["val"]) == ["", "val"]
 
 
-def test_more_keys_are_a_line_a_combination(tmp_path, shown):
+def test_more_keys_give_one_line_per_combination(tmp_path, shown):
     swept = (
         SweepAxis(GROUPS, (2, 3)),
         SweepAxis("optim.name", ("adamw", "sgd")),
@@ -419,7 +250,7 @@ def test_more_keys_are_a_line_a_combination(tmp_path, shown):
 def test_seeds_alone_are_points_beside_their_mean(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(sweeping, "draw", lambda *arguments, **options: calls.append((arguments, options)))
-    picture(runs_of(tmp_path, SweepAxis("seed", (3, 0))))
+    plot(runs_of(tmp_path, SweepAxis("seed", (3, 0))))
     (((panels, x), options),) = calls
     assert x == ["3", "0"]
     assert all(line.level for line in panels[""])
@@ -433,4 +264,3 @@ def test_units_and_kinds_of_values(tmp_path, shown):
     assert (x, options["x_label"]) == ([128, 64], "data.image_size (pixels)")
     _, x, _ = shown(runs_of(tmp_path, SweepAxis("augment.flip", (True, False))))
     assert x == ["true", "false"]
-    assert as_text(("a", 1)) == "('a', 1)"

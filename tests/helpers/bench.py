@@ -1,0 +1,60 @@
+"""Models with random values, batches for them, and a model with its compiled steps on one mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.models.build import Classifier, build_model
+from mlmoe_jax.runs.assemble import Parts
+from mlmoe_jax.runtime.sharding import shard_batch
+from mlmoe_jax.training.setup import build_steps
+from mlmoe_jax.training.state import TrainState
+
+
+def drawn_model(config: ConfigDict, space: LabelSpace, *, seed: int = 0, scale: float = 0.3) -> Classifier:
+    """Return the model of a config with normally distributed values, without compiling anything."""
+    model, draw = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
+    nnx.update(model, jax.tree.map(lambda x: jnp.asarray(scale * draw.normal(size=x.shape), x.dtype), nnx.state(model)))
+    return model
+
+
+def drawn_batch(size: int, side: int, labels: int, *, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return a batch of random square images and random labels, all of them known."""
+    draw = np.random.default_rng(seed)
+    return {
+        "image": draw.integers(0, 256, (size, side, side, 3)).astype(np.uint8),
+        "label": draw.integers(0, 2, (size, labels)).astype(np.float32),
+        "label_mask": np.ones((size, labels), np.float32),
+        "mask": np.ones(size, np.float32),
+        "id": np.arange(size, dtype=np.int32),
+    }
+
+
+class Bench:
+    """A model with the steps that a config builds for it on a mesh."""
+
+    def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh, num_labels: int):
+        self.parts, self.mesh = parts, mesh
+        labels = np.zeros((1, num_labels), np.int8)
+        self.steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=100)
+
+    def start(self, step: int = 0) -> TrainState:
+        """Return the initial state, counted as that before `step`, in new arrays that a step may donate."""
+        return self.steps.place(self.steps.initial_state(self.parts).replace(step=jnp.int32(step)))
+
+    def shard(self, batch: dict[str, np.ndarray]) -> dict:
+        """Return a batch placed on the mesh."""
+        return shard_batch(batch, self.mesh)
+
+    def run(self, batch: dict[str, np.ndarray], steps: int = 1, *, first: int = 0) -> tuple[TrainState, list[dict]]:
+        """Return the state after some steps on one batch, and the metrics of each step."""
+        state, log = self.start(first), []
+        for _ in range(steps):
+            state, metrics = self.steps.train_step(state, self.shard(batch))
+            log.append(metrics)
+        return state, log

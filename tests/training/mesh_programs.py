@@ -1,0 +1,305 @@
+"""The functions that test_meshes.py calls in a process with eight simulated devices; their results are JSON."""
+
+import contextlib
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from helpers import tiny
+from helpers.bench import Bench, drawn_batch, drawn_model
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.data.sources import digits
+from mlmoe_jax.models import partition
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.build import Classifier
+from mlmoe_jax.models.experts import SPREADS, LabelExperts
+from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.params import ModelDef, split_trainable
+from mlmoe_jax.models.prompts import DeepPrompts
+from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.assemble import Parts, split_model
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import Run
+from mlmoe_jax.runtime.sharding import AXES, make_mesh, unpadded
+from mlmoe_jax.training.preflight import hlo
+from mlmoe_jax.training.preflight.compile_check import Programs
+from mlmoe_jax.training.prune import measure_importance
+
+# Ten labels: on two devices along `expert` five per device, on eight two per device with padding.
+LABELS, BATCH = 10, 16
+
+
+def config_of(reference: str):
+    tiny.use_vit(patch=32)
+    config = load_config(reference, [])
+    config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
+    config.model.head.decoder.update({"heads": 2, "hidden": 16, "dropout": 0.0})
+    config.model.head.routing.update({"expert_hidden": 8, "gate_hidden": 8})
+    config.optim.name, config.optim.schedule, config.optim.learning_rate = "sgd", "constant", 1.0
+    config.optim.weight_decay, config.loss.scale, config.augment.where, config.ema.decay = 0.0, 1.0, "host", 0.9
+    return config
+
+
+def mesh_of(sizes, devices=None):
+    return make_mesh(dict(zip(AXES, sizes, strict=True)), devices or jax.devices())
+
+
+def alone():
+    """Return the mesh of one device."""
+    return mesh_of((1, 1, 1), jax.devices()[:1])
+
+
+def bench_of(config, mesh) -> Bench:
+    """Return the model of a config with random values on a mesh."""
+    model = drawn_model(config, synthetic_label_space(LABELS, 2), scale=0.2)
+    preprocess = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
+    return Bench(config, split_model(model, config), preprocess, mesh, LABELS)
+
+
+def batch_for(bench: Bench) -> dict:
+    """Return a batch on the bench's mesh, with unknown labels and padding."""
+    batch = drawn_batch(BATCH, 64, LABELS, seed=1)
+    batch["label_mask"] = (np.random.default_rng(2).random((BATCH, LABELS)) < 0.9).astype(np.float32)
+    batch["mask"][-3:] = 0
+    return bench.shard(batch)
+
+
+def stored(bench: Bench, state) -> dict:
+    """Return the trainable values and their averages as a checkpoint stores them, in numpy."""
+    return jax.device_get(bench.steps.stored_form({"trainable": state.trainable, "ema": state.ema}))
+
+
+def differences(reference: str, meshes: list, accumulate: int) -> dict:
+    """Return, per mesh, the largest differences from one device: loss, logits, and values after a step of SGD.
+
+    accumulate: number of parts of the batch on the meshes; on one device it is not split.
+    """
+    config, found = config_of(reference), {}
+
+    def outcome(mesh):
+        bench = bench_of(config, mesh)
+        state = bench.start()
+        logits = np.asarray(bench.steps.eval_step(state.raw(), state.frozen, batch_for(bench))["logits"])
+        state, metrics = bench.steps.train_step(state, batch_for(bench))
+        return state, logits, {name: float(value) for name, value in metrics.items()}, stored(bench, state)
+
+    _, logits, metrics, after = outcome(alone())
+    config.train.accumulate = accumulate
+    for sizes in meshes:
+        state, other_logits, other_metrics, other = outcome(mesh_of(sizes))
+        assert jax.tree.map(np.shape, other) == jax.tree.map(np.shape, after), "a checkpoint has no padding"
+        sharded = [path for path, value in state.trainable.items() if "expert" in str(value.sharding.spec)]
+        gaps = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(1e-3, np.abs(a).max())), after, other)
+        found[str(tuple(sizes))] = {
+            "logits": float(np.abs(logits - other_logits).max()),
+            "metrics": max(abs(metrics[name] - other_metrics[name]) / abs(metrics[name]) for name in metrics),
+            "values": max(jax.tree.leaves(gaps)),
+            "sharded": len(sharded),
+        }
+    return found
+
+
+class Normalized(nnx.Module):
+    """A model behind a batch norm, whose statistics are those of the global batch."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.model = Classifier(
+            ViT(ViTShape(width=16, depth=2, heads=2, patch=4, native=8), rngs=rngs),
+            DeepPrompts(2, 16, 4, count=8, mask=np.eye(8, dtype=bool), rngs=rngs),
+            GroupExpertsHead(16, {"co": [0, 1, 0], "dc": [1, 1, 0]}, groups=2, per_group=2, hidden=3, rngs=rngs),
+            final_norm=True,
+        )
+
+    def __call__(self, image, *, labels=None, rngs=None):
+        return self.model(self.norm(image, use_running_average=rngs is None))
+
+
+def batch_norm_gaps(meshes: list) -> dict:
+    """Return how far a step with batch norm moves the values, and per mesh the largest difference from one device."""
+    config = default_config()
+    config.loss.terms = {"logits": 0.0, "co": 1.0, "dc": 1.0, "co_gate": 1.0, "dc_gate": 1.0}
+    config.augment.cutout, config.ema.decay = 0.5, 0.5
+    config.optim.schedule, config.optim.name, config.optim.learning_rate = "constant", "sgd", 1e-4
+    model, draw = nnx.eval_shape(Normalized), np.random.default_rng(0)
+    values = jax.tree.map(lambda x: jnp.asarray(0.2 * draw.normal(size=x.shape) ** 2, x.dtype), nnx.state(model))
+    nnx.update(model, values)
+    definition, params, stats = ModelDef.split(model)
+    trainable, frozen = split_trainable(params, ((r"backbone/", False), (r"", True)))
+    parts, preprocess = Parts(definition, trainable, frozen, stats, frozenset()), Preprocess(8, (0.5,) * 3, (0.25,) * 3)
+    batch = drawn_batch(8, 8, 3)
+    batch["label_mask"] = draw.integers(0, 2, (8, 3)).astype(np.float32)
+    batch["mask"][5:] = 0  # unequal on the devices
+
+    def outcome(mesh):
+        bench = Bench(config, parts, preprocess, mesh, 3)
+        state, (metrics,) = bench.run(batch)
+        output = bench.steps.eval_step(state.raw(), state.frozen, bench.shard(batch))
+        assert output["logits"].sharding.is_fully_replicated
+        return jax.device_get({"state": state.raw(), "ema": state.ema, "metrics": metrics, "output": output})
+
+    reference, found = outcome(alone()), {}
+    for sizes in meshes:
+        gaps = jax.tree.map(
+            lambda one, other: float(np.abs(one - other).max() / max(1e-3, np.abs(one).max())),
+            reference,
+            outcome(mesh_of(sizes)),
+        )
+        found[str(tuple(sizes))] = max(jax.tree.leaves(gaps))
+    moved = max(float(np.abs(reference["state"][path] - value).max()) for path, value in trainable.items())
+    return {"moved": moved, "gaps": found}
+
+
+def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> bool:
+    """Save a state on one mesh and restore it on another; return whether every value is the same."""
+    config = config_of(reference)
+    first, second = (bench_of(config, mesh_of(sizes)) for sizes in (saved_on, restored_on))
+    before, like = first.start(), second.start()
+
+    def form(bench, state):
+        return bench.steps.stored_form(state.replace(frozen={}))
+
+    before, _ = first.steps.train_step(before, batch_for(first))
+    with checkpoint.open_manager(RunFolder(folder)) as manager:
+        saved = form(first, before)
+        checkpoint.save(manager, 1, saved, saved.ema, {})
+    with checkpoint.open_manager(RunFolder(folder)) as manager:
+        back = checkpoint.restore_newest(manager, selected=form(second, like).ema, state=form(second, like))
+    after = second.steps.place(back.state).replace(frozen=like.frozen)
+    same = jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), stored(first, before), stored(second, after))
+    losses = [
+        float(bench.steps.train_step(state, batch_for(bench))[1]["loss"])
+        for bench, state in ((first, before), (second, after))
+    ]
+    return all(jax.tree.leaves(same)) and bool(np.isclose(*losses, rtol=1e-5))
+
+
+def after_damage(folder: str) -> dict:
+    """Truncate the files of the newer of two checkpoints; return the restored step and the lines on stderr."""
+    over_experts = NamedSharding(mesh_of((1, 1, 8)), PartitionSpec("expert"))
+    noise = np.random.default_rng(0).normal(size=(40, 8, 512)).astype(np.float32)
+    values = {str(number): jax.device_put(array, over_experts) for number, array in enumerate(noise)}
+    with checkpoint.open_manager(RunFolder(folder)) as manager:
+        for step in (1, 2):
+            checkpoint.save(manager, step, values, values, {})
+            manager.wait_until_finished()
+    for file in (Path(folder) / "checkpoints" / "2").rglob("ocdbt.process_0/d/*"):
+        os.truncate(file, 100)
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr), checkpoint.open_manager(RunFolder(folder)) as manager:
+        back = checkpoint.restore_newest(manager, selected=values, state=values)
+    return {"step": back.step, "lines": stderr.getvalue().splitlines()}
+
+
+def backbone_flops(reference: str, meshes: list) -> list[float]:
+    """Return the FLOPs per device of the backbone's forward pass on each mesh."""
+    config, flops = config_of(reference), []
+    for sizes in meshes:
+        bench = bench_of(config, mesh_of(sizes))
+
+        def features(values, image, bench=bench):
+            model = bench.parts.definition.merge(unpadded(values, bench.steps.label_axes))
+            with partition.over(bench.mesh):
+                prompts = None if model.prompts is None else model.prompts(len(image))
+                return model.backbone(image, prompts, read=model.head.read)
+
+        state = bench.start()
+        image = jax.ShapeDtypeStruct((BATCH, 64, 64, 3), "float32", sharding=batch_for(bench)["image"].sharding)
+        lowered = jax.jit(features).lower({**state.raw(), **state.frozen}, image)
+        flops.append(lowered.compile().cost_analysis()["flops"])
+    return flops
+
+
+def bank_forms(labels: int, sizes: list) -> dict:
+    """Return, per way to shard task experts, the difference of outputs and gradients from one device, and collectives.
+
+    Features are sharded by label, as in the head. Collectives are those of the forward pass, if the labels divide over
+    the devices.
+    """
+    mesh = mesh_of(sizes)
+    draw, found = np.random.default_rng(0), {}
+    features = jnp.asarray(draw.normal(size=(BATCH, labels, 12)), jnp.float32)
+    weight = jnp.asarray(draw.normal(size=(BATCH, labels, 2, 6)), jnp.float32)
+
+    def forms(spread):
+        bank = LabelExperts(12, labels, hidden=6, shared=0, task=2, spread=spread, rngs=nnx.Rngs(0))
+        definition, state = nnx.split(bank)
+
+        def outputs(state, features):
+            with partition.over(mesh):
+                return nnx.merge(definition, state)(features)[0]
+
+        def both(state, features):
+            loss = lambda state, features: jnp.sum(weight * outputs(state, features) ** 2)  # noqa: E731
+            return outputs(state, features), jax.grad(loss, (0, 1))(state, features)
+
+        return state, outputs, both
+
+    state, _, both = forms("compiler")
+    reference = both(state, features)
+    over_both = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "expert"))
+    by_label = NamedSharding(mesh, PartitionSpec("expert"))
+    for spread in SPREADS:
+        state, outputs, both = forms(spread)
+        whole = labels % sizes[2] == 0
+        if whole:
+            state, features = jax.device_put(state, by_label), jax.device_put(features, over_both)
+        gaps = jax.tree.map(
+            lambda a, b: float(np.abs(a - b).max() / np.abs(b).max()), jax.jit(both)(state, features), reference
+        )
+        found[spread] = {"gap": max(jax.tree.leaves(gaps)), "collectives": []}
+        if whole:
+            text = jax.jit(outputs, out_shardings=over_both).lower(state, features).compile().as_text()
+            found[spread]["collectives"] = [one.kind for one in hlo.collectives(text, len(jax.devices()))]
+    return found
+
+
+def importance_gaps(meshes: list) -> dict:
+    """Return, per mesh, the difference of the importance of E2VPT's masks from one device, and the padding."""
+    digits.SCENES = {"train": BATCH, "val": BATCH, "test": BATCH, "test_shift": BATCH}
+    config = config_of("e2vpt:dataset=digits,prompts=4,key_values=2")
+    config.model.backbone.weights, config.model.prompts.pruning, config.model.prompts.segments = "none", "learned", 4
+    config.train.batch_size, space = BATCH, replace(synthetic_label_space(LABELS, 2), names=tuple("0123456789"))
+
+    def importance(mesh):
+        bench = bench_of(config, mesh)
+        state, steps = bench.start(), bench.steps
+        values, definition = state.raw(), bench.parts.definition
+        padded = values["head/classifier/kernel"].shape[1] - LABELS
+        run = Run(config, space, steps.preprocess, definition, values, state.frozen, mesh, steps.label_axes, 1, {})
+        return measure_importance(run), padded
+
+    (reference, _), found = importance(alone()), {}
+    for sizes in meshes:
+        other, padded = importance(mesh_of(sizes))
+        gaps = [np.abs(reference[name] - other[name]).max() / np.abs(reference[name]).max() for name in reference]
+        found[str(tuple(sizes))] = {"gap": float(max(gaps)), "padded": padded}
+    return found
+
+
+def label_traffic(reference: str, labels: int) -> dict:
+    """Return the bytes per device that a training step communicates if all devices are along `expert`, with bounds."""
+    config = config_of(reference)
+    steps = Programs(config, mesh_of((1, 1, 8)), labels)
+    found = hlo.totals(hlo.collectives(steps.training(BATCH).lower().compile().as_text(), 8))
+    sizes = {path: x.size for path, x in steps.state.trainable.items()}
+    owned = {path for path, x in steps.state.trainable.items() if "expert" in str(x.sharding.spec)}
+    return {
+        "summed": found.pop("all-reduce")["bytes"],
+        "moved": sum(row["bytes"] for row in found.values()),
+        "shared": 4 * sum(size for path, size in sizes.items() if path not in owned),
+        "owned": 4 * sum(sizes[path] for path in owned),
+        "tokens": 4 * BATCH * 4 * config.model.head.decoder.width,  # four patches, as the decoder reads them
+        "label": 4 * BATCH * labels,
+        "activations": 4 * BATCH * labels * config.model.head.decoder.width,
+    }

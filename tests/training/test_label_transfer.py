@@ -1,0 +1,92 @@
+"""Transfer of parameters between models with different labels, groups and word vectors."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlmoe_jax.models.heads.catalog import HEADS
+from mlmoe_jax.training.label_transfer import Counterparts, transfer_parameters
+
+
+def values_like(shapes: dict[str, tuple], seed: int) -> dict[str, jax.Array]:
+    draw = np.random.default_rng(seed)
+    return {path: jnp.asarray(draw.normal(size=shape), jnp.float32) for path, shape in shapes.items()}
+
+
+def test_both_axes_of_a_label_graph_are_matched():
+    shapes = {"head/graph/static_graph/kernel": (3, 3), "head/graph/relation/kernel": (2, 3)}
+    ours, theirs = values_like(shapes, 1), values_like(shapes, 2)
+    match = Counterparts(("b", "x", "a"), ("a", "b", "c"), HEADS["add_gcn"])
+    taken, left = transfer_parameters(ours, theirs, match)
+    graph, before, source = (np.asarray(v["head/graph/static_graph/kernel"]) for v in (taken, ours, theirs))
+    for here, row in enumerate([1, None, 0]):
+        for there, column in enumerate([1, None, 0]):
+            known = row is not None and column is not None
+            assert graph[here, there] == (source[row, column] if known else before[here, there])
+    np.testing.assert_array_equal(taken["head/graph/relation/kernel"][:, 0], theirs["head/graph/relation/kernel"][:, 1])
+    assert left == {}
+
+
+def test_entries_after_the_labels_stay_after_them():
+    match = Counterparts(("b", "x", "y"), ("a", "b"), HEADS["cnn_rnn"])
+    ours, theirs = values_like({"head/embedding": (5, 3)}, 1), values_like({"head/embedding": (4, 3)}, 2)
+    taken, _ = transfer_parameters(ours, theirs, match)
+    embedding, source = np.asarray(taken["head/embedding"]), np.asarray(theirs["head/embedding"])
+    np.testing.assert_array_equal(embedding[[0, 3, 4]], source[[1, 2, 3]])
+    np.testing.assert_array_equal(embedding[1:3], ours["head/embedding"][1:3])
+
+
+@pytest.mark.parametrize(
+    ("shape", "their_shape", "reason"),
+    [
+        ((1, 4), (1, 4), ""),  # all labels share one row
+        ((2, 4, 2), (2, 4, 1), "without a row per label"),  # queries that groups of labels share
+        ((2, 4, 2), (2, 4, 2), "without a row per label"),
+        ((3, 4), (1, 4), "without a row per label"),
+        ((3, 4), (2, 5), "another shape"),
+        ((3, 4), (2, 4), ""),
+    ],
+)
+def test_parameters_without_a_row_per_label_are_not_matched_by_label(shape, their_shape, reason):
+    path = "head/classifier/kernel"
+    ours, theirs = values_like({path: shape}, 1), values_like({path: their_shape}, 2)
+    match = Counterparts(("a", "b", "c"), ("b", "c"), HEADS["query"])
+    taken, left = transfer_parameters(ours, theirs, match)
+    assert left == ({reason: [path]} if reason else {})
+    assert (path in taken) == (not reason)
+
+
+def test_values_without_counterpart_are_listed_on_both_sides():
+    paths = {"head/classifier/kernel": (4, 2), "prompts/deep": (1, 2, 4), "backbone/norm/scale": (4,), "here": (1,)}
+    ours = values_like(paths, 1)
+    theirs = values_like({**paths, "prompts/deep": (1, 3, 4), "there": (1,)}, 2)
+    del theirs["here"]
+    taken, left = transfer_parameters(ours, theirs, Counterparts(("a", "b"), ("b", "a"), None))
+    assert left == {
+        "labels cannot be matched between these heads": ["head/classifier/kernel"],
+        "another shape": ["prompts/deep"],
+        "missing in the source": ["here"],
+        "missing in this model": ["there"],
+    }
+    assert set(taken) == {"backbone/norm/scale"}
+    taken, left = transfer_parameters(ours, theirs, Counterparts(("a", "b"), ("a", "b"), None, same_groups=False))
+    assert set(taken) == {"backbone/norm/scale", "head/classifier/kernel"}, "the same labels in the same order"
+    assert left["other groups of prompts"] == ["prompts/deep"]
+
+
+def test_values_keep_the_type_of_the_model():
+    ours = {"backbone/kernel": jnp.zeros(2, jnp.bfloat16)}
+    taken, _ = transfer_parameters(ours, {"backbone/kernel": jnp.ones(2)}, Counterparts(("a",), ("a",), None))
+    assert taken["backbone/kernel"].dtype == jnp.bfloat16
+
+
+def test_layers_on_other_word_vectors_are_not_transferred():
+    match = Counterparts(("a", "b"), ("b", "c"), HEADS["ml_gcn"], same_vectors=False)
+    ours, theirs = ({f"head/gc{i}/kernel": jnp.full((2, 2), value) for i in (1, 2)} for value in (0.0, 1.0))
+    taken, left = transfer_parameters(ours, theirs, match)
+    assert not taken
+    assert left == {"other word vectors": ["head/gc1/kernel", "head/gc2/kernel"]}
+    assert len(transfer_parameters(ours, theirs, replace(match, same_vectors=True))[0]) == 2

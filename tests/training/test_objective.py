@@ -1,0 +1,140 @@
+"""The training loss of a config: kinds, terms, penalties, masks, and the balance of positives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.bench import drawn_batch
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.models import losses
+from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.training.objective import _negatives_over_positives, make_objective, training_objective
+
+B, K = 8, 3
+
+
+def make_batch() -> dict[str, np.ndarray]:
+    return drawn_batch(B, 4, K)
+
+
+def loss_settings(**changes):
+    settings = default_config().loss
+    for name, value in changes.items():
+        settings[name] = value
+    return settings
+
+
+def make_prediction(seed: int = 1) -> Prediction:
+    keys = jax.random.split(jax.random.key(seed), 3)
+    logits, co, dc = (3 * jax.random.normal(key, (B, K)) for key in keys)
+    return Prediction(logits, {"co": co, "dc": dc})
+
+
+def value_and_gradient(settings, prediction, batch, **options):
+    def loss(logits):
+        return make_objective(settings, **options)(Prediction(logits), batch)[0]
+
+    return jax.value_and_grad(loss)(prediction.logits)
+
+
+ASYMMETRIC = {"gamma_neg": 3.0, "gamma_pos": 1.5, "clip": 0.05, "eps": 0.2, "detach": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "weight", "per_element"),
+    [
+        ({}, None, lambda z, y: losses.asymmetric_loss(z, y, gamma_neg=2, gamma_pos=0, clip=0, eps=1e-5)),
+        (ASYMMETRIC, None, lambda z, y: losses.asymmetric_loss(z, y, **ASYMMETRIC)),
+        ({"kind": "bce"}, None, losses.binary_cross_entropy),
+        (
+            {"kind": "bce", "positive_weight": 2.5},
+            [1.0, 2.0, 3.0],
+            lambda z, y: losses.binary_cross_entropy(z, y, positive_weight=2.5),
+        ),
+        (
+            {"kind": "bce", "positive_weight": 0.0},
+            [1.0, 2.0, 3.0],
+            lambda z, y: losses.binary_cross_entropy(z, y, positive_weight=jnp.array([1.0, 2.0, 3.0])),
+        ),
+        ({"kind": "focal"}, None, lambda z, y: losses.focal_loss(z, y, gamma=2, detach=True)),
+        (
+            {"kind": "focal", "gamma": 1.0, "gamma_neg": 3.0, "detach": False},
+            None,
+            lambda z, y: losses.focal_loss(z, y, gamma=1, detach=False),
+        ),
+        ({"kind": "softmax"}, None, lambda z, y: y * (jax.nn.logsumexp(z, axis=1, keepdims=True) - z)),
+    ],
+)
+def test_each_kind_of_loss_uses_its_settings(changes, weight, per_element):
+    batch, prediction = make_batch(), make_prediction()
+    balance = None if weight is None else lambda: jnp.array(weight)
+    ours = value_and_gradient(loss_settings(**changes), prediction, batch, balance=balance)
+    theirs = jax.value_and_grad(lambda z: 1000 * jnp.mean(per_element(z, batch["label"])))(prediction.logits)
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-4)
+
+
+def test_reduction_and_scale():
+    batch, prediction = make_batch(), make_prediction()
+    mean = value_and_gradient(loss_settings(scale=1.0), prediction, batch)[0]
+    total = value_and_gradient(loss_settings(scale=10.0, reduce="sum"), prediction, batch)[0]
+    np.testing.assert_allclose(total, 10 * B * K * mean, rtol=1e-5)
+
+
+def test_terms_are_weighted_but_reported_unweighted():
+    batch, prediction = make_batch(), make_prediction()
+    settings = loss_settings(terms={"logits": 0.0, "co": 1.0, "dc": 0.25})
+    total, parts = make_objective(settings)(prediction, batch)
+    assert set(parts) == {"loss/co", "loss/dc"}
+    alone, _ = make_objective(loss_settings())(Prediction(prediction.terms["dc"]), batch)
+    np.testing.assert_allclose(parts["loss/dc"], alone, rtol=1e-6)
+    np.testing.assert_allclose(total, parts["loss/co"] + 0.25 * parts["loss/dc"], rtol=1e-6)
+
+
+def test_penalties_are_means_over_real_images():
+    batch, prediction = make_batch(), make_prediction()
+    batch["mask"][2:] = 0
+    penalty = jnp.array([1.0, 4.0, *[1e6] * (B - 2)])
+    plain, _ = make_objective(loss_settings())(prediction, batch)
+    total, parts = make_objective(loss_settings())(Prediction(prediction.logits, penalties={"load": penalty}), batch)
+    assert parts["loss/load"] == 2.5
+    np.testing.assert_allclose(total, plain + 2.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("kind", ["asymmetric", "bce", "focal"])
+def test_padding_and_unknown_labels_have_no_effect(kind, reduction):
+    batch, prediction, settings = make_batch(), make_prediction(), loss_settings(kind=kind, reduce=reduction)
+    batch["mask"][[1, 6]] = 0
+    batch["label_mask"][3, 2] = batch["label_mask"][5] = 0
+    loss, gradient = value_and_gradient(settings, prediction, batch)
+    counts = batch["label_mask"] * batch["mask"][:, None] > 0
+    assert np.all((np.asarray(gradient) != 0) == counts)
+
+    label, logits = batch["label"].copy(), np.array(prediction.logits)
+    label[~counts] = 1 - label[~counts]
+    logits[~counts] = np.where(np.arange((~counts).sum()) % 2, 1e30, -1e30)
+    other = value_and_gradient(settings, Prediction(jnp.asarray(logits)), {**batch, "label": label})
+    np.testing.assert_array_equal(other[0], loss)
+    np.testing.assert_array_equal(other[1], gradient)
+
+    kept = [row for row in range(B) if row not in (1, 6)]
+    without = {name: value[kept] for name, value in batch.items()}
+    np.testing.assert_allclose(
+        value_and_gradient(settings, Prediction(prediction.logits[np.array(kept)]), without)[0], loss, rtol=1e-6
+    )
+
+
+# ------------------------------------------------------------------------------------------------- balanced losses
+@pytest.mark.parametrize(
+    ("difficult", "weights"),
+    [("negative", [2.0, 3.0, 1.0]), ("ignore", [2.0, 2.0, 1.0]), ("positive", [2.0, 1.0, 1.0])],
+)
+def test_positives_weigh_as_much_as_the_known_negatives(difficult, weights):
+    labels = np.array([[1, 1, 0], [0, 0, 0], [0, 0, -1], [-1, 2, 0]], np.int8)
+    np.testing.assert_allclose(_negatives_over_positives(labels, difficult), weights)
+    config, batch, prediction = default_config(), make_batch(), make_prediction()
+    config.loss.kind, config.loss.positive_weight, config.data.difficult = "bce", 0.0, difficult
+    expected = make_objective(config.loss, lambda: jnp.array(weights))(prediction, batch)[0]
+    np.testing.assert_allclose(training_objective(config, labels)(prediction, batch)[0], expected, rtol=1e-6)
