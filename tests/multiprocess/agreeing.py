@@ -1,4 +1,4 @@
-"""One process of several that runs each collective operation and writes its findings to a file named by its index."""
+"""One process of several: it runs each collective operation and writes the results to a file named by its index."""
 
 import json
 import os

@@ -32,7 +32,7 @@ def get_config(arg=""):
 
 @pytest.fixture(scope="session")
 def config_file(tmp_path_factory) -> Path:
-    """A config on 48 random pictures of three labels, some of them broken, of which one process alone gets some."""
+    """A config for 48 random images with three labels; some images are broken, some of them in one process only."""
     folder = tmp_path_factory.mktemp("job")
     draw = np.random.default_rng(0)
     for split, count in SPLITS.items():
@@ -43,7 +43,7 @@ def config_file(tmp_path_factory) -> Path:
             for number in range(count):
                 path = folder / split / f"{number}.png"
                 if number in BROKEN.get(split, ()):
-                    path.write_bytes(b"no picture")
+                    path.write_bytes(b"not an image")
                 else:
                     Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
                 present = draw.random(3) < 0.5
@@ -54,7 +54,7 @@ def config_file(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def backbone(monkeypatch):
-    """Give this process the backbone that the workers have."""
+    """Use the backbone of the workers in this process."""
     tiny.use_vit(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""Jobs of several processes on this machine, and the files that they write."""
+"""Jobs of several local processes, and the files that they write."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ def free_port() -> int:
 
 @dataclass
 class Job:
-    """Running processes, with their output."""
+    """Running processes and their output."""
 
     processes: list[subprocess.Popen]
     output: Path
@@ -30,12 +30,12 @@ class Job:
         try:
             return [process.wait(max(0.1, end - time.monotonic())) for process in self.processes]
         except subprocess.TimeoutExpired:
-            raise AssertionError("\n".join(self.said(number) for number in range(len(self.processes)))) from None
+            raise AssertionError("\n".join(self.messages(number) for number in range(len(self.processes)))) from None
 
     def printed(self, number: int) -> str:
         return (self.output / f"{number}.out").read_text()
 
-    def said(self, number: int) -> str:
+    def messages(self, number: int) -> str:
         return (self.output / f"{number}.err").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Real processes on this machine: the results that several compute and write, and the behaviour when one fails."""
+"""Jobs of several local processes: the results that they compute and write, and the behavior if one fails."""
 
 import csv
 import hashlib
@@ -51,7 +51,7 @@ def close(one: dict, other: dict, tolerance: float = 1e-6) -> None:
 # -------------------------------------------------------------------------------------------------------- agreeing
 def test_processes_agree(start_job, tmp_path):
     job = start_job(2, tmp_path, program="agreeing.py")
-    assert job.wait() == [0, 0], job.said(0) + job.said(1)
+    assert job.wait() == [0, 0], job.messages(0) + job.messages(1)
     found = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
     for number, of_process in enumerate(found):
         assert of_process["process"] == [number, 2]
@@ -60,21 +60,23 @@ def test_processes_agree(start_job, tmp_path):
         assert of_process["votes"] == [False, False, True, False]
         assert not of_process["addressable"]
         assert of_process["whole"] == of_process["values"] == {"parts": True, "everywhere": True}
-        assert of_process["restored"] == 1, "a checkpoint that is damaged for one process is used by none"
+        assert of_process["restored"] == 1, "no process uses a checkpoint that is damaged for one of them"
         plain = hashlib.sha256(np.arange(12, dtype=np.float32).tobytes()).hexdigest()
         assert of_process["digests"] == {"['parts']": plain, "['everywhere']": plain}
     assert digests(tmp_path, 2)["state"] == found[0]["digests"]
-    assert [job.printed(number) for number in range(2)] == ["0\n", ""], "only the first prints, and Gloo nothing"
-    assert "checkpoint 2 is damaged and was skipped: 1 arrays differ" in job.said(0)
+    assert [job.printed(number) for number in range(2)] == ["0\n", ""], (
+        "only the first process prints, and Gloo does not"
+    )
+    assert "checkpoint 2 is damaged and was skipped: 1 arrays differ" in job.messages(0)
 
 
 # -------------------------------------------------------------------------------------------------------- training
 def test_two_processes_train_and_evaluate_as_one_does(start_job, config_file, backbone, tmp_path):
     job = start_job(2, f"--config={config_file}", f"--workdir={tmp_path / 'two'}", "--json")
     train(load_config(str(config_file), []), RunFolder(tmp_path / "one"))
-    assert job.wait() == [0, 0], job.said(0) + job.said(1)
+    assert job.wait() == [0, 0], job.messages(0) + job.messages(1)
 
-    # The same batches, but sums over other parts of them, which round otherwise.
+    # The batches are the same, but they are summed in other parts, which round differently.
     np.testing.assert_allclose(scores(tmp_path / "two"), scores(tmp_path / "one"), atol=1e-6)
     ours, wanted = metrics(tmp_path / "two"), metrics(tmp_path / "one")
     assert [row["step"] for row in ours] == list(range(1, STEPS + 1))
@@ -89,10 +91,10 @@ def test_two_processes_train_and_evaluate_as_one_does(start_job, config_file, ba
     with open(tmp_path / "two" / "skipped_images.csv") as file:
         skipped = {(row["split"], row["image"]) for row in csv.DictReader(file)}
     assert skipped == {(split, f"{split}/{number}.png") for split, numbers in BROKEN.items() for number in numbers}
-    assert json.loads(job.printed(0)) == results(tmp_path / "two"), "stdout carries the results and nothing else"
+    assert json.loads(job.printed(0)) == results(tmp_path / "two"), "stdout has only the results"
     assert job.printed(1) == ""
-    assert "training images" in job.said(0)
-    assert "training images" not in job.said(1)
+    assert "training images" in job.messages(0)
+    assert "training images" not in job.messages(1)
 
 
 @pytest.mark.slow
@@ -100,14 +102,14 @@ def test_two_processes_train_and_evaluate_as_one_does(start_job, config_file, ba
 def test_processes_equal_one_with_as_many_devices_bit_for_bit(start_job, config_file, tmp_path, count):
     flags = [f"--config={config_file}", "--config.ema.decay=0.9"]
     together = start_job(count, *flags, f"--workdir={tmp_path / 'many'}")
-    assert together.wait() == [0] * count, together.said(0)
+    assert together.wait() == [0] * count, together.messages(0)
     alone = start_job(1, *flags, f"--workdir={tmp_path / 'one'}", devices=count)
-    assert alone.wait() == [0], alone.said(0)
+    assert alone.wait() == [0], alone.messages(0)
     if count == 2:
         assert digests(tmp_path / "many", STEPS) == digests(tmp_path / "one", STEPS)
         assert np.array_equal(scores(tmp_path / "many"), scores(tmp_path / "one"), equal_nan=True)
         assert results(tmp_path / "many") == results(tmp_path / "one")
-    else:  # more than two parts are summed in another order inside a process than between processes
+    else:  # the order of sums of more than two parts differs within a process and between processes
         np.testing.assert_allclose(scores(tmp_path / "many"), scores(tmp_path / "one"), atol=1e-6)
 
 
@@ -121,10 +123,10 @@ def test_evaluation_on_uneven_data_equals_one_process_to_the_last_digit(
     train(load_config(str(config_file), [("train.epochs", "1")]), RunFolder(folder))
     splits = "--config.data.test_splits=val,test"
     together = start_job(count, "--mode=eval", f"--workdir={folder}", splits, "--json")
-    assert together.wait() == [0] * count, together.said(0)
+    assert together.wait() == [0] * count, together.messages(0)
     ours = results(folder / "eval"), scores(folder / "eval")
     alone = start_job(1, "--mode=eval", f"--workdir={folder}", splits, "--json")
-    assert alone.wait() == [0], alone.said(0)
+    assert alone.wait() == [0], alone.messages(0)
     assert ours[0] == results(folder / "eval") == json.loads(alone.printed(0)) == json.loads(together.printed(0))
     assert np.array_equal(ours[1], scores(folder / "eval"), equal_nan=True)
 
@@ -158,7 +160,7 @@ def test_prediction_on_three_processes_equals_that_of_one(start_job, config_file
 def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
     start_job, config_file, backbone, tmp_path, count, victim
 ):
-    """Also with another number of processes; the weights equal those of an uninterrupted training run."""
+    """Also with another number of processes; the weights equal those of an uninterrupted training."""
     flags = [f"--config={config_file}", "--config.train.epochs=20", "--config.eval.every_epochs=4"]
     folder, other = tmp_path / "killed", tmp_path / "other"
     job = start_job(count, *flags, f"--workdir={folder}")
@@ -169,23 +171,23 @@ def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
     print(f"{count} processes, {victim} killed: all gone after {time.monotonic() - killed:.1f} s with {codes}")
     assert codes[victim] == -signal.SIGKILL
     assert 0 not in codes
-    assert all("error" in job.said(number) for number in range(count) if number != victim)
+    assert all("error" in job.messages(number) for number in range(count) if number != victim)
     at = checkpoints(folder)[-1]
-    assert at < 40, "it was killed before the end"
+    assert at < 40, "killed before the end"
 
     shutil.copytree(folder, other)
-    undisturbed = start_job(count, *flags, f"--workdir={tmp_path / 'whole'}")
-    assert undisturbed.wait() == [0] * count, undisturbed.said(0)
+    uninterrupted = start_job(count, *flags, f"--workdir={tmp_path / 'whole'}")
+    assert uninterrupted.wait() == [0] * count, uninterrupted.messages(0)
     again = start_job(count, *flags, f"--workdir={folder}")
-    assert again.wait() == [0] * count, again.said(0)
-    assert f"resuming from step {at} of 40" in again.said(0)
+    assert again.wait() == [0] * count, again.messages(0)
+    assert f"resuming from step {at} of 40" in again.messages(0)
     assert digests(folder, 40) == digests(tmp_path / "whole", 40), "bit for bit on the same number of processes"
     assert results(folder) == results(tmp_path / "whole")
     assert metrics(folder) == metrics(tmp_path / "whole")
 
     elsewhere = start_job(3, *flags, f"--workdir={other}")
-    assert elsewhere.wait() == [0] * 3, elsewhere.said(0)
-    assert f"resuming from step {at} of 40" in elsewhere.said(0)
+    assert elsewhere.wait() == [0] * 3, elsewhere.messages(0)
+    assert f"resuming from step {at} of 40" in elsewhere.messages(0)
     close(selected(other), selected(tmp_path / "whole"), 1e-5)
 
 
@@ -200,7 +202,7 @@ def test_a_hanging_process_ends_the_whole_job(start_job, config_file, tmp_path):
     print(f"all gone {time.monotonic() - began:.1f} s after the last step, with {codes}")
     assert HUNG in codes
     assert 0 not in codes
-    assert any("has made no progress for" in job.said(number) for number in range(2))
+    assert any("has made no progress for" in job.messages(number) for number in range(2))
 
 
 # ----------------------------------------------------------------------------------------------------------- stopping
@@ -213,37 +215,37 @@ def test_a_request_to_one_process_stops_all_after_the_same_step(start_job, confi
     job = start_job(3, *flags)
     until(lambda: len(rows(folder)) >= 5)
     os.kill(job.processes[2].pid, number)
-    assert job.wait(120) == [130] * 3, job.said(0)
+    assert job.wait(120) == [130] * 3, job.messages(0)
     [step] = checkpoints(folder)
     assert [row["step"] for row in rows(folder)] == list(range(1, step + 1))
-    assert all(f"stopped at step {step} of 400" in job.said(number) for number in range(3))
+    assert all(f"stopped at step {step} of 400" in job.messages(number) for number in range(3))
 
 
 @pytest.mark.slow
-def test_a_mistake_ends_every_process_with_its_sentence(start_job, config_file, tmp_path):
+def test_a_user_error_ends_every_process_and_is_reported(start_job, config_file, tmp_path):
     job = start_job(3, f"--config={config_file}", "--config.train.batch_size=10", f"--workdir={tmp_path / 'none'}")
     codes = job.wait(120)
     assert codes[0] == 2
     assert 0 not in codes
-    assert "error: train.batch_size is 10, which does not split over 3 devices" in job.said(0)
+    assert "error: train.batch_size is 10, which does not split over 3 devices" in job.messages(0)
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow
-def test_a_process_that_nobody_joins_ends_and_says_for_whom_it_waited(start_job, config_file, tmp_path):
+def test_a_process_without_its_peers_ends_and_reports_the_missing_ones(start_job, config_file, tmp_path):
     flags = [f"--config={config_file}", f"--workdir={tmp_path / 'none'}"]
     own = {"MLMOE_PROCESSES": "2", "MLMOE_START_SECONDS": "5"}
     alone = start_job(1, *flags, own={0: own | {"MLMOE_PROCESS": "1", "MLMOE_COORDINATOR": "127.0.0.1:9"}})
     assert alone.wait(60) == [2]
-    assert "error: process 1 of 2 cannot reach MLMOE_COORDINATOR=127.0.0.1:9 after 5 s" in alone.said(0)
+    assert "error: process 1 of 2 cannot reach MLMOE_COORDINATOR=127.0.0.1:9 after 5 s" in alone.messages(0)
     first = start_job(1, *flags, own={0: own | {"MLMOE_PROCESS": "0", "MLMOE_COORDINATOR": "127.0.0.1:45671"}})
     assert first.wait(60) == [HUNG]
-    assert "since it began to wait for the 2 processes of the job" in first.said(0)
+    assert "since it began to wait for the 2 processes of the job" in first.messages(0)
 
 
 @pytest.mark.slow
-def test_a_mode_for_one_process_runs_in_the_first_alone(start_job, config_file):
+def test_a_mode_for_one_process_runs_in_the_first_only(start_job, config_file):
     job = start_job(2, f"--config={config_file}", "--mode=summary", "--json")
-    assert job.wait(120) == [0, 0], job.said(0)
+    assert job.wait(120) == [0, 0], job.messages(0)
     assert json.loads(job.printed(0))["params"]["total"] > 0
-    assert job.printed(1) == job.said(1) == ""
+    assert job.printed(1) == job.messages(1) == ""

@@ -1,4 +1,4 @@
-"""launch/multiprocess.sh, with a stand-in for Python that runs the shell code in $DO."""
+"""launch/multiprocess.sh, with a script in place of Python that runs the shell code in $DO."""
 
 import os
 import re
@@ -25,15 +25,15 @@ eval "$DO"
 
 
 @pytest.fixture
-def hears_interrupts():
-    """Handle Ctrl-C here: otherwise programs started from a background job inherit that it is ignored."""
+def default_interrupts():
+    """Handle Ctrl-C in this process: children of a background job would otherwise inherit that it is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
-def script(tmp_path, hears_interrupts):
+def script(tmp_path, default_interrupts):
     python = tmp_path / "python3"
     python.write_text(STAND_IN)
     python.chmod(0o755)
@@ -48,7 +48,7 @@ def script(tmp_path, hears_interrupts):
     return start
 
 
-def test_every_process_gets_its_number_and_its_lines_are_prefixed_with_it(script):
+def test_every_process_has_a_number_which_prefixes_its_lines(script):
     running = script("3", "--config=a b", CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6", do="printf 'no line break'")
     out, err = running.communicate(timeout=60)
     assert running.returncode == 0, err
@@ -56,8 +56,8 @@ def test_every_process_gets_its_number_and_its_lines_are_prefixed_with_it(script
     [port] = set(re.findall(r"127\.0\.0\.1:(\d+)", out))
     assert 1024 < int(port) < 65536
     for number, gpus in enumerate(("0,1", "2,3", "4,5")):
-        asked = f"{number} of 3 at 127.0.0.1:{port} with {gpus} GPUs: -m mlmoe_jax.main --config=a b"
-        assert lines[2 * number : 2 * number + 2] == [f"[{number}] {asked}", f"[{number}] no line break"]
+        line = f"{number} of 3 at 127.0.0.1:{port} with {gpus} GPUs: -m mlmoe_jax.main --config=a b"
+        assert lines[2 * number : 2 * number + 2] == [f"[{number}] {line}", f"[{number}] no line break"]
         assert f"[{number}] a message" in err.splitlines()
 
 
@@ -91,7 +91,7 @@ def test_signals_reach_all_processes(script, number):
 
 
 @pytest.mark.parametrize("count", ["", "0", "-1", "two", "--config=a"])
-def test_without_a_number_of_processes_nothing_starts(script, count):
+def test_without_a_number_of_processes_no_process_starts(script, count):
     running = script(count)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 2

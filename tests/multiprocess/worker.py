@@ -10,7 +10,7 @@ from mlmoe_jax.main import main
 
 
 def hang_after(batches: int) -> None:
-    """Let reading training pictures come to a standstill."""
+    """Make the pipeline of training images hang."""
     from mlmoe_jax.data.pipeline import SkippedImages
 
     watch = SkippedImages.watch

@@ -1,4 +1,4 @@
-"""The training loop as a whole: a small run, stopped and resumed, and the four places where a run can start."""
+"""The training loop as a whole: a small run, stopped and resumed, and the four sources of initial values."""
 
 import contextlib
 import copy
@@ -45,7 +45,7 @@ def config():
 
 
 def train_until(step: int, config, folder: RunFolder) -> None:
-    """Train as if SIGTERM came while the row of the step before `step` is written."""
+    """Train as if SIGTERM arrived while the row of the step before `step` is written."""
     asked, append = StopRequest(), RunFolder.append_row
 
     def append_and_ask(self, row):
@@ -62,7 +62,7 @@ def train_until(step: int, config, folder: RunFolder) -> None:
 
 @pytest.fixture(scope="module")
 def whole(config, tmp_path_factory):
-    """The folder of a run that nothing disturbed, and its results."""
+    """The folder of an uninterrupted run, and its results."""
     folder = RunFolder(tmp_path_factory.mktemp("whole"))
     return folder, train(config, folder)
 
@@ -88,7 +88,7 @@ def digests(folder: RunFolder) -> dict:
 
 
 def rows(folder: RunFolder) -> list[dict]:
-    """Return the rows of metrics.jsonl without those numbers that depend on the machine."""
+    """Return the rows of metrics.jsonl without the values that depend on the machine."""
     timing = ("images_per_second", "data_wait")
     return [{name: value for name, value in row.items() if name not in timing} for row in folder.rows()]
 
@@ -114,8 +114,8 @@ def test_training_writes_a_row_per_step_and_ends_with_results(whole):
     assert len(set(digests(folder)["state"].values())) > 5
 
 
-def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(whole, copied, config, capsys):
-    """The checkpoint wins over `init_from`, which need not even exist any more."""
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, copied, config, capsys):
+    """The checkpoint has precedence over `init_from`, which need not exist any more."""
     assert [row["step"] for row in rows(copied)] == list(range(1, MIDDLE + 1))
     config = copy.deepcopy(config)
     config.init_from = "nowhere.safetensors"
@@ -131,9 +131,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, copied, config
     for file in Path(copied.path / "checkpoints" / str(MIDDLE) / "state").rglob("d/*"):
         file.write_bytes(file.read_bytes()[:-8])
     results = train(config, copied)
-    said = capsys.readouterr().err
-    assert f"checkpoint {MIDDLE} is damaged and was skipped" in said
-    assert f"resuming from step {MIDDLE - 1} of {STEPS}" in said
+    messages = capsys.readouterr().err
+    assert f"checkpoint {MIDDLE} is damaged and was skipped" in messages
+    assert f"resuming from step {MIDDLE - 1} of {STEPS}" in messages
     assert digests(copied) == digests(whole[0])
     assert rows(copied) == rows(whole[0])
     assert results == whole[1]
@@ -155,7 +155,7 @@ def test_a_resumed_run_keeps_the_label_space_that_it_was_trained_with(copied, co
     assert "other labels than the data has now" in refusal(train, config, copied)
 
 
-def test_the_command_writes_the_samples_that_the_config_asks_for(whole, config, tmp_path):
+def test_the_command_writes_the_samples_that_the_config_requests(whole, config, tmp_path):
     folder, results = whole
     assert not (folder / "samples").exists()
     shutil.copytree(folder.path, tmp_path / "run")
@@ -169,10 +169,10 @@ def test_the_command_writes_the_samples_that_the_config_asks_for(whole, config, 
     assert RunFolder(tmp_path / "run").read_json("results.json")["test"]["mAP"] == results["test"]["mAP"]
 
 
-# -------------------------------------------------------------------------------------------------- where a run starts
+# ------------------------------------------------------------------------------------------------------ initial values
 @pytest.fixture
 def start_of(config, tmp_path):
-    """A function that returns the values with which a new run starts: no step of this training moves any."""
+    """A function that returns the initial values of a new run, from a training whose steps change nothing."""
 
     def values(**changes):
         still = copy.deepcopy(config)
@@ -198,7 +198,9 @@ def backbone(config, tmp_path):
     return str(tmp_path / "backbone.safetensors"), {f"backbone/{path}": value for path, value in weights.items()}
 
 
-def test_init_from_wins_over_the_backbone_and_the_backbone_over_scratch(start_of, config, whole, backbone):
+def test_init_from_has_precedence_over_the_backbone_and_the_backbone_over_random_values(
+    start_of, config, whole, backbone
+):
     folder, (file, pretrained) = whole[0], backbone
     drawn = assemble(config, read_run(folder)[1])
     scratch = jax.device_get({**drawn.trainable, **drawn.frozen})

@@ -41,7 +41,7 @@ def quadratic(params):
 
 
 def train(optimizer, params, loss, steps=STEPS):
-    """Parameters after every step."""
+    """Return the parameters after every step."""
 
     @jax.jit
     def step(params, state):
@@ -59,7 +59,7 @@ def train(optimizer, params, loss, steps=STEPS):
 
 
 @pytest.mark.parametrize("total", TOTALS)
-def test_one_cycle_is_that_of_torch(total):
+def test_one_cycle_equals_that_of_torch(total):
     rate, beta1 = (jax.jit(jax.vmap(schedule)) for schedule in optim.one_cycle(PEAK, total))
     expected = TORCH[f"one_cycle/{total}"]
     np.testing.assert_allclose(rate(jnp.arange(total)), expected[0], rtol=1e-6)
@@ -72,7 +72,7 @@ def test_one_cycle_keeps_its_precision_over_a_long_training():
     corners = [near + np.arange(-3, 4) for near in (3, int(top), total - 4)]
     steps = np.unique(np.r_[*corners, np.arange(0, total, 997)])
     rising = steps < top
-    # 1 + cos π(1−u) = 2 sin²(πu/2): in this form the reference itself does not cancel in float64.
+    # 1 + cos π(1−u) = 2 sin²(πu/2): this form avoids cancellation in the float64 reference.
     left = np.where(rising, (top - steps) / top, (total - 1 - steps) / (total - 1 - top))
     share = np.sin(np.pi / 2 * left) ** 2
     expected = np.where(rising, PEAK + (start - PEAK) * share, end + (PEAK - end) * share)
@@ -105,7 +105,7 @@ def test_constant_and_cosine_with_warmup():
 
 
 def test_multi_step_falls_after_its_shares_of_the_training():
-    """As torch's MultiStepLR with milestones 30 and 40 of 50 epochs, here of 2 steps each."""
+    """As torch's MultiStepLR with milestones 30 and 40 of 50 epochs, with 2 steps per epoch."""
     settings = config(schedule="multi_step", milestones=(0.6, 0.8), milestone_factor=0.1)
     rate, beta1 = optim.make_schedules(settings, 100)
     expected = PEAK * np.repeat([1, 0.1, 0.01], [60, 20, 20])
@@ -143,14 +143,14 @@ def test_trajectories_of_torch(case):
     ],
     ids=str,
 )
-def test_every_setting_leaves_the_trajectory_of_torch(name, change):
+def test_every_setting_changes_the_trajectory(name, change):
     settings = config(name=name, **change)
     last = train(optim.make_optimizer(settings, STEPS, SHAPES), split(TORCH["start"]), quadratic)[-1]
     assert np.abs(join(last) - TORCH[name][-1]).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_no_decay_and_no_gradient_is_no_movement(name):
+def test_parameters_without_decay_and_gradient_are_constant(name):
     settings = config(name=name, decay_rules=[("^head/", 0.0)])
     start = split(TORCH["start"])
     last = train(optim.make_optimizer(settings, STEPS, SHAPES), start, lambda params: 0.0 * join(params).sum())[-1]
@@ -182,7 +182,7 @@ def test_rules_from_a_config_dict():
         (dict(rate_rules=[("(", 1.0)]), "not a regular expression"),
     ],
 )
-def test_mistakes_in_a_config(change, message):
+def test_invalid_settings_are_refused(change, message):
     with pytest.raises(UserError) as caught:
         optim.make_optimizer(config(**change), STEPS, SHAPES)
     assert message in str(caught.value)
@@ -208,7 +208,7 @@ def test_ema_update():
 
 
 def test_ema_close_to_one_keeps_its_precision():
-    """n steps from 0 towards 1 give 1 − decay^n; with 1 − decay from float32 it would be off by 5 parts in 10⁵."""
+    """n steps from 0 towards 1 give 1 − decay^n; with 1 − decay in float32 the error would be 5 parts in 10⁵."""
     decay, steps = 0.9998452, 20
     ema = jax.lax.fori_loop(0, steps, lambda _, ema: optim.ema_update(ema, {"a": jnp.ones(())}, decay), {"a": 0.0})
     assert ema["a"] == pytest.approx(1 - decay**steps, rel=5e-6)
@@ -230,7 +230,7 @@ def some(seed, **shapes):
 
 
 def push(singular_values):
-    """What five Newton-Schulz steps make of each singular value, by the scalar polynomial."""
+    """Return the singular values after five Newton-Schulz steps, by the scalar polynomial."""
     s = singular_values / np.sqrt((singular_values**2).sum())
     for _ in range(5):
         s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
@@ -238,7 +238,7 @@ def push(singular_values):
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (3, 7)])
-def test_muon_pushes_the_singular_values_of_the_gradient_to_one(shape):
+def test_muon_moves_the_singular_values_of_the_gradient_to_one(shape):
     gradient = some(0, tall=shape)
     optimizer = optim.make_optimizer(muon(), STEPS, gradient)
     update, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
@@ -261,7 +261,7 @@ def test_muon_averages_gradients_with_nesterovs_look_ahead():
     np.testing.assert_allclose(update["tall"], expected, atol=2e-5 * np.abs(expected).max())
 
 
-def test_muon_moves_what_the_rules_choose_and_adamw_the_rest():
+def test_muon_updates_the_paths_that_the_rules_choose_and_adamw_the_others():
     shapes = dict(tall=(6, 4), wide=(2, 5), vector=(5,), bank=(2, 3, 4))
     params, gradient = some(3, **shapes), some(4, **shapes)
     updates = {}

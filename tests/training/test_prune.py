@@ -32,24 +32,24 @@ def levels_of(token_levels, segment_levels, keep_segments=1):
 
 
 # ---------------------------------------------------------------------------------------------------------- levels
-def test_the_least_important_go_first_with_their_sign():
+def test_the_least_important_are_pruned_first_by_signed_values():
     (level,) = levels_of((0.5,), (0.25,))
     assert level == Level("tokens=0.5,segments=0.25", "1001", ("1110", "0111", "1110", "0111"))
 
 
-def test_levels_are_cumulative_and_the_same_masks_are_trained_once():
+def test_levels_are_cumulative_and_equal_masks_appear_once():
     found = levels_of((0.0, 0.25, 0.26, 0.5), (0.0,))
     assert [level.kept_tokens for level in found] == ["1111", "1011", "1001"]
     assert {level.kept_segments for level in found} == {("1111",) * 4}
 
 
-def test_something_stays():
+def test_at_least_one_prompt_and_the_configured_segments_are_kept():
     (level,) = levels_of((0.99,), (0.99,), keep_segments=3)
     assert level.kept_tokens == "0001"
     assert [row.count("1") for row in level.kept_segments] == [3] * 4
 
 
-def test_the_config_of_a_level_starts_again_with_its_masks():
+def test_the_config_of_a_level_has_its_masks():
     config = load_config("e2vpt:dataset=digits,prompts=4", [("model.prompts.segments", "4")])
     (level,) = levels_of((0.5,), (0.25,))
     pruned = at_level(config, level)
@@ -73,10 +73,10 @@ def test_a_level_starts_from_the_initial_values_of_the_search(config):
     np.testing.assert_array_equal(again.frozen["prompts/token_mask"], [1, 0, 0, 1])
 
 
-# ------------------------------------------------------------------------------------------------- the whole of it
+# ---------------------------------------------------------------------------------------------- the whole procedure
 @pytest.fixture(scope="module")
 def config():
-    """E2VPT on digits with a backbone of one narrow block, a training of three steps."""
+    """E2VPT on digits with a tiny backbone and a training of three steps."""
     with pytest.MonkeyPatch.context() as patch:
         tiny.use_vit(patch, patch=16, mlp_ratio=1.0)
         small = load_config("e2vpt:dataset=digits,prompts=4,key_values=2", [])
@@ -96,7 +96,7 @@ def pruned(config, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_all_stages_are_there_and_the_best_on_validation_is_taken(pruned):
+def test_all_stages_run_and_the_best_level_on_validation_is_chosen(pruned):
     folder, results = pruned
     table = folder.read_text("prune.csv").splitlines()
     assert table[0] == "level,prompts,segments,val/mAP,test/mAP"
@@ -113,16 +113,16 @@ def test_all_stages_are_there_and_the_best_on_validation_is_taken(pruned):
 
 
 @pytest.mark.slow
-def test_finished_stages_are_not_done_again(pruned, config, monkeypatch):
+def test_finished_stages_are_not_repeated(pruned, config, monkeypatch):
     folder, results = pruned
     for name in ("train", "measure_importance"):
-        monkeypatch.setattr(pruning, name, lambda *_, **__: pytest.fail("done again"))
+        monkeypatch.setattr(pruning, name, lambda *_, **__: pytest.fail("repeated"))
     again = prune(config, folder)
     assert again["val"]["mAP"] == results["val"]["mAP"]
 
 
 @pytest.mark.slow
-def test_the_importance_that_ranks_is_that_of_the_searched_masks(pruned):
+def test_the_stored_importance_is_that_of_the_learned_masks(pruned):
     folder, _ = pruned
     measured = measure_importance(open_run(RunFolder(folder / "prune/search")))
     stored = np.load(folder / "prune/importance_signed.npz")
@@ -132,10 +132,10 @@ def test_the_importance_that_ranks_is_that_of_the_searched_masks(pruned):
 
 @pytest.fixture
 def searched(config, drawn_parts):
-    """A run with learned masks and drawn values, as if it had been trained; dropout shows which mode it is in."""
+    """A run with learned masks and random values, as if trained; its dropout shows whether it is in training mode."""
     config = copy.deepcopy(config)
     config.model.prompts.pruning, config.model.prompts.dropout, config.augment.brightness = "learned", 0.2, 0.3
-    config.loss.kind = "bce"  # the asymmetric loss detaches a factor, so that its gradient is no derivative
+    config.loss.kind = "bce"  # the asymmetric loss detaches a factor, so its gradient is not a derivative
     space, mesh = replace(synthetic_label_space(10, 1), names=tuple("0123456789")), make_mesh(config.mesh)
     parts = drawn_parts(config, space)
     values = {**parts.trainable, **parts.stats}
@@ -160,9 +160,10 @@ def losses_of(run):
 
 
 def test_importance_is_the_mean_gradient_of_the_training_loss(searched):
-    """Against finite differences of the loss, over the same batches with the same dropout and augmentation.
+    """Compared with finite differences of the loss over the same batches, with the same dropout and augmentation.
 
-    Those of a whole prompt follow from the next test but one; they are too small for differences in float32.
+    The importance of a whole prompt follows from `test_the_importance_of_a_prompt_is_that_of_its_segments`; it is too
+    small for differences in float32.
     """
     measured, loss, step = measure_importance(searched), losses_of(searched), 0.03
     assert measured["tokens"].shape == (4,)
@@ -181,14 +182,14 @@ def test_absolute_importance_is_the_mean_of_absolute_gradients(searched):
 
 
 def test_the_importance_of_a_prompt_is_that_of_its_segments(searched):
-    """A prompt's mask scales everything that the masks of its segments scale, so their gradients are tied."""
+    """The mask of a prompt scales the same values as the masks of its segments, which relates their gradients."""
     measured, values = measure_importance(searched), jax.device_get(searched.values)
     tied = (measured["segments"] * values["prompts/segment_mask"]).sum(axis=1)
     np.testing.assert_allclose(tied, measured["tokens"] * values["prompts/token_mask"], rtol=1e-3, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------ bad inputs
-def test_what_cannot_be_pruned_is_refused_before_anything_is_written(config, tmp_path, refusal):
+def test_a_config_that_cannot_be_pruned_is_refused_before_anything_is_written(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "new")
     other = load_config("vpt:dataset=digits", [])
     assert "configs/e2vpt.py" in refusal(prune, other, folder)
@@ -204,14 +205,14 @@ def test_what_cannot_be_pruned_is_refused_before_anything_is_written(config, tmp
 
 
 @pytest.mark.slow
-def test_another_config_in_the_same_folder_is_refused(pruned, config, refusal):
+def test_a_different_config_in_the_same_folder_is_refused(pruned, config, refusal):
     other = copy.deepcopy(config)
     other.seed = 5
     assert "seed was 0 and is 5" in refusal(prune, other, pruned[0])
 
 
 @pytest.mark.slow
-def test_the_masks_of_a_level_stay_as_they_are_in_training(pruned):
+def test_training_does_not_change_the_masks_of_a_level(pruned):
     folder, _ = pruned
     for name in ("tokens=0.25,segments=0.5", "tokens=0.5,segments=0.5"):
         run = open_run(RunFolder(folder / f"prune/levels/{name}"))

@@ -51,7 +51,7 @@ def test_a_run_with_focal_loss_resumes_with_its_own_exponent(finished):
     assert changed_keys(config, folder) == ["loss.gamma was 3.0 and is 1.0"]
 
 
-def test_a_term_of_its_own_is_part_of_a_run(finished):
+def test_a_custom_loss_term_is_part_of_the_config_of_a_run(finished):
     config = default_config()
     config.loss.terms.mine = 1.0
     assert changed_keys(config, finished(to_json(config))) == []
@@ -59,7 +59,7 @@ def test_a_term_of_its_own_is_part_of_a_run(finished):
     assert changed_keys(config, finished(to_json(default_config()))) == ["loss.terms.mine was 0.0 and is 1.0"]
 
 
-def test_keys_that_change_no_result_are_free(finished):
+def test_keys_that_do_not_change_results_are_free(finished):
     config = default_config()
     folder = finished(to_json(config))
     config.data.workers, config.mesh.data, config.train.log_every = 3, 2, 5

@@ -10,14 +10,14 @@ START = {"w": "initial"}
 
 
 def consider(selection, step, *, raw, ema=None):
-    """Let `selection` consider values that are named after their step and kind."""
+    """Call `selection.consider` with values that are named after their step and kind."""
     candidates = {"raw": (raw, {"w": f"raw {step}"})}
     if ema is not None:
         candidates["ema"] = (ema, {"w": f"ema {step}"})
     selection.consider(step, "val", candidates)
 
 
-def test_the_best_of_all_rounds_and_kinds_is_chosen():
+def test_the_best_of_all_rounds_and_kinds_is_selected():
     selection = Selection(START)
     consider(selection, 10, raw=0.5, ema=0.3)
     assert (selection.values["w"], selection.step, selection.kind, selection.split) == ("raw 10", 10, "raw", "val")
@@ -28,7 +28,7 @@ def test_the_best_of_all_rounds_and_kinds_is_chosen():
     assert selection.best == {"raw": 0.55, "ema": 0.6}
 
 
-def test_among_equals_the_earlier_stays():
+def test_of_equal_values_the_earlier_are_kept():
     selection = Selection(START)
     consider(selection, 1, raw=0.5, ema=0.5)
     assert selection.values["w"] == "raw 1"
@@ -37,7 +37,7 @@ def test_among_equals_the_earlier_stays():
     assert selection.rounds_without_gain == 1
 
 
-def test_a_gain_of_either_kind_starts_the_count_again():
+def test_a_gain_of_either_kind_resets_the_count():
     selection = Selection(START)
     counts = []
     rounds = [(0.5, 0.2), (0.4, 0.3), (0.4, 0.3), (0.3, 0.3), (0.51, 0.1), (0.51, 0.3), (0.1, 0.31)]
@@ -45,10 +45,12 @@ def test_a_gain_of_either_kind_starts_the_count_again():
         consider(selection, step, raw=raw, ema=ema)
         counts.append(selection.rounds_without_gain)
     assert counts == [0, 0, 1, 2, 0, 1, 0]
-    assert selection.values["w"] == "raw 4", "a gain of the averages that stays below the best raw one changes nothing"
+    assert selection.values["w"] == "raw 4", (
+        "a gain of the averages below the best raw mAP does not change the selection"
+    )
 
 
-def test_a_first_round_at_0_is_chosen_and_nan_is_not():
+def test_a_first_mean_ap_of_0_is_selected_and_nan_is_not():
     selection = Selection(START)
     consider(selection, 1, raw=math.nan, ema=math.nan)
     assert selection.values is START
@@ -57,30 +59,30 @@ def test_a_first_round_at_0_is_chosen_and_nan_is_not():
     assert selection.values["w"] == "raw 2"
 
 
-def test_keep_takes_values_over_whatever_they_score():
+def test_keep_selects_values_regardless_of_their_score():
     selection = Selection(START)
     consider(selection, 1, raw=0.9)
     selection.keep(2, "ema", "", {"w": "last"})
     assert (selection.values["w"], selection.step, selection.kind, selection.split) == ("last", 2, "ema", "")
 
 
-def test_notes_bring_everything_but_the_values_back():
+def test_notes_restore_all_fields_except_the_values():
     selection = Selection(START, finished=True)
     consider(selection, 1, raw=0.1, ema=0.25)
     consider(selection, 2, raw=0.05, ema=0.2)
     notes = json.loads(json.dumps(selection.notes()))
     assert "values" not in notes
     assert Selection.from_notes(selection.values, notes) == selection
-    assert Selection.from_notes(selection.values, {**notes, "skipped": [3]}) == selection, "a checkpoint notes more"
-    undisturbed, resumed = selection, Selection.from_notes(selection.values, notes)
-    for again in (undisturbed, resumed):
+    assert Selection.from_notes(selection.values, {**notes, "skipped": [3]}) == selection, "further keys are ignored"
+    uninterrupted, resumed = selection, Selection.from_notes(selection.values, notes)
+    for again in (uninterrupted, resumed):
         consider(again, 3, raw=0.2, ema=0.1)
-    assert resumed == undisturbed
+    assert resumed == uninterrupted
     assert resumed.rounds_without_gain == 0
 
 
 def test_notes_do_not_change_with_later_rounds():
-    """A checkpoint is written while training goes on."""
+    """A checkpoint is written while training continues."""
     selection = Selection(START)
     consider(selection, 1, raw=0.1)
     notes = selection.notes()
@@ -95,7 +97,7 @@ def test_notes_do_not_change_with_later_rounds():
     }
 
 
-def test_a_person_reads_what_was_chosen_and_why():
+def test_the_text_names_the_selected_values_and_the_reason():
     selection = Selection(START)
     consider(selection, 120, raw=0.5, ema=0.61239)
     assert str(selection) == "ema weights of step 120 (best mAP on val, 61.24 %)"

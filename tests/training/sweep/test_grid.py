@@ -168,6 +168,12 @@ def test_a_folder_with_only_a_config_is_not_a_run(tmp_path):
     assert selection_of(folder) == {}
 
 
+def test_a_run_that_is_a_link_out_of_the_sweep_is_refused(tmp_path, precious, refusal):
+    (tmp_path / "seed=1").symlink_to(precious.parent)
+    sentence = refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))])
+    assert sentence.startswith(f"{tmp_path}/seed=1 is a link out of the run folder {tmp_path}, to {precious.parent};")
+
+
 def test_a_run_folder_is_not_a_sweep_folder(tmp_path, refusal):
     RunFolder(tmp_path).write_text(CONFIG, configuration.to_json(default_config()))
     assert "is itself the run folder" in refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0,))])
