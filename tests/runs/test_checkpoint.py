@@ -12,7 +12,7 @@ import pytest
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.checkpoint import open_manager, restore_newest, save
+from mlmoe_jax.runs.checkpoint import newest_notes, open_manager, restore_newest, save
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime.sharding import make_mesh, place
 from mlmoe_jax.training.optim import make_optimizer
@@ -90,6 +90,18 @@ def test_a_checkpoint_restores_bit_for_bit(folder):
     for value, wanted in zip(jax.tree.leaves(restored.state), jax.tree.leaves(like), strict=True):
         assert value.sharding == wanted.sharding
     assert int(restored.state.opt[1].count) == 7, "the optimizer's own step counter"
+
+
+def test_the_notes_of_the_newest_checkpoint_can_be_read_alone(folder):
+    with open_manager(folder) as manager:
+        assert newest_notes(manager) == {}
+    save_steps(folder, 2, 9)
+    damage(folder, 9)
+    with open_manager(folder, writing=False) as manager:
+        assert newest_notes(manager) == {"best": {"ema": 0.5}, "step": 9}
+    (Path(folder.path) / CHECKPOINTS / "9" / "notes" / "metadata").unlink()
+    with open_manager(folder, writing=False) as manager:
+        assert newest_notes(manager) == {}
 
 
 def test_the_selected_values_can_be_restored_alone(folder):

@@ -37,6 +37,16 @@ def test_a_second_writer_is_refused(folder, refusal):
     assert refusal(write, folder.path) == f"another process is writing to {folder}; wait for it or name another folder"
 
 
+def test_only_the_first_process_makes_and_locks_the_folder(tmp_path, monkeypatch, refusal):
+    folder = RunFolder(tmp_path / "run")
+    monkeypatch.setattr("mlmoe_jax.runtime.distributed.process", lambda: (1, 2))
+    with folder.writing_by_first():
+        assert not folder.path.exists()
+    monkeypatch.setattr("mlmoe_jax.runtime.distributed.process", lambda: (0, 2))
+    with folder.writing_by_first():
+        assert "another process is writing" in refusal(folder.writing_by_first().__enter__)
+
+
 def test_the_lock_excludes_other_processes_until_its_holder_ends(folder, tmp_path):
     code = (
         "import sys\n"

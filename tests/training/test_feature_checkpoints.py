@@ -15,6 +15,7 @@ from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _named
 from mlmoe_jax.pretrained.rules import query
+from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.initialization import initial_parts, require_source
 
@@ -60,7 +61,7 @@ def test_a_checkpoint_with_only_a_head_is_not_a_backbone(tmp_path, refusal):
     np.savez(tmp_path / "head.npz", **{"decoder.duplicate_pooling": np.zeros((4, 8, 1), np.float32)})
     config = config_of("linear_probe:dataset=digits")
     config.model.backbone.weights = str(tmp_path / "head.npz")
-    assert "holds a head and no backbone" in refusal(initial_parts, config, SPACE)
+    assert "(ml_decoder layout) holds a head" in refusal(assemble, config, SPACE)
 
 
 @pytest.mark.usefixtures("tiny_resnet")

@@ -255,7 +255,7 @@ def check(
         mesh = sharding.setup_jax(config, devices, training=not find_batch)
         capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
         if find_batch and capacity is None:
-            raise UserError(f"--find-batch needs the memory of a device, but {source}; name a --topology")
+            raise UserError(f"--find-batch needs the memory of a device, which is {source}; name a --topology")
         reports = _examine_both(config, Programs(config, mesh, num_labels), mesh, capacity, find_batch, quick)
     fits = [report["fits"] for report in reports.values()]
     return {
