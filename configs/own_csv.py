@@ -1,6 +1,6 @@
 """Train on your own images: a folder of images and one table of labels. Copy this file and adapt it.
 
-    python -m mlmoe_jax.main --mode=data --config=configs/own_csv.py:root=photos        # inspect the data first
+    python -m mlmoe_jax.main --mode=data --config=configs/own_csv.py:root=photos    # inspects the data
     python -m mlmoe_jax.main --config=configs/own_csv.py:root=photos --workdir=runs/photos
     python -m mlmoe_jax.main --mode=predict --workdir=runs/photos --images=new_photos
 
@@ -16,8 +16,9 @@ For a table with one column per class (1, 0, or empty for unknown), pass label_c
     beach/001.jpg,1,1
     002.jpg,0,
 
-root: the folder. table: the CSV (or .jsonl) file in it. label_column: see above. backbone: a name in
-models.backbones.catalog. resolution: in pixels. epochs: number of passes over the training images.
+root: the folder. table: the CSV (or .jsonl) file in it. label_column: see above. backbone: a ViT in
+models.backbones.catalog. resolution: side of the images in pixels, a multiple of the backbone's patch size. epochs:
+number of passes over the training images.
 """
 
 from mlmoe_jax.config import default_config, parse_arg
@@ -39,18 +40,17 @@ def get_config(arg=""):
     # ---- the data set
     config.data.name = "jsonl" if options.table.endswith(".jsonl") else "csv"
     config.data.root = options.root
-    config.data.table = options.table  # "{split}.csv" if each split has its own table
+    config.data.table = options.table  # "{split}.csv" if each split has a table of its own
     config.data.label_column = options.label_column
     config.data.val_fraction = 0.1  # held out at random to choose the best epoch; 0 if there is a split "val"
-
-    config.data.test_splits = ()  # ("test",) if a column "split" or a file test.csv defines it
+    config.data.test_splits = ()  # ("test",) if a column "split" or a table test.csv defines this split
     config.data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
     config.data.image_size = options.resolution
 
     # ---- the method: ML-VPT on a frozen backbone; label groups are computed from your training labels
     use_ml_vpt(config)
     config.model.backbone.name = options.backbone
-    config.model.prompts.num_groups = 2  # at most the number of your classes
+    config.model.prompts.num_groups = 2  # at most the number of your labels
     config.augment.flip = True  # False if left and right matter
     config.augment.cutout = 0.5
     config.augment.randaugment = "uda"

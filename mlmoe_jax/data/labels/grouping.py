@@ -3,6 +3,8 @@
 Shape letters: N images, K labels.
 """
 
+import warnings
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
@@ -104,10 +106,13 @@ def group_labels(
     from sklearn.cluster import SpectralClustering  # imported here because it takes a second
 
     random = np.random.RandomState(seed)
-    runs = [
-        SpectralClustering(num_groups, affinity="precomputed", n_init=20, random_state=random).fit_predict(matrix)
-        for _ in range(_RESTARTS)
-    ]
+    with warnings.catch_warnings():
+        # Labels that never occur together leave the graph unconnected, which is common in small data sets.
+        warnings.filterwarnings("ignore", message="Graph is not fully connected")
+        runs = [
+            SpectralClustering(num_groups, affinity="precomputed", n_init=20, random_state=random).fit_predict(matrix)
+            for _ in range(_RESTARTS)
+        ]
     best = max(runs, key=lambda groups: _separation(matrix, groups))
     _, first, group = np.unique(best, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[group].astype(np.int32)
