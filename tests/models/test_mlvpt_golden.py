@@ -104,7 +104,7 @@ def test_loss_and_gradients(golden, request):
 
     trainable = {path: value for path, value in params.items() if not path.startswith("backbone/")}
     frozen = {path: value for path, value in params.items() if path.startswith("backbone/")}
-    (total, parts), gradient = jax.value_and_grad(loss, has_aux=True)(trainable, frozen)
+    (total, parts), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(trainable, frozen)
     assert error(total, golden.arrays["loss"]) < LOSS
     theirs = {"co": "loss_co_cls", "dc": "loss_cl_cls", "co_gate": "loss_co_moe_cls", "dc_gate": "loss_cl_moe_cls"}
     for name, reference in theirs.items():
