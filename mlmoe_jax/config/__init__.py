@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.config.recipes.benchmarks import use_dataset
     from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
 
-# What config files need besides, imported when it is first asked for: the recipes import models, and these jax.
+# Further names for config files, imported on first use: the recipes import models, which import jax.
 _LAZY = {
     "prompt_tuning": "mlmoe_jax.config.recipes.prompt_tuning",
     "use_dataset": "mlmoe_jax.config.recipes.benchmarks",

@@ -1,4 +1,4 @@
-"""The whole table of config keys, and the config that it stands for."""
+"""The table of all config keys, and the config with their defaults."""
 
 from ml_collections import ConfigDict
 
@@ -46,20 +46,20 @@ SECTIONS: dict[str, Section] = {name: entry for name, entry in walk(CONFIG) if i
 
 
 def key_named(name: str) -> Key | None:
-    """Return the key of a dotted name, also of one that an open section allows; None if there is none."""
+    """Return the key of a dotted name, including names that an open section allows; None if there is no such key."""
     if name in KEYS or name in SECTIONS:
         return KEYS.get(name)
     return SECTIONS[name.rpartition(".")[0]].further if in_open_section(name) else None
 
 
 def in_open_section(name: str) -> bool:
-    """Return whether a dotted name lies directly in a section that allows further keys."""
+    """Return whether a dotted name is directly below a section that allows further keys."""
     parent, _, leaf = name.rpartition(".")
     return bool(leaf) and parent in SECTIONS and SECTIONS[parent].further is not None
 
 
 def default_config() -> ConfigDict:
-    """Return the defaults of every key; methods and data sets change what they need."""
+    """Return a config with the default of every key; config files change what they need."""
     return _defaults(CONFIG)
 
 

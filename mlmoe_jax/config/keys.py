@@ -1,6 +1,6 @@
-"""The kinds of config keys: the values of each, how they are read from text, and which are allowed.
+"""The kinds of config keys: how each reads a value from text, and which values it allows.
 
-The tables in `config.tables` are made of these. Defaults, validation, help and the reference page come from them.
+The tables in `config.tables` consist of these keys. Defaults, validation, help and the reference page come from them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANY = -math.inf  # the lower limit of a number that has none
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the config. `doc` is one sentence; `unit` is empty if the value is a bare number or no number."""
+    """One key of the config. `doc` is one sentence; `unit` is that of a number, empty if it has none."""
 
     default: Any
     doc: str
@@ -33,7 +33,7 @@ class Key:
         raise NotImplementedError
 
     def read(self, text: str) -> Any:
-        """Return the value that `text` stands for; ValueError, SyntaxError or KeyError if it stands for none."""
+        """Return the value that `text` stands for; ValueError, SyntaxError or KeyError if there is none."""
         raise NotImplementedError
 
     def allows(self, value: Any) -> bool:
@@ -62,14 +62,14 @@ class Text(Key):
 
 @dataclass(frozen=True)
 class Choice(Text):
-    """One of several names. `of`: the names, or name -> what it means, or a registry."""
+    """One of several names. `of`: the names, or name -> meaning, or a registry."""
 
     _: KW_ONLY
     of: tuple[str, ...] | Mapping[str, str] | Registry
 
     @property
     def takes(self) -> str:
-        """The names in a row."""
+        """The names, separated by commas."""
         return f"one of {', '.join(self.of)}"
 
     def allows(self, value: Any) -> bool:
@@ -99,7 +99,7 @@ class Flag(Key):
 
 @dataclass(frozen=True)
 class Number(Key):
-    """A number with a lower limit, `above` or `least` (ANY = none), and perhaps an upper one, `below` or `most`."""
+    """A number with a lower limit, `above` or `least` (ANY = none), and an optional upper limit, `below` or `most`."""
 
     _: KW_ONLY
     above: float | None = None
@@ -148,7 +148,7 @@ class Integer(Number):
 
 @dataclass(frozen=True)
 class _Tuple(Key):
-    """Several values: a Python tuple or list, or the bare values with commas between them."""
+    """Several values: a Python tuple or list, or the bare values separated by commas."""
 
     def read(self, text: str) -> tuple:
         """Read the tuple, and tuples within it."""
@@ -166,7 +166,7 @@ class _Tuple(Key):
 class Texts(_Tuple):
     """Texts, such as the names of splits."""
 
-    takes: ClassVar[str] = "texts with commas between them"
+    takes: ClassVar[str] = "texts separated by commas"
 
     def allows(self, value: Any) -> bool:
         """Return whether all are text."""
@@ -186,29 +186,29 @@ class _Numbers(_Tuple):
 
 @dataclass(frozen=True)
 class Interval(_Numbers):
-    """Two numbers between which something is drawn."""
+    """The bounds of a range to draw from."""
 
     takes: ClassVar[str] = "two numbers above 0, the smaller one first"
 
     def allows(self, value: Any) -> bool:
-        """Return whether there are two, in order."""
+        """Return whether there are two bounds in order."""
         return super().allows(value) and len(value) == 2 and 0 < value[0] <= value[1]
 
 
 @dataclass(frozen=True)
 class Shares(_Numbers):
-    """At least one share of a whole."""
+    """One or more fractions of a whole."""
 
     takes: ClassVar[str] = "one or more numbers from 0 to below 1"
 
     def allows(self, value: Any) -> bool:
-        """Return whether there is one, and all are shares."""
+        """Return whether there is at least one, and all are in [0, 1)."""
         return super().allows(value) and len(value) > 0 and all(0 <= one < 1 for one in value)
 
 
 @dataclass(frozen=True)
 class Rules(_Tuple):
-    """Ordered rules over parameter paths, of which the first that matches counts (see models.rules).
+    """Ordered rules over parameter paths; the first match counts (see models.rules).
 
     factors: the value of a rule is a number, not True or False.
     """
@@ -237,7 +237,7 @@ class Rules(_Tuple):
 
 @dataclass(frozen=True)
 class Section:
-    """Keys that belong together, and sections below; `further` allows more keys than the listed, all of its kind."""
+    """Keys that belong together, and the sections below. further: the kind of keys that may be added, None for none."""
 
     doc: str
     entries: Mapping[str, Key | Section] = field(default_factory=dict)
@@ -245,12 +245,12 @@ class Section:
 
 
 def section(doc: str, /, *, further: Key | None = None, **entries: Key | Section) -> Section:
-    """Return a section of the table, its entries as keyword arguments in the order in which they are shown."""
+    """Return a section of the table; the keyword arguments are its entries in the order in which they are shown."""
     return Section(doc, entries, further)
 
 
 def walk(table: Section, prefix: str = "") -> Iterator[tuple[str, Key | Section]]:
-    """Yield the dotted name of everything in a section, a section before what it holds."""
+    """Yield each entry of a section with its dotted name; a section comes before its entries."""
     for name, entry in table.entries.items():
         yield f"{prefix}{name}", entry
         if isinstance(entry, Section):
@@ -258,7 +258,7 @@ def walk(table: Section, prefix: str = "") -> Iterator[tuple[str, Key | Section]
 
 
 def key_like(value: Any) -> Key:
-    """Return a key that reads text as the type of `value`: of an option that is in no table."""
+    """Return a key that reads text as the type of `value`, for an option of a config file."""
     kinds = {
         bool: Flag(value, ""),
         int: Integer(value, "", least=ANY),
@@ -270,7 +270,7 @@ def key_like(value: Any) -> Key:
 
 
 def tuples(value: Any) -> Any:
-    """Return the lists in `value`, and those within them, as tuples."""
+    """Return `value` with all lists, nested ones too, as tuples."""
     return tuple(tuples(item) for item in value) if isinstance(value, tuple | list) else value
 
 

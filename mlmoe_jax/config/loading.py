@@ -1,7 +1,7 @@
 """Configs from files, from the command line and from run folders; `defaults.py` has the keys and their meaning.
 
-A config file defines `get_config(arg="") -> ConfigDict`, starting from `default_config()`. What follows a colon in
-`--config=file.py:dataset=digits,epochs=3` is handed to it; `parse_arg` splits it.
+A config file defines `get_config(arg="") -> ConfigDict`, starting from `default_config()`. It receives the text after
+the colon in `--config=file.py:dataset=digits,epochs=3`, which `parse_arg` splits.
 """
 
 import difflib
@@ -20,10 +20,10 @@ from mlmoe_jax.runtime.registry import suggestion
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-# An installed package carries the configs inside; a checkout has them beside the package.
+# An installed package contains the configs; a checkout has them next to the package.
 CONFIG_FOLDER = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), _PACKAGE)
 
-# Keys of run folders and configs written before -> the names that they have now.
+# Old names of keys, in stored configs and on the command line -> their present names.
 RENAMED = {
     "model.prompts.mask": "model.prompts.attention_mask",
     "model.prompts.masks": "model.prompts.pruning",
@@ -31,9 +31,9 @@ RENAMED = {
 
 
 def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
-    """Split `key=value,key=value` by `defaults`, which name the keys and give their types.
+    """Split `key=value,key=value`; `defaults` has the known keys, and their types by their values.
 
-    Raises UserError for a key that is not among them, or a value of another type.
+    Raises UserError for an unknown or repeated key, and for a value of another type.
     """
     options = ConfigDict(defaults)
     takes = f"this config takes {', '.join(defaults) or 'no arguments'}"
@@ -56,7 +56,7 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
 def load_config(reference: str, overrides: list[tuple[str, str]]) -> ConfigDict:
     """Load `path.py:arg` or a bare name in configs/, and apply `overrides` ("a.b", "text").
 
-    Raises UserError for a file or key that is not there and for a value of another type.
+    Raises UserError for a missing file, an unknown key, and a value of another type.
     """
     location, _, arg = reference.partition(":")
     path = _find_config(location)
@@ -83,7 +83,7 @@ def _find_config(location: str) -> Path:
 
 
 def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:
-    """Set ("a.b", "text") pairs, each text read as its key says."""
+    """Set ("a.b", "text") pairs, with each text read by its key; UserError as in `set_key`, or for a repeated key."""
     seen: set[str] = set()
     for key, text in overrides:
         if key in seen:
@@ -94,10 +94,10 @@ def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> Con
 
 
 def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
-    """Set dotted `key` of a whole config to what `text` stands for.
+    """Set the dotted `key` of a whole config to the value that `text` stands for.
 
-    what: the role of the key in an error, such as "config key". Raises UserError, with the nearest key of the whole
-    config, if there is no such key or it takes no such value.
+    what: the role of the key in an error, such as "config key". Raises UserError for an unknown key, with the nearest
+    key of the whole config, and for a text that the key cannot read.
     """
     if key in SECTIONS:
         inside = ", ".join(f"{key}.{name}" for name in SECTIONS[key].entries)
@@ -126,12 +126,12 @@ def _read(key: Key, text: str, what: str) -> Any:
 
 
 def why_unknown(name: str) -> str:
-    """Return the rest of the sentence that begins with a `name` which is no key, with the nearest one that is."""
+    """Return the end of an error about an unknown key `name`, with the nearest known key."""
     if name in RENAMED:
         return f"has been renamed; use '{RENAMED[name]}'"
     if (place := name.rpartition(".")[0]) in KEYS:
         return f"does not exist: '{place}' is a key, not a section"
-    # A key in the wrong section, or without one, is nearer than another key of the same section.
+    # A key with the same last part in another section is nearer than another key of the same section.
     leaf = name.rpartition(".")[2]
     same = [known for known in KEYS if known.rpartition(".")[2] == leaf]
     known = [*KEYS, *(section for section in SECTIONS if not name.startswith(f"{section}."))]
@@ -146,22 +146,22 @@ def why_unknown(name: str) -> str:
 
 
 def to_json(config: ConfigDict) -> str:
-    """Return the config as JSON text, which `from_json` turns back into the same config."""
+    """Return the config as JSON text; `from_json` returns the same config."""
     return json.dumps(config.to_dict(), indent=2)
 
 
 def from_json(text: str) -> ConfigDict:
-    """Read a stored config over the defaults, so that keys added since it was written have their default.
+    """Read a stored config over the defaults, so that keys added later have their default.
 
-    Keys that have been renamed since are read under their old names. Raises UserError, which names the key, for a key
-    that does not exist and for a value of another type.
+    Renamed keys are read under their old names too. Raises UserError, which names the key, for an unknown key and for a
+    value of another type.
     """
     try:
         stored = flatten(json.loads(text))
     except (ValueError, AttributeError) as error:
         raise UserError(f"the stored config is damaged: {str(error).partition('. ')[0]}") from error
     if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
-        stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # which was the exponent of focal before that had its own
+        stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # once the exponent of focal too
     config = default_config()
     for old, value in stored.items():
         name = RENAMED.get(old, old)

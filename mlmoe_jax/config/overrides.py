@@ -1,4 +1,4 @@
-"""Overrides given in Python, in the form of the command line: the config reads every value in one way."""
+"""Overrides given in Python, converted to the text form of the command line, so that values are read in one way."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +9,7 @@ Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
 
 def as_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
-    """Return the pairs (dotted key, text) that overrides stand for.
-
-    Raises UserError for None and for a section, neither of which a key can be set to.
-    """
+    """Return overrides as pairs (dotted key, text); UserError for the value None and for a whole section."""
     pairs = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
     return [(key, _text(key, value)) for key, value in pairs]
 

@@ -1,4 +1,4 @@
-"""The table of keys for reading: the text of `--help=optim`, and the page docs/configuration.md.
+"""The reference of all config keys: the text of `--help=optim`, and the page docs/configuration.md.
 
 `python -m mlmoe_jax.config.reference > docs/configuration.md` writes the page.
 """
@@ -18,18 +18,18 @@ _INTRODUCTION = """\
 # Configuration
 
 Every key of the config, in the order of the table that defines it. A config file sets keys as attributes,
-`config.optim.learning_rate = 3e-4`; the command line sets them as `--config.optim.learning_rate=3e-4`, where a list
-is written with commas or as a Python tuple. `--help=optim` prints a section of this page, `--help=optim.learning_rate`
-a key, and `--help=config` the sections.
+`config.optim.learning_rate = 3e-4`; the command line sets them as `--config.optim.learning_rate=3e-4`, with the values
+of a list separated by commas or as a Python tuple. `--help=optim` prints one section of this page,
+`--help=optim.learning_rate` one key, and `--help=config` the list of sections.
 
 This page is generated: `python -m mlmoe_jax.config.reference > docs/configuration.md`.
 """
 
 
 def describe(topic: str) -> str:
-    """Return the help text of a dotted section or key, or of `config`, which is everything.
+    """Return the help text of a dotted section or key, or of `config`, the whole table.
 
-    Raises UserError, with the nearest key, if there is no such section or key.
+    Raises UserError, with the nearest key, for an unknown section or key.
     """
     name = topic.removeprefix(f"{ROOT}.")
     if name == ROOT:
@@ -75,7 +75,7 @@ def _wrapped(text: str, indent: str, *, below: str | None = None) -> list[str]:
 
 
 def _keys(section: Section) -> dict[str, Key]:
-    """Return the keys directly in a section; NAME stands for those that an open section allows."""
+    """Return the keys directly in a section; NAME stands for those that may be added."""
     keys = {name: one for name, one in section.entries.items() if isinstance(one, Key)}
     return keys if section.further is None else {**keys, "NAME": section.further}
 

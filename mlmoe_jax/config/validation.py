@@ -1,4 +1,4 @@
-"""One check of the whole configuration: every key by itself, and what several keys must agree on."""
+"""One check of the whole config: each key on its own, and settings that must fit together."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def warnings(config: ConfigDict) -> list[str]:
-    """Return warnings about settings that are valid and probably not intended."""
+    """Return warnings about settings that are valid but probably not intended."""
     found, loss = head_of(config).warnings(config), config.loss
     if loss.kind == "focal" and loss.gamma_neg != KEYS["loss.gamma_neg"].default:
         found.append(
@@ -31,7 +31,7 @@ def warnings(config: ConfigDict) -> list[str]:
 
 
 def _key_mistakes(flat: dict[str, Any]) -> list[str]:
-    """Return the keys that do not exist, and those whose value the table does not allow."""
+    """Return the unknown keys, and the keys with a value that they do not allow."""
     wrong = []
     for name in [*KEYS, *sorted(flat.keys() - KEYS.keys())]:
         key = key_named(name)
@@ -43,7 +43,7 @@ def _key_mistakes(flat: dict[str, Any]) -> list[str]:
 
 
 def _data_mistakes(config: ConfigDict) -> list[str]:
-    """Return what does not fit together between splits, images and selection."""
+    """Return the settings of splits, images and selection that do not fit together."""
     data, select_on, wrong = config.data, config.eval.select_on, []
     if data.val_fraction and not data.val_split:
         wrong.append("data.val_fraction holds out data.val_split, which is empty")
@@ -62,7 +62,7 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _model_mistakes(config: ConfigDict) -> list[str]:
-    """Return what does not fit together between prompts, head and loss."""
+    """Return the settings of prompts, head and loss that do not fit together."""
     prompts, wrong = config.model.prompts, []
     if config.model.head.kind in HEADS:
         wrong += _head_mistakes(config)
@@ -83,7 +83,7 @@ def _model_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _head_mistakes(config: ConfigDict) -> list[str]:
-    """Return what the head of a config needs from the prompts, the loss and its own settings."""
+    """Return the settings of prompts, loss and head that the head of a config cannot work with."""
     kind, head, wrong = config.model.head.kind, head_of(config), []
     if head.needs_group_prompts and config.model.prompts.kind != "group":
         wrong.append(f"model.head.kind={kind} reads group prompts: set model.prompts.kind=group")

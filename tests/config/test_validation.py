@@ -203,7 +203,7 @@ def test_limits_of_the_data_keys(refusal):
         for rules in ((("a",),), ((1, 2.0),), (("(", True),), (("a", other),)):
             assert listed_for(refusal, key, rules) == [f"{key} is {rules!r} and must be (regex, {value}) pairs"]
     assert listed_for(refusal, "data.test_splits", (1,)) == [
-        "data.test_splits is (1,) and must be texts with commas between them"
+        "data.test_splits is (1,) and must be texts separated by commas"
     ]
     (blanks,) = mistakes(refusal, data__bad_images="skip", model__backbone__batch_norm="trainable")
     assert blanks.startswith("model.backbone.batch_norm=trainable would count the blanks")

@@ -1,1 +1,1 @@
-"""What the papers' methods set, shared by the files in `configs/`."""
+"""The published settings of the methods, shared by the files in `configs/`."""

@@ -1,10 +1,10 @@
-"""The benchmarks as the papers use them: splits, selection, the decay of the moving average."""
+"""The benchmarks as the papers use them: splits, selection, and the decay of the moving average."""
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 
-# (train, test) splits and the EMA decay a step that the authors' code ends up with on a data set of this size
+# train split, test split, and the EMA decay per step that results from the authors' code for this number of images
 _BENCHMARKS = {
     "voc2007": ("trainval", "test", 0.9974590),
     "voc2012": ("train", "val", 0.9974590),
@@ -15,9 +15,9 @@ _BENCHMARKS = {
 
 
 def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> None:
-    """Set a data set and its splits; the benchmarks select on test, as their papers do.
+    """Set a data set and its splits; the benchmarks select weights on the test split, as their papers do.
 
-    Raises UserError for a name without settings here.
+    resolution: side of the images in pixels. Raises UserError for another name.
     """
     config.data.name, config.data.root, config.data.image_size = name, root, resolution
     if name == "digits":

@@ -1,4 +1,4 @@
-"""Settings of the methods that read a map of features: label queries, experts on them, label graphs, sequences.
+"""Settings of the methods that read a feature map: label queries with or without experts, label graphs, sequences.
 
 Each `use_…` sets the architecture of one method; its config file adds the published recipe.
 """
@@ -16,7 +16,7 @@ from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.models.heads.query import ML_DECODER, Q2L
 from mlmoe_jax.models.heads.routed_experts import SETTINGS
 
-# The parts of a ResNet that Query2Label leaves as they were pretrained.
+# The parts of a ResNet that Query2Label keeps frozen.
 Q2L_FROZEN = (r"^backbone/(stem|stages/0)/", False)
 
 
@@ -32,8 +32,8 @@ def feature_map(
     """Return a config for a data set and a backbone, and the options read from `arg`.
 
     Options: dataset, root, resolution, backbone, tune, and those in `further` with their defaults. tune: whether the
-    backbone learns, `auto` = a CNN does, as published, and a ViT is frozen. On `digits` the backbone is vit_digits.
-    Raises UserError for options that are not known.
+    backbone is trained; with `auto` a CNN is, as published, and a ViT is frozen. On `digits` the default backbone is
+    vit_digits. Raises UserError for unknown options and values.
     """
     options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", tune=tune, **further)
     if options.tune not in ("auto", "yes", "no"):
@@ -50,7 +50,7 @@ def feature_map(
 
 
 def small(config: ConfigDict, *, rate: float) -> ConfigDict:
-    """Return the config with a head of the size that `digits` needs, trained as everything is compared there."""
+    """Return the config with a small head for `digits`, and the training that all methods share there."""
     head = config.model.head
     head.decoder.width, head.decoder.heads, head.decoder.hidden = 0, 4, 256
     head.decoder.project = "auto" if not head.decoder.fixed_queries else "linear_relu"
@@ -79,7 +79,7 @@ def use_ml_decoder(config: ConfigDict, *, groups: int = 100) -> None:
 
 
 def use_routed_experts(config: ConfigDict, preset: str) -> None:
-    """Set DR-MoE (`recommended`, `literal`), its ablation `static`, or the reconstruction of HSQ (`hsq`)."""
+    """Set the experts of DR-MoE (`recommended`, `literal`), its ablation `static`, or the rebuilt HSQ (`hsq`)."""
     if preset not in SETTINGS:
         raise UserError(f"preset={preset} is not one of {', '.join(SETTINGS)}")
     config.model.head.kind = "routed_experts"
@@ -87,7 +87,7 @@ def use_routed_experts(config: ConfigDict, preset: str) -> None:
 
 
 def q2l_recipe(config: ConfigDict) -> None:
-    """Set how Query2Label trains on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen."""
+    """Set the training of Query2Label on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen."""
     config.trainable = (Q2L_FROZEN, *config.trainable)
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.optim.learning_rate = 1e-4
@@ -96,7 +96,7 @@ def q2l_recipe(config: ConfigDict) -> None:
 
 
 def gcn_recipe(config: ConfigDict, *, rate: float, epochs: int) -> None:
-    """Set how ML-GCN and ADD-GCN train: SGD, a tenth of the rate for the backbone, norms of gradients up to 10."""
+    """Set the training of ML-GCN and ADD-GCN: SGD, a tenth of the rate for the backbone, gradients clipped at 10."""
     config.optim.name, config.optim.b1 = "sgd", 0.9
     config.optim.learning_rate, config.optim.weight_decay, config.optim.clip_norm = rate, 1e-4, 10.0
     config.optim.rate_rules = ((r"^backbone/", 0.1),)

@@ -1,7 +1,7 @@
-"""Settings that several config files share: data sets and recipe as the papers use them, and the methods themselves.
+"""Settings of the methods that tune prompts in a frozen ViT, and of those that they are compared with.
 
-Where the ML-VPT paper and its authors' code disagree, every disagreement is one key and a preset sets them all. `code`
-is the default, because the published numbers come from the code.
+Each difference between the ML-VPT paper and its authors' code is one key, and a preset sets all of them. `code` is the
+default, because the published numbers come from the code.
 """
 
 from typing import Any
@@ -16,7 +16,6 @@ from mlmoe_jax.models.prompts import SIDES
 
 PRESETS = ("code", "paper")
 
-
 GATE_BIAS = r"^head/(co|dc)/gate/bias$"
 
 
@@ -26,10 +25,11 @@ def prompt_tuning(
     """Return a config with the common recipe of the ML-VPT paper's comparison, and the options read from `arg`.
 
     Options: dataset, root, resolution, backbone, preset, and those in `further` with their defaults. On `digits` the
-    backbone is vit_digits, the learning rate `digits_rate`, and 8 epochs are enough. Everywhere else AdamW with weight
-    decay 0.01 on everything trainable, one-cycle, 40 epochs of batches of 64, cutout and RandAugment, EMA, evaluation
-    of raw and EMA weights each epoch, selection on test, as published. The authors' code normalises pictures with
-    ImageNet's mean and deviation for every backbone; preset `paper` takes what the weights were trained with.
+    default backbone is vit_digits, the learning rate is `digits_rate`, and 8 epochs are enough. On other data sets, as
+    published: AdamW with weight decay 0.01 on all trainable parameters, one-cycle, 40 epochs, batches of 64, cutout and
+    RandAugment, EMA, evaluation of raw and EMA weights after each epoch, and selection on test. The authors' code
+    normalizes images with ImageNet's mean and standard deviation for every backbone; preset `paper` uses those that
+    the weights were trained with. Raises UserError for unknown options and values.
     """
     options = parse_arg(arg, dataset="coco2014", root="", resolution=0, backbone="", preset="code", **further)
     if options.preset not in PRESETS:
@@ -45,7 +45,7 @@ def prompt_tuning(
         config.ema.decay = 0.99
         config.eval.every_epochs = 2
         config.model.prompts.num_groups = 3
-        config.model.prompts.count = 18  # as many as 3 groups of 3 on both sides
+        config.model.prompts.count = 18  # equals 3 groups of 3 on both sides
         return config, options
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.train.patience = 6
@@ -58,7 +58,7 @@ def prompt_tuning(
 
 
 def _rate_of_the_code(options: ConfigDict) -> float:
-    """Return the learning rate in the authors' config of a data set, backbone and resolution; the paper says 5e-4."""
+    """Return the learning rate of the authors' config for a data set, backbone and resolution; the paper says 5e-4."""
     slow = {
         "coco2014": options.backbone == "dinov2_vitb14",
         "voc2007": options.resolution == 448,
@@ -69,11 +69,11 @@ def _rate_of_the_code(options: ConfigDict) -> float:
 
 
 def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
-    """Set ML-VPT: group prompts, group-aware experts with a gate a label, two classifiers, 5 groups a side of 3.
+    """Set ML-VPT: group prompts, group-aware experts with one gate per label, and one classifier per side.
 
-    The preset decides, as `code` / `paper`: prompt mask all_prompts / cross_group; experts GELU / ReLU; gate bias
-    unused / used; four loss terms / two; mean logit / mean probability. The paper's eq. 16 prints one classifier for
-    both sides, but its text and its parameter count say two, so both presets have two.
+    The presets `code` / `paper` set: prompt mask all_prompts / cross_group; experts GELU / ReLU; gate bias unused /
+    used; four loss terms / two; mean logit / mean probability. The paper's eq. 16 prints one classifier for both sides,
+    but its text and its parameter count say two; both presets have two.
     """
     if preset not in PRESETS:
         raise UserError(f"preset={preset} is not one of {', '.join(PRESETS)}")
@@ -91,7 +91,7 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
 
 
 def use_group_prompts(config: ConfigDict, *, sides: str = "both", preset: str = "code") -> None:
-    """Set GVPT: ML-VPT's group prompts and a classifier a side, without experts and gates; one side: VPT-CO, VPT-DC."""
+    """Set GVPT: ML-VPT's group prompts and one classifier per side, without experts; with one side VPT-CO or VPT-DC."""
     if sides not in SIDES:
         raise UserError(f"sides={sides} is not one of {', '.join(SIDES)}")
     use_ml_vpt(config, preset=preset)

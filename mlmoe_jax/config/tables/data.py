@@ -4,7 +4,7 @@ from mlmoe_jax.config.keys import Choice, Flag, Integer, Interval, Number, Text,
 from mlmoe_jax.data.sources.open import SOURCES
 
 DATA = section(
-    "The data set: where it is, which splits it has, and how its images are read.",
+    "The data set: its location, its splits, and how its images are read.",
     name=Choice(
         "digits",
         "Name of the data set; tfds:NAME stands for any data set of TFDS, such as tfds:coco/2014.",
@@ -39,8 +39,8 @@ DATA = section(
     test_splits=Texts(("test",), "Names of the splits that are evaluated at the end of training."),
     val_fraction=Number(
         0.0,
-        "Share of the training split that is held out as data.val_split, drawn with the seed; 0 means that the data "
-        "set has its own.",
+        "Fraction of the training split that is held out as data.val_split, drawn with the seed; 0 means that the data "
+        "set has a validation split of its own.",
         least=0,
         most=1,
     ),
@@ -50,27 +50,27 @@ DATA = section(
         "How evaluation, and training without augment.geometry, bring an image to its final size.",
         of={
             "square": "resize to a square, whatever the aspect ratio",
-            "crop": "resize the short side, then crop the centre",
+            "crop": "resize the short side, then crop the center",
         },
     ),
     crop_fraction=Number(
         0.875,
-        "For data.resize=crop: the side of the centre crop as a fraction of the resized short side.",
+        "For data.resize=crop: the side of the center crop as a fraction of the resized short side.",
         above=0,
         most=1,
     ),
     reduced_decoding=Flag(
-        False, "Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, which is faster and not how the papers did it."
+        False, "Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, which is faster but differs from the papers."
     ),
     bad_images=Choice(
         "error",
         "Treatment of an image that is missing or unreadable.",
-        of={"error": "stop with an error", "skip": "leave it out, count it and list it"},
+        of={"error": "stop with an error", "skip": "leave it out, and list it in the run folder"},
     ),
     difficult=Choice(
         "negative",
-        "How a label that is marked difficult counts.",
-        of={"negative": "as absent", "ignore": "not at all, in losses and metrics", "positive": "as present"},
+        "How labels that are marked difficult count.",
+        of={"negative": "as absent", "ignore": "neither in losses nor in metrics", "positive": "as present"},
     ),
     keep_empty=Flag(
         False,
@@ -102,7 +102,7 @@ AUGMENT = section(
         },
     ),
     crop_scale=Interval(
-        (0.08, 1.0), "For random_resized_crop: the smallest and the largest share of the image's area to crop."
+        (0.08, 1.0), "For random_resized_crop: the smallest and the largest fraction of the image's area to crop."
     ),
     crop_ratio=Interval(
         (0.75, 1.3333333333333333),
@@ -140,7 +140,11 @@ AUGMENT = section(
     randaugment=Choice(
         "none",
         "Which RandAugment policy is applied.",
-        of={"none": "none", "uda": "the operations and strengths of ML-VPT's code", "standard": "the published one"},
+        of={
+            "none": "no operations",
+            "uda": "the operations and strengths of ML-VPT's code",
+            "standard": "the published policy",
+        },
     ),
     randaugment_ops=Integer(2, "For randaugment=standard: the number of operations per image.", above=0),
     randaugment_magnitude=Integer(9, "For randaugment=standard: the strength of each operation.", least=0, most=10),

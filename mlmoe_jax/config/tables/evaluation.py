@@ -14,7 +14,7 @@ EVAL = section(
         of={
             "val": "data.val_split",
             "test": "the first test split, as the papers do",
-            "none": "none: the last EMA weights",
+            "none": "no split: the run keeps the last EMA weights",
         },
     ),
     threshold=Number(
@@ -26,10 +26,10 @@ EVAL = section(
 )
 
 METRICS = section(
-    "Metrics besides mAP, precision, recall and F1.",
+    "Metrics in addition to mAP, precision, recall and F1.",
     preset=Choice(
         "none",
-        "Also print the metrics of one paper's evaluator.",
+        "Which paper's own evaluator adds its metrics.",
         of=("none", "mlvpt", "q2l", "mlgcn", "asl", "drmoe"),
     ),
     top_k=Integer(3, "Number of labels per image that mAP@k and the metrics @topk return.", above=0),
@@ -44,7 +44,7 @@ METRICS = section(
         most=1,
     ),
     pair_support=Integer(20, "Number of training images that must show both labels of a pair.", above=0),
-    pair_images=Integer(10, "Number of evaluated images from which a figure of a pair is reported.", above=0),
+    pair_images=Integer(10, "Number of evaluated images from which a metric of a pair is reported.", above=0),
 )
 
 THRESHOLDS = section(
@@ -52,7 +52,9 @@ THRESHOLDS = section(
     split=Text(
         "", "Split to fit on, which must not be one that results are reported on; if it is empty, data.val_split."
     ),
-    per=Choice("class", "Whether every class has its own threshold.", of={"class": "one per class", "global": "one"}),
+    per=Choice(
+        "class", "Whether every class has its own threshold.", of={"class": "one per class", "global": "one for all"}
+    ),
     goal=Choice(
         "f1",
         "Goal that a threshold is fitted to.",
@@ -60,7 +62,7 @@ THRESHOLDS = section(
     ),
     precision=Number(
         0.9,
-        "For goal=precision: the share of predicted labels that are right, on the split.",
+        "For goal=precision: the fraction of predicted labels that must be correct on the split.",
         least=0,
         most=1,
     ),
@@ -75,19 +77,19 @@ REPORT = section(
 )
 
 LOG = section(
-    "Where metrics go besides metrics.jsonl and metrics.csv in the run folder.",
+    "Where metrics are written in addition to metrics.jsonl and metrics.csv in the run folder.",
     tensorboard=Flag(True, "Write event files for TensorBoard."),
-    wandb=Text("", "Project of Weights & Biases, which needs the package wandb; if it is empty, none."),
+    wandb=Text("", "Project of Weights & Biases to log to, with the package wandb; if it is empty, there is none."),
 )
 
 _LEVELS = tuple(step / 10 for step in range(1, 10))
 
 PRUNE = section(
     "How --mode=prune prunes the prompts of E2VPT.",
-    token_levels=Shares(_LEVELS, "Shares of the prompts to prune, each in a training of its own."),
+    token_levels=Shares(_LEVELS, "Fractions of the prompts to prune, with one training per fraction."),
     segment_levels=Shares(
         _LEVELS,
-        "Shares of each prompt's segments to prune, combined with every level of prompts.",
+        "Fractions of each prompt's segments to prune, combined with every fraction of prompts.",
     ),
     keep_segments=Integer(4, "Smallest number of segments that each prompt keeps.", least=0),
     importance=Choice(

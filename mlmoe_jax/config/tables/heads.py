@@ -76,7 +76,7 @@ ROUTING = section(
     ),
     expert_hidden=Integer(256, "Width of the hidden layer of an expert, which is the output of relu_linear.", above=0),
     shared_experts=Integer(4, "Number of experts that all labels share.", least=0),
-    task_experts=Integer(1, "Number of experts of its own per label.", least=0),
+    task_experts=Integer(1, "Number of experts that belong to one label only, per label.", least=0),
     gate=Choice(
         "mlp",
         "How the weights of the experts are computed.",
@@ -87,15 +87,15 @@ ROUTING = section(
         },
     ),
     gate_hidden=Integer(256, "For gate=mlp: the width of its hidden layer.", above=0),
-    gate_share=Choice("per_label", "Whether every label has its own gate.", of=("per_label", "shared")),
+    gate_share=Choice("per_label", "Whether each label has its own gate.", of=("per_label", "shared")),
     classifier=Choice(
         "per_label",
-        "Whether every label has its own classifier; DR-MoE prints a shared one.",
+        "Whether each label has its own classifier; DR-MoE prints a shared one.",
         of=("per_label", "shared"),
     ),
     spread=Choice(
         "compiler",
-        "How the task experts are distributed over mesh.expert.",
+        "How the task experts are sharded over mesh.expert.",
         of={"compiler": "by XLA's partitioner", "shard_map": "by an explicit jax.shard_map"},
     ),
     entropy=Choice(
@@ -114,7 +114,9 @@ GRAPH = section(
     "For ml_gcn and add_gcn: a graph of the labels.",
     hidden=Integer(1024, "Width of the hidden layer of the graph network.", above=0),
     threshold=Number(0.4, "For ml_gcn: label i has an edge to j if p(j | i) is at least this.", least=0, most=1),
-    share=Number(0.2, "For ml_gcn: the weight of a label's neighbours; its own is the rest of 1.", least=0, most=1),
+    share=Number(
+        0.2, "For ml_gcn: the weight of a label's neighbors together; the label itself has 1 − share.", least=0, most=1
+    ),
     transpose=Flag(True, "For ml_gcn: transpose the graph as the authors' code does, unlike the formula of the paper."),
     word_vectors=Text(
         "",
@@ -154,8 +156,8 @@ HEAD = section(
     ),
     gates_of=Choice(
         "label",
-        "For group_experts: whether every label has its own gate.",
-        of={"label": "a gate per label", "group": "a gate per label group, strategy 1 of the paper's ablation"},
+        "For group_experts: whether each label has its own gate.",
+        of={"label": "one gate per label", "group": "one gate per label group, strategy 1 of the paper's ablation"},
     ),
     gate_bias=Choice(
         "unused",

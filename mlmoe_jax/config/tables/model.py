@@ -13,16 +13,16 @@ BACKBONE = section(
     ),
     batch_norm=Choice(
         "frozen",
-        "How the batch normalisation of a ResNet is trained.",
+        "How the batch normalization of a ResNet is trained.",
         of={
-            "frozen": "scale, bias and statistics stay as they are",
-            "running": "scale and bias can learn, the statistics stay",
-            "trainable": "scale and bias can learn, the statistics are those of the batch",
+            "frozen": "scale, bias and statistics do not change",
+            "running": "scale and bias can be trained, the statistics do not change",
+            "trainable": "scale and bias can be trained, the statistics are those of the batch",
         },
     ),
     normalization=Choice(
         "auto",
-        "Mean and standard deviation by which the channels of an image are normalised.",
+        "Mean and standard deviation by which the channels of an image are normalized.",
         of={"auto": "those that the weights were trained with", "imagenet": "those of ImageNet"},
     ),
     final_norm=Choice(
@@ -39,8 +39,8 @@ PROMPTS = section(
         "Which prompts the backbone gets.",
         of={
             "none": "no prompts",
-            "deep": "VPT-deep: a set of their own per block",
-            "shallow": "VPT-shallow and GateVPT: one set that travels through all blocks",
+            "deep": "VPT-deep: one set per block",
+            "shallow": "VPT-shallow and GateVPT: one set that passes through all blocks",
             "e2vpt": "E2VPT: deep prompts with additional keys and values, which can be pruned",
             "group": "ML-VPT: deep prompts, one set per label group and side",
         },
@@ -60,15 +60,15 @@ PROMPTS = section(
         "For shallow: a learned gate per block mixes the prompts before and after it, as in GateVPT.",
     ),
     gate_init=Number(10.0, "For gated prompts: gates start at sigmoid(−gate_init).", least=ANY),
-    learn_temperature=Flag(False, "For shallow: every block learns a temperature of its attention, as in GateVPT."),
+    learn_temperature=Flag(False, "For shallow: learn a temperature of the attention per block, as in GateVPT."),
     key_values=Integer(10, "For e2vpt: the number of additional keys and values per block.", least=0),
-    share_key_values=Flag(True, "For e2vpt: additional keys and values are one tensor."),
+    share_key_values=Flag(True, "For e2vpt: use one tensor for the additional keys and values."),
     pruning=Choice(
         "none",
         "For e2vpt: the masks over prompts and their segments that --mode=prune works with.",
         of={
             "none": "no masks",
-            "learned": "masks that learn, to measure the importance of what they cover",
+            "learned": "trainable masks, to measure the importance of prompts and segments",
             "fixed": "masks with the values of kept_tokens and kept_segments",
         },
     ),

@@ -20,7 +20,7 @@ TERMS = section(
 )
 
 LOSS = section(
-    "The training loss: one loss per image and label, reduced, and summed over weighted terms.",
+    "The training loss: a loss per image and label, reduced to one number, and summed over weighted terms.",
     kind=Choice(
         "asymmetric",
         "Loss function per image and label, such as the asymmetric loss (ASL) or binary cross-entropy (bce); softmax "
@@ -44,7 +44,7 @@ LOSS = section(
 )
 
 OPTIM = section(
-    "The optimizer, its learning rate, and which parameters it treats in another way.",
+    "The optimizer, its learning rate, and exceptions by parameter path.",
     name=Choice(
         "adamw",
         "Which optimizer is used.",
@@ -52,7 +52,7 @@ OPTIM = section(
             "adamw": "Adam with decoupled weight decay",
             "adam": "Adam with the decay added to the gradient",
             "sgd": "SGD with momentum b1 and the decay added to the gradient",
-            "muon": "Muon for the matrices in muon_rules, AdamW for the rest",
+            "muon": "Muon for the matrices in muon_rules, AdamW for all other parameters",
         },
     ),
     learning_rate=Number(1e-3, "Peak of the learning rate.", above=0),
@@ -63,13 +63,13 @@ OPTIM = section(
             "one_cycle": "PyTorch's OneCycleLR, which cycles b1 as well",
             "cosine": "a cosine to 0",
             "constant": "constant",
-            "multi_step": "a fall by milestone_factor at each milestone",
+            "multi_step": "multiplied by milestone_factor at each milestone",
         },
     ),
     warmup_steps=Integer(
         0, "For all schedules but one_cycle: the length of a linear rise from 0.", least=0, unit="steps"
     ),
-    milestones=Shares((0.6, 0.8), "For multi_step: the shares of the training after which the learning rate falls."),
+    milestones=Shares((0.6, 0.8), "For multi_step: the fractions of the training after which the learning rate falls."),
     milestone_factor=Number(0.1, "For multi_step: the factor of the learning rate at a milestone.", least=0),
     weight_decay=Number(1e-2, "Weight decay, which is multiplied by the learning rate.", least=0),
     b1=Number(
@@ -97,7 +97,7 @@ OPTIM = section(
 )
 
 EMA = section(
-    "The exponential moving average of the parameters, which is evaluated beside the raw ones.",
+    "The exponential moving average of the parameters, which is evaluated in addition to the raw ones.",
     decay=Number(0.9997, "Decay per step; 0 keeps no moving average.", least=0, most=1),
 )
 
@@ -107,11 +107,11 @@ TRAIN = section(
     batch_size=Integer(64, "Number of images per step over all devices.", above=0),
     accumulate=Integer(
         1,
-        "Number of parts in which a batch is computed one after the other to save memory; with batch_norm=trainable, "
-        "the statistics are those of a part.",
+        "Number of parts of a batch that are computed one after the other to save memory; with batch_norm=trainable, "
+        "the statistics are those of each part.",
         above=0,
     ),
-    log_every=Integer(20, "Interval between two logged rows.", above=0, unit="steps"),
+    log_every=Integer(20, "Interval between two rows of the log.", above=0, unit="steps"),
     patience=Integer(
         0,
         "Stop after more than this number of evaluations in a row without a better raw or EMA mAP; 0 is off.",
