@@ -1,4 +1,4 @@
-"""What tests share: the `--all` switch, the real sample images, and a check that an error is one plain sentence."""
+"""Shared by all tests: the `--all` switch, the real sample images, and a check that an error is one plain sentence."""
 
 import atexit
 import os
@@ -11,11 +11,11 @@ from helpers.paths import REPOSITORY
 
 from mlmoe_jax.errors import UserError
 
-# Most of the time of a test goes into compiling tiny models; unoptimised they compile in half of it.
+# Most of the time of a test goes into compiling tiny models; unoptimized, they compile in half of it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-# What many tests and the programs they start compile or render is made once, outside the caches of who runs the tests.
-# The first process makes the folder, all others find it.
+# Programs that many tests compile, and scenes that they render, are made once, outside the caches of the user. The
+# first process creates the folder; all others find it in the environment.
 if "MLMOE_TESTS_CACHE" not in os.environ:
     os.environ["MLMOE_TESTS_CACHE"] = tempfile.mkdtemp(prefix="mlmoe-tests-")
     atexit.register(shutil.rmtree, os.environ["MLMOE_TESTS_CACHE"], ignore_errors=True)
@@ -32,7 +32,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave slow tests out without --all. They are counted as deselected: what is skipped is what cannot run here."""
+    """Leave slow tests out without --all; they are deselected, since skipped tests are those that cannot run here."""
     if not config.getoption("--all"):
         config.hook.pytest_deselected(items=[item for item in items if "slow" in item.keywords])
         items[:] = [item for item in items if "slow" not in item.keywords]
@@ -75,7 +75,7 @@ def refusal():
 
 @pytest.fixture
 def tiny_vit(monkeypatch):
-    """Makes `vit_digits` a ViT of two narrow blocks and four patches, without published weights."""
+    """Make `vit_digits` a ViT of two narrow blocks and four patches, without published weights."""
     from helpers import tiny
 
     tiny.use_vit(monkeypatch, patch=32)
@@ -83,7 +83,7 @@ def tiny_vit(monkeypatch):
 
 @pytest.fixture
 def drawn_parts():
-    """A function that builds the model of a config with values drawn in numpy, where nothing is compiled."""
+    """A function that builds the model of a config with values drawn in numpy, which compiles nothing."""
     from helpers.bench import drawn_model
 
     from mlmoe_jax.runs.assemble import split_model

@@ -1,4 +1,4 @@
-"""The methods that read a map of features, from their config files: counts, costs, what trains, what is penalised."""
+"""The methods that read a feature map, from their config files: counts, costs, trained parameters and penalties."""
 
 import jax
 import numpy as np
@@ -115,17 +115,17 @@ def test_multiply_adds_of_dr_moe():
         for name in [*METHODS, "mlmoe_dinov2:prompts=false", "drmoe_resnet101:preset=static"]
     ],
 )
-def test_what_trains_moves_and_the_rest_stays(name, two_steps):
+def test_trained_values_move_and_all_others_stay(name, two_steps):
     name, _, arguments = name.partition(":")
     config = load_config(f"{name}:dataset=digits{',' if arguments else ''}{arguments}", [])
     configuration.validate(config)
     config.model.head.decoder.encoder_layers = min(1, config.model.head.decoder.encoder_layers)
-    config.model.head.decoder.decoder_layers = 1  # what one layer does, the next does too
+    config.model.head.decoder.decoder_layers = 1  # one layer is like the next
     before, after, metrics = two_steps(config)
     assert before.frozen
     for path, value in before.frozen.items():
         np.testing.assert_array_equal(after.frozen[path], value, err_msg=path)
-    # A query of zeros asks the same of every key; what follows a batch norm has no bias; keys have none either.
+    # A query of zeros scores all keys alike; biases before a batch norm and of keys have no effect.
     for path, value in before.trainable.items():
         if not path.endswith("bias"):
             assert (np.asarray(after.trainable[path]) != value).any(), path

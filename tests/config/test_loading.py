@@ -90,7 +90,7 @@ def test_a_misspelt_key_gets_the_nearest_of_the_whole_config(refusal, key, says)
     assert sentence.startswith(f"config key '{key}' does not exist{says}")
 
 
-def test_a_section_is_no_key(refusal):
+def test_a_section_is_not_a_key(refusal):
     sentence = refusal(apply_overrides, default_config(), [("mesh", "4")])
     assert sentence == "config key 'mesh' is a section; set one of mesh.data, mesh.fsdp, mesh.expert"
 
@@ -120,7 +120,7 @@ def test_a_config_file_gets_its_argument_and_the_overrides(tmp_path):
     assert load_config(f"{tmp_path / 'mine'}:epochs=9", [("train.epochs", "1")]).train.epochs == 1
 
 
-def test_a_bare_name_is_looked_for_in_the_config_folder(tmp_path, monkeypatch, refusal):
+def test_a_bare_name_is_found_in_the_config_folder(tmp_path, monkeypatch, refusal):
     monkeypatch.setattr(loading, "CONFIG_FOLDER", tmp_path)
     (tmp_path / "mine.py").write_text(FILE)
     assert load_config("mine", []) == load_config("mine.py", [])
@@ -128,7 +128,7 @@ def test_a_bare_name_is_looked_for_in_the_config_folder(tmp_path, monkeypatch, r
     assert refusal(load_config, "configs/zzz.py", []) == "there is no config 'configs/zzz.py'; there are mine"
 
 
-def test_files_that_are_no_config_are_refused(tmp_path, refusal):
+def test_files_that_are_not_configs_are_refused(tmp_path, refusal):
     file = tmp_path / "mine.py"
     file.write_text("x = 1\ny = (\n")
     assert refusal(load_config, str(file), []).startswith(f"config {file} is not valid Python: line 2, ")
@@ -215,7 +215,7 @@ def test_renamed_keys_of_an_older_stored_config_are_read():
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_override_by_an_old_name_is_told_the_new_one(refusal, old, new):
+def test_an_override_by_an_old_name_names_the_new_one(refusal, old, new):
     sentence = refusal(apply_overrides, default_config(), [(old, "none")])
     assert sentence == f"config key '{old}' has been renamed; use '{new}'"
     assert new in KEYS

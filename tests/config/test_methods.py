@@ -1,4 +1,4 @@
-"""Every method of the ML-VPT paper from its config file: what it trains, what it leaves alone, what it costs."""
+"""Each method of the ML-VPT paper from its config file: trained and frozen parameters, and cost."""
 
 import numpy as np
 import pytest
@@ -167,7 +167,7 @@ def test_learning_rates_are_the_published_ones():
     assert load_config("mlvpt_dinov2:preset=paper", []).ema.decay == 0.9997
 
 
-def test_pictures_are_normalised_as_in_the_authors_code_or_as_the_weights_expect():
+def test_images_are_normalized_as_in_the_authors_code_or_as_the_weights_expect():
     code, paper = (load_config(f"mlvpt_vit:backbone=in21k,preset={preset}", []) for preset in ("code", "paper"))
     assert code.model.backbone.normalization == "imagenet"
     assert paper.model.backbone.normalization == "auto"

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its debugging pipe: what it logs, what it asks the network for, what it shows."""
+"""A headless Chromium, driven through its debugging pipe: its log, its network requests, and the page it shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find() -> str | None:
-    """The path of a Chromium, None where there is none."""
+    """Return the path of a Chromium, or None if none is installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 

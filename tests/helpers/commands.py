@@ -1,4 +1,4 @@
-"""What came of a command, and the check that it was refused in one sentence."""
+"""The outcome of a command, and the check that it was refused in one sentence."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""Python in processes of its own, on simulated devices."""
+"""Python in separate processes, on simulated devices."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def environment_of(devices: int = 1, **variables: str) -> dict[str, str]:
-    """Return this process's environment for one with so many CPU devices, which imports what this one can import.
+    """Return this process's environment for another with the given number of CPU devices and the same imports.
 
     Its programs are compiled without optimization, which would take most of the time.
     """
@@ -24,7 +24,7 @@ def start_python(code: str | Path, *arguments: str, devices: int = 1, **options)
 
 
 def run_python(code: str | Path, *arguments: str, devices: int = 1) -> str:
-    """Run a program as `start_python` does; return what it prints, and fail if it fails."""
+    """Run a program as `start_python` does; return its output, and fail if it fails."""
     process = start_python(code, *arguments, devices=devices, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate(timeout=500)
     assert process.returncode == 0, err[-3000:]

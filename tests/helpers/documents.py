@@ -10,7 +10,7 @@ from helpers.paths import REPOSITORY
 
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
 CONFIGS = tuple(sorted((REPOSITORY / "configs").glob("*.py")))
-# The shell finds no program and tells which it was asked to start: one line per program, its words apart.
+# The shell finds no program and prints the one it was asked to start: one line per program, its words apart.
 _RECORDER = """
 command_not_found_handle() { printf '%s\\x1f' "$@"; echo; } >&9
 PATH=/none
@@ -37,7 +37,7 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def commands_in_text(page: Path) -> list[Block]:
-    """Return the commands of this project in backticks, and those on lines of their own, outside fenced blocks."""
+    """Return the commands of this project in backticks, and those on separate lines, outside fenced blocks."""
     text = re.sub(r"```.*?```", lambda one: "\n" * one[0].count("\n"), page.read_text(), flags=re.S)
     found = re.finditer(r"`((?:python -m|mlmoe|bash launch/)\s[^`]*)`|^ *(python -m (?:.*\\\n)*.*)$", text, re.M)
     lines = [(text.count("\n", 0, one.start()) + 1, one[1] or one[2]) for one in found]
@@ -45,9 +45,9 @@ def commands_in_text(page: Path) -> list[Block]:
 
 
 def programs(block: Block, folder: Path) -> list[list[str]]:
-    """Return what a shell would start for a block, each as its words, without starting any of it.
+    """Return the commands that a shell would start for a block, each split into words, without starting any.
 
-    A `--command=` that a program is to start somewhere else follows as a program of its own.
+    A `--command=` that a program is to start somewhere else follows as a separate program.
     folder: an empty one, for files that the block writes.
     """
     record = folder / "record"

@@ -114,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
         about = {"x-goog-generation": str(generation), "x-goog-stored-content-length": str(len(data))}
         if not (wanted := re.match(r"bytes=(\d*)-(\d*)$", self.headers.get("Range", ""))):
             return self._send(200, data, **about)
-        if not wanted[1]:  # the last so many bytes
+        if not wanted[1]:  # the given number of last bytes
             first, last = max(0, len(data) - int(wanted[2])), len(data) - 1
         else:
             first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
         return self._send(206, data[first : last + 1], **about)
 
     def _continue(self, key: str, body: bytes):
-        """Take a piece of an object; there is no object before the last one."""
+        """Receive a part of an object; the object does not exist before the last part."""
         bucket, name, sofar = self.store.open_uploads[key]
         sofar += body
         if self.headers.get("Content-Range", "").endswith("/*"):
@@ -226,7 +226,7 @@ def _about(bucket: str, name: str, data: bytes, generation: int) -> dict[str, st
 
 
 class Server(ThreadingHTTPServer):
-    """Answers each request in a thread of its own."""
+    """Answers each request in a separate thread."""
 
     def handle_error(self, request, client_address):
         # A client that ended has no use for its answers.
@@ -235,7 +235,7 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(port: int) -> tuple[Server, Store]:
-    """Return a server at a port of this machine (0 = any free one), not yet running, and what it holds."""
+    """Return a server at a port of this machine (0 = any free one), not yet running, and its content."""
     store = Store()
     server = Server(("localhost", port), type("OfStore", (Handler,), {"store": store}))
     return server, store

@@ -45,7 +45,7 @@ def publish(folder: Path, seed: int) -> None:
 
 
 def write_run(folder: RunFolder, config: ConfigDict) -> tuple[Parts, Params]:
-    """Write a run folder as training does, with random values for what is trained; return the parts and the values."""
+    """Write a run folder as training does, with random trained parameters; return the parts and the values."""
     drawn = synthetic_label_space(len(CLASSES), 1)
     space = LabelSpace(CLASSES, drawn.counts, np.array([2, 3, 4]), 10, drawn.co_group, drawn.dc_group)
     parts = assemble(config, space)

@@ -1,4 +1,4 @@
-"""A run folder with scores and without a model, for tests of what reads scores."""
+"""A run folder with scores and without a model, for tests of code that reads scores."""
 
 from pathlib import Path
 
