@@ -68,10 +68,10 @@ def _model_mistakes(config: ConfigDict) -> list[str]:
         wrong += _head_mistakes(config)
     if prompts.kind in ("deep", "shallow", "e2vpt") and not prompts.count:
         wrong.append(f"model.prompts.count is 0: for no prompts at all set model.prompts.kind=none, not {prompts.kind}")
-    kept = (prompts.kept_tokens, *prompts.kept_segments)
-    if any(set(row) - {"0", "1"} for row in kept):
+    rows = [str(row) for row in prompts.kept_segments]  # perhaps no texts, which the key itself does not allow
+    if any(set(row) - {"0", "1"} for row in (prompts.kept_tokens, *rows)):
         wrong.append("model.prompts.kept_tokens and kept_segments are made of the digits 0 and 1")
-    sizes = {len(row) for row in prompts.kept_segments}
+    sizes = {len(row) for row in rows}
     if (prompts.kept_tokens and len(prompts.kept_tokens) != prompts.count) or (
         prompts.kept_segments and (len(prompts.kept_segments) != prompts.count or sizes != {prompts.segments})
     ):

@@ -64,6 +64,11 @@ def test_the_defaults_are_valid():
     validate(default_config())
 
 
+def test_rows_of_segments_that_are_not_texts_are_a_mistake(refusal):
+    config = apply_overrides(default_config(), [("model.prompts.kept_segments", "(10,1)")])
+    assert "kept_segments is (10, 1) and must be texts" in refusal(validate, config)
+
+
 def test_every_mistake_is_listed_at_once(refusal):
     listed = mistakes(
         refusal,
