@@ -99,13 +99,17 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str,
       UserError: a config, data set or run folder that does not fit.
       KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved; the same call then resumes.
     """
+    from mlmoe_jax.inference.explain import write_requested_samples
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.training import loop
 
+    folder = RunFolder(workdir)
     try:
-        return loop.train(config, RunFolder(workdir))
+        results = loop.train(config, folder)
     except loop.Stopped as stopped:
         raise KeyboardInterrupt(str(stopped)) from stopped
+    write_requested_samples(folder, config)
+    return results
 
 
 def evaluate(workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, dict[str, float]]:

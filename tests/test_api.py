@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -52,6 +53,15 @@ def test_training_and_evaluation_agree(page):
     assert set(page["results"]) >= {"test"}
     assert 0 < page["results"]["test"]["mAP"] <= 1
     assert page["again"]["test"] == pytest.approx(page["results"]["test"], nan_ok=True)
+
+
+def test_training_and_evaluation_write_the_samples_that_are_asked_for(page):
+    config, index = page["config"].copy_and_resolve_references(), Path("runs/api/samples/index.json")
+    config.report.samples = 2
+    assert mm.train(config, "runs/api").keys() == page["results"].keys()
+    assert len(json.loads(index.read_text())["samples"]) == 2
+    mm.evaluate("runs/api", {"report.samples": 3})
+    assert len(json.loads(index.read_text())["samples"]) == 3
 
 
 def test_the_predictor_labels_every_image(page):

@@ -20,7 +20,7 @@ from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.inference.explain import explain_run
+from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import COOCCURRENCE, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
@@ -214,9 +214,8 @@ def evaluate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -
     for a folder that cannot be restored, or data with other classes than the run.
     """
     run = open_run(folder, list(overrides))
-    results, report = _evaluate(folder, run), run.config.report
-    if report.samples:
-        explain_run(folder, run, count=report.samples, side=report.sample_side)
+    results = _evaluate(folder, run)
+    write_requested_samples(folder, run.config, run)
     return results
 
 

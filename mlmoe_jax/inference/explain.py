@@ -238,10 +238,11 @@ def explain_run(folder: RunFolder, run: Run, *, count: int, side: int = MOST_SID
     write_samples(folder, run, split, count=count, side=side)
 
 
-def write_requested_samples(folder: RunFolder, config: ConfigDict) -> None:
-    """Write samples of a finished training if `report.samples` of its config is above 0."""
+def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | None = None) -> None:
+    """Write the samples that `config.report.samples` requests, if any; run: that of the folder, None = not open yet."""
     if config.report.samples:
-        explain_run(folder, open_run(folder), count=config.report.samples, side=config.report.sample_side)
+        run = run or open_run(folder)
+        explain_run(folder, run, count=config.report.samples, side=config.report.sample_side)
 
 
 def thumbnail(image: np.ndarray, side: int) -> bytes:
