@@ -251,7 +251,7 @@ def test_dropout_applies_to_attention_weights_mlps_and_outputs():
     encoder = filled(lambda: EncoderLayer(D, 2, 6, rngs=nnx.Rngs(0), **layer))
     whole = filled(lambda: DecoderLayer(D, 2, 6, self_attention="on", rngs=nnx.Rngs(0), **layer))
     identity = filled(lambda: DecoderLayer(D, 2, 6, self_attention="identity", rngs=nnx.Rngs(0), **layer))
-    # on weights of attention, between the layers of an MLP, and on the result of each part
+    # on attention weights, between the layers of an MLP, and on the output of each part
     for expected, module, inputs in (
         (1, attention, (tokens, tokens, tokens)),
         (1, feed, (tokens,)),

@@ -252,9 +252,9 @@ def test_multiplications_of_resnet_101(side, count):
 
 def test_mistakes_are_refused(make):
     module, image = make(), jnp.zeros((1, 33, 39, 3))
-    with pytest.raises(ValueError, match="has no prompts"):
+    with pytest.raises(ValueError, match="takes no prompts"):
         module(image, Prompts(jnp.zeros((1, 1, 2, 4))))
-    with pytest.raises(ValueError, match="has no prompts"):
+    with pytest.raises(ValueError, match="takes no prompts"):
         module(image, read=("cls", "prompts"))
     with pytest.raises(ValueError, match="cannot read \\['pixels'\\]"):
         module(image, read=("pixels",))

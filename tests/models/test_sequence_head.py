@@ -342,7 +342,7 @@ def test_half_precision_is_near():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"order": [0, 1, 1]}, "each of 3 labels once"),
+        ({"order": [0, 1, 1]}, "each of the 3 labels once"),
         ({"beam_width": 0}, "at least 1, not 0"),
         ({"max_labels": 0}, "at least 1"),
     ],
