@@ -54,10 +54,9 @@ def test_every_value_is_filled_from_its_tensor(tensors, tmp_path):
         "blocks/8/project/norm/mean": "_blocks.8._bn2.running_mean",
     }.items():
         np.testing.assert_array_equal(values[path], tensors[name], err_msg=path)
-    assert values["blocks/4/depthwise/conv/kernel"].shape == (5, 5, 1, 48)
-    assert (
-        values["blocks/4/depthwise/conv/kernel"][3, 1, 0, 7] == tensors["_blocks.4._depthwise_conv.weight"][7, 0, 3, 1]
-    )
+    depthwise = values["blocks/4/depthwise/conv/kernel"]
+    assert depthwise.shape == (5, 5, 1, 48)
+    assert depthwise[3, 1, 0, 7] == tensors["_blocks.4._depthwise_conv.weight"][7, 0, 3, 1]
     assert values["top/conv/kernel"][0, 0, 2, 5] == tensors["_conv_head.weight"][5, 2, 0, 0]
 
 

@@ -8,12 +8,12 @@ BACKBONE = section(
     name=Text("vit_digits", "Name of the backbone, such as dinov2_vitb14, vit_b16_in21k, resnet101 or convnext_base."),
     weights=Text(
         "auto",
-        "Where the weights come from: auto takes the published file from the package, the cache or the network, none "
+        "Where the weights come from: auto takes the published file from a package, the cache or the network, none "
         "starts from random values, and anything else is the path of a file.",
     ),
     batch_norm=Choice(
         "frozen",
-        "How the batch normalization of a ResNet is trained.",
+        "How the batch normalization of a ResNet or an EfficientNet is trained.",
         of={
             "frozen": "scale, bias and statistics do not change",
             "running": "scale and bias can be trained, the statistics do not change",
