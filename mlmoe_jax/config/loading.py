@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS, default_config, key_named
 from mlmoe_jax.config.keys import Key, as_text, key_like, tuples
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.registry import suggestion
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -153,8 +154,8 @@ def to_json(config: ConfigDict) -> str:
 def from_json(text: str) -> ConfigDict:
     """Read a stored config over the defaults, so that keys added later have their default.
 
-    Renamed keys are read under their old names too. Raises UserError, which names the key, for an unknown key and for a
-    value of another type.
+    Renamed keys are read under their old names too. Unknown keys, such as those of a later version, are ignored with a
+    warning. Raises UserError, which names the key, for a value of another type.
     """
     try:
         stored = flatten(json.loads(text))
@@ -162,16 +163,21 @@ def from_json(text: str) -> ConfigDict:
         raise UserError(f"the stored config is damaged: {str(error).partition('. ')[0]}") from error
     if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
         stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # once the exponent of focal too
-    config = default_config()
+    config, unknown = default_config(), []
     for old, value in stored.items():
         name = RENAMED.get(old, old)
+        if name in SECTIONS:
+            raise UserError(f"the stored config is damaged: '{old}' is a section, not a key")
         if key_named(name) is None:
-            raise UserError(f"the stored config is damaged: its key '{old}' {why_unknown(old)}")
+            unknown.append(old)
+            continue
         try:
             _assign(config, name, tuples(value))
         except TypeError as error:
             must = f"'{old}' is {value!r} and must be {key_named(name).takes}"
             raise UserError(f"the stored config is damaged: its key {must}") from error
+    if unknown:
+        status(f"warning: the stored config has unknown keys, which are ignored: {', '.join(unknown)}")
     return config
 
 
