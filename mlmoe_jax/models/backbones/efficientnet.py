@@ -79,7 +79,7 @@ class ConvNorm(nnx.Module):
             padding="SAME",
             feature_group_count=into if depthwise else 1,
             use_bias=False,
-            # The authors' initializer takes an output channel of a depthwise kernel for the only one.
+            # As in the authors' code, the fan of a depthwise kernel counts one channel.
             kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in" if depthwise else "fan_out", "normal"),
             dtype=dtype,
             rngs=rngs,
