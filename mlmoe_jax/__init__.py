@@ -88,6 +88,8 @@ def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | Non
 def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str, float]]:
     """Train in a run folder, or resume the training that it holds, and evaluate.
 
+    Like `--mode=train`, it also writes sample images for the report if `report.samples` is above 0.
+
     Args:
       config: of `load_config`.
       workdir: a local folder, or an address such as gs://bucket/run; it is made if it does not exist.
