@@ -201,7 +201,7 @@ def test_settings_that_do_nothing_or_cannot_work_are_named(reference, overrides,
 
 def test_the_printed_sign_warns():
     (warning,) = configuration.warnings(load_config("drmoe_resnet101:preset=literal", []))
-    assert "drives every gate to one expert" in warning
+    assert "drives each gate to one expert" in warning
     assert not configuration.warnings(load_config("drmoe_resnet101", []))
     assert not configuration.warnings(load_config("q2l_resnet101", []))
 

@@ -227,7 +227,7 @@ def test_random_kernels_have_the_authors_scale(depthwise, fan):
 
 def test_mistakes_are_refused(make):
     module, image = make(), jnp.zeros((1, 33, 39, 3))
-    with pytest.raises(ValueError, match="has no prompts"):
+    with pytest.raises(ValueError, match="takes no prompts"):
         module(image, Prompts(jnp.zeros((1, 1, 2, 4))))
     with pytest.raises(ValueError, match="cannot read \\['pixels'\\]"):
         module(image, read=("pixels",))
