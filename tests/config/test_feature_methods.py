@@ -25,7 +25,7 @@ METHODS = [
     "drmoe_20k",
 ]
 
-# config -> (labels, all parameters, those that train), counted with ResNet-101 as DESIGN counts
+# config -> (labels, all parameters, trainable parameters), with ResNet-101, without running statistics and constants
 COUNTS = {
     "q2l_resnet101": (80, 193_906_832, 193_579_088),
     "ml_decoder_resnet101": (80, 42_500_160 + 7_150_672 + 61_440, 42_500_160 + 7_150_672),
