@@ -13,7 +13,7 @@ import contextlib
 
 import jax
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, device_bytes
 from mlmoe_jax.training.preflight.compile_check import Programs, capacity_elsewhere, examine, tpu_compiler

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.training.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_compiler

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.version import __version__
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from mlmoe_jax.models import losses
     from mlmoe_jax.models.build import Classifier
 
-__version__ = "0.1.0"
 __all__ = [
     "Predictor",
     "UserError",
@@ -77,11 +77,11 @@ def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | Non
     Raises:
       UserError: no such file, argument or key, a value of another type, or settings that do not fit together.
     """
-    from mlmoe_jax import config
+    import mlmoe_jax.config as configuration
     from mlmoe_jax.config.overrides import as_pairs
 
-    loaded = config.load_config(os.fspath(reference), as_pairs(overrides))
-    config.validate(loaded)
+    loaded = configuration.load_config(os.fspath(reference), as_pairs(overrides))
+    configuration.validate(loaded)
     return loaded
 
 

@@ -111,13 +111,13 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str,
 
 
 def _load_config(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
-    from mlmoe_jax import config
+    import mlmoe_jax.config as configuration
 
     if flags.config is None:
         raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
-    loaded = config.load_config(flags.config, overrides)
+    loaded = configuration.load_config(flags.config, overrides)
     if validate:
-        config.validate(loaded)
+        configuration.validate(loaded)
     return loaded
 
 
@@ -248,14 +248,14 @@ def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     if bool(flags.config) == bool(flags.configs):
         raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
-    from mlmoe_jax import config
+    import mlmoe_jax.config as configuration
     from mlmoe_jax.runtime.storage import to_json
     from mlmoe_jax.training.preflight.cost import format_summary, summarize
 
     rows = {}
     for reference in [flags.config] if flags.config else split_references(flags.configs):
-        loaded = config.load_config(reference, overrides)
-        config.validate(loaded)
+        loaded = configuration.load_config(reference, overrides)
+        configuration.validate(loaded)
         rows[reference] = summarize(loaded)
     if flags.json:
         print(to_json(rows if flags.configs else rows[flags.config], indent=2))

@@ -18,6 +18,7 @@ from flax import nnx
 from helpers.paths import REPOSITORY
 
 import mlmoe_jax as mm
+from mlmoe_jax.runtime import version
 
 PAGE = REPOSITORY / "docs" / "api.md"
 HEAVY = {"jax", "jaxlib", "flax", "numpy", "scipy", "sklearn", "orbax", "optax", "grain", "ml_collections", "PIL"}
@@ -151,9 +152,11 @@ def test_type_checkers_see_every_lazy_name():
     assert set(mm.__all__) - {"UserError", "__version__"} <= imported | defined
 
 
-def test_the_version_is_that_of_the_project():
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    assert mm.__version__ == project["version"]
+def test_the_version_is_that_of_the_build_and_of_the_citation():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "mlmoe_jax.runtime.version.__version__"}
+    assert mm.__version__ == version.__version__
+    assert f"\nversion: {mm.__version__}\n" in (REPOSITORY / "CITATION.cff").read_text()
 
 
 # --------------------------------------------------------------------------------------------------------- functions

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split

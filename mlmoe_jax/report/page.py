@@ -12,13 +12,13 @@ from typing import Any
 
 from etils import epath
 
-import mlmoe_jax
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.report import labels, results, samples, scores, training
 from mlmoe_jax.report.components import Section
 from mlmoe_jax.report.run_files import COST, RunFiles
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.version import __version__
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ def render(parts: Sequence[Section], files: RunFiles, bundle: str) -> str:
         scripts=[Markup(script) for script in scripts],
         hashes=[_hash(script) for script in scripts],
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        version=mlmoe_jax.__version__,
+        version=__version__,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import PREFIXES, SplitScores, read_labels, read_results, read_scores

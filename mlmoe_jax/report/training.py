@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.report import charts
 from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Numbers, Section, Table

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-import mlmoe_jax
 from mlmoe_jax.runs.folder import STARTS, RunFolder
+from mlmoe_jax.runtime.version import __version__
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
 
@@ -17,7 +17,7 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nu
 def versions() -> dict[str, str]:
     """Return the versions of Python, of this package and of the libraries that results depend on."""
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-    return {"python": platform.python_version(), "mlmoe_jax": mlmoe_jax.__version__, **libraries}
+    return {"python": platform.python_version(), "mlmoe_jax": __version__, **libraries}
 
 
 def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError

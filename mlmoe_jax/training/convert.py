@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError

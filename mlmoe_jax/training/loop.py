@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 from safetensors.numpy import save as safetensors_bytes
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.evaluation.evaluate import list_skipped, measure_and_write
 from mlmoe_jax.evaluation.results import Results
 from mlmoe_jax.models.params import Params, parameter_table

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RESULTS, RunFolder

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.data.check import check_splits
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.build import build_model, reads_final_norm

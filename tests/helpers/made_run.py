@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import groups, multilabel

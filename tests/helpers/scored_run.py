@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.runs.folder import CONFIG, LABELS, SCORES, RunFolder
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.config import keys
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import write_requested_samples

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
 from mlmoe_jax.training.resume import changed_keys

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mlmoe_jax import config as configuration
+import mlmoe_jax.config as configuration
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
