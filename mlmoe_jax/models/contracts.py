@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +131,9 @@ class BackboneShape(abc.ABC):
     width: int  # D, the channels of a feature
     patch: int  # the pixels between two patch tokens
     takes_prompts = False  # whether the backbone accepts `Prompts`; if so, the shape also has `depth` and `heads`
+    any_size = False  # whether padding lets the backbone encode images of any size, not only multiples of `patch`
+    # Freezes scale and bias of batch normalization, if there is any: weight decay would change them without a gradient.
+    batch_norm_rule: ClassVar[tuple[str, bool] | None] = None
 
     @abc.abstractmethod
     def build(
@@ -144,11 +147,11 @@ class BackboneShape(abc.ABC):
 
     def fits(self, side: int) -> bool:
         """Return whether images of `side` × `side` pixels can be encoded."""
-        return side % self.patch == 0
+        return self.any_size or side % self.patch == 0
 
     def frozen_rules(self, batch_norm: str) -> tuple[tuple[str, bool], ...]:
         """Return the rules that precede those of `config.trainable`, for parameters that a setting freezes."""
-        return ()
+        return (self.batch_norm_rule,) if self.batch_norm_rule and batch_norm == "frozen" else ()
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
         """Return two counts of multiply-adds for one image of `side` × `side` pixels, and its number N of patch tokens.

@@ -23,7 +23,6 @@ from mlmoe_jax.models.layers.batch_norm import BatchNorm
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
 # The authors' decay of 0.99 is torch's momentum of 0.01.
 BATCH_NORM = {"epsilon": 1e-3, "momentum": 0.01}
-# To stand before the trainable rules if batch normalization is frozen: weight decay needs no gradient to move it.
 FROZEN_BATCH_NORM = (r"^backbone/(stem|top|blocks/\d+/(expand|depthwise|project))/norm/(scale|bias)$", False)
 
 
@@ -36,6 +35,8 @@ class EfficientNetLiteShape(BackboneShape):
     stem: int = 32
     width: int = 1280
 
+    any_size, batch_norm_rule = True, FROZEN_BATCH_NORM
+
     @property
     def patch(self) -> int:
         """The stride of the last map in pixels."""
@@ -46,14 +47,6 @@ class EfficientNetLiteShape(BackboneShape):
     ) -> EfficientNetLite:
         """Build the EfficientNet-Lite with random weights."""
         return EfficientNetLite(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
-
-    def fits(self, side: int) -> bool:
-        """Return True: padding makes up for every size."""
-        return True
-
-    def frozen_rules(self, batch_norm: str) -> tuple[tuple[str, bool], ...]:
-        """Return the rule that freezes batch normalization: no gradient reaches it, but weight decay would."""
-        return (FROZEN_BATCH_NORM,) if batch_norm == "frozen" else ()
 
 
 class ConvNorm(nnx.Module):

@@ -18,7 +18,6 @@ from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, BackboneShape, Fea
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 
 EXPANSION = 4
-# Precedes the trainable rules if batch normalization is frozen: weight decay would change it even without a gradient.
 FROZEN_BATCH_NORM = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scale|bias)$", False)
 
 
@@ -31,6 +30,8 @@ class ResNetShape(BackboneShape):
 
     blocks: tuple[int, ...]
     stem: int = 64
+
+    any_size, batch_norm_rule = True, FROZEN_BATCH_NORM
 
     @property
     def width(self) -> int:
@@ -47,14 +48,6 @@ class ResNetShape(BackboneShape):
     ) -> ResNet:
         """Build the ResNet with random weights."""
         return ResNet(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
-
-    def fits(self, side: int) -> bool:
-        """Return True: convolutions are padded, so any size can be encoded."""
-        return True
-
-    def frozen_rules(self, batch_norm: str) -> tuple[tuple[str, bool], ...]:
-        """Return the rule that freezes batch normalization, which weight decay would change without a gradient."""
-        return (FROZEN_BATCH_NORM,) if batch_norm == "frozen" else ()
 
 
 def _convolution(into: int, out: int, size: int, stride: int, dtype: jnp.dtype | None, rngs: nnx.Rngs) -> nnx.Conv:
