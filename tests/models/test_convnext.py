@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
-from safetensors.numpy import save_file
+from helpers.twins import error, write_weights
 
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.contracts import Prompts
@@ -20,12 +20,6 @@ TOLERANCE = 2e-5
 GRIDS = {"64x64": (2, 2), "33x39": (1, 1), "45x66": (1, 2)}
 
 
-def error(ours, theirs) -> float:
-    """Return the largest difference relative to the largest reference entry."""
-    assert ours.shape == theirs.shape
-    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
-
-
 def network_input(image: np.ndarray) -> jax.Array:
     return jnp.asarray(image.astype(np.float32) / 127.5 - 1)
 
@@ -34,8 +28,7 @@ def network_input(image: np.ndarray) -> jax.Array:
 def make(tmp_path_factory):
     """A function that returns our ConvNeXt with the weights of the twin."""
     path = tmp_path_factory.mktemp("convnext") / "convnext.safetensors"
-    named = {name.removeprefix("weights/"): value for name, value in ARRAYS.items() if name.startswith("weights/")}
-    save_file({name: np.ascontiguousarray(value) for name, value in named.items()}, path)
+    write_weights(path, ARRAYS)
 
     def call(**options) -> ConvNeXt:
         made = nnx.eval_shape(lambda: ConvNeXt(SHAPE, rngs=nnx.Rngs(0), **options))

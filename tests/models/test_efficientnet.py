@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
-from safetensors.numpy import save_file
+from helpers.twins import below, error, write_weights
 from sklearn.datasets import load_sample_image
 
 from mlmoe_jax.data.prepare import Preprocess, prepare
@@ -50,12 +50,6 @@ OUTER = {"_conv_stem": "stem/conv", "_bn0": "stem/norm", "_conv_head": "top/conv
 LEAVES = {"running_mean": "mean", "running_var": "var", "bias": "bias"}
 
 
-def error(ours, theirs) -> float:
-    """Return the largest difference relative to the largest reference entry."""
-    assert ours.shape == theirs.shape
-    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
-
-
 def network_input(image: np.ndarray, name: str = "efficientnet_lite0") -> jax.Array:
     entry = catalog.entry(name)
     return prepare({"image": jnp.asarray(image)}, Preprocess(entry.image_size, entry.mean, entry.std))
@@ -71,17 +65,15 @@ def our_path(name: str) -> str:
 
 def stored(prefix: str) -> dict[str, np.ndarray]:
     """Return the arrays below `prefix` under our paths, kernels in our order of axes."""
-    tensors = {name.removeprefix(prefix): value for name, value in ARRAYS.items() if name.startswith(prefix)}
-    return {our_path(name): conv_kernel(value) if value.ndim == 4 else value for name, value in tensors.items()}
+    tensors = below(ARRAYS, prefix).items()
+    return {our_path(name): conv_kernel(value) if value.ndim == 4 else value for name, value in tensors}
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """The twin's weights in a file, under the source's names."""
     path = tmp_path_factory.mktemp("efficientnet") / "twin.safetensors"
-    named = {name.removeprefix("weights/"): value for name, value in ARRAYS.items() if name.startswith("weights/")}
-    save_file({name: np.ascontiguousarray(value) for name, value in named.items()}, path)
-    return path
+    return write_weights(path, ARRAYS)
 
 
 @pytest.fixture(scope="module")

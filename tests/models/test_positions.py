@@ -1,15 +1,12 @@
 import numpy as np
 import pytest
 from helpers.paths import PARITY
+from helpers.twins import error
 
 from mlmoe_jax.models.layers.positions import bicubic_weights, detr_positions, resample_positions, sine_positions
 
 ARRAYS = np.load(PARITY / "positions.npz")
 KINDS = {"size": {}, "offset": {"offset": 0.1}, "size_antialias": {"antialias": True}}
-
-
-def error(ours, theirs) -> float:
-    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("grid", [(3, 4), (8, 7), (16, 16), (2, 9)])

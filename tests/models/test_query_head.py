@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from helpers.paths import PARITY
 from helpers.query_heads import ml_decoder_head, q2l_head
+from helpers.twins import error
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
@@ -77,10 +78,6 @@ def loaded(case, folder, **options):
 def features(case):
     maps = ARRAYS[f"{case}/features"]
     return Features(None, None, jnp.asarray(maps.reshape(*maps.shape[:2], -1).transpose(0, 2, 1)), GRID)
-
-
-def error(ours, theirs) -> float:
-    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from helpers.devices import run_python
 from helpers.paths import PARITY
-from safetensors.numpy import save_file
+from helpers.twins import below, error, write_weights
 
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.backbones.resnet import FROZEN_BATCH_NORM, ResNet, ResNetShape
@@ -30,12 +30,6 @@ CONVS = {f"conv{i}": f"conv{i}" for i in (1, 2, 3)} | {"downsample.0": "shortcut
 LEAVES = {"running_mean": "mean", "running_var": "var", "bias": "bias"}
 
 
-def error(ours, theirs) -> float:
-    """Return the largest difference relative to the largest reference entry."""
-    assert ours.shape == theirs.shape
-    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
-
-
 def network_input(image: np.ndarray) -> jax.Array:
     return jnp.asarray(image.astype(np.float32) / 127.5 - 1)
 
@@ -54,17 +48,15 @@ def our_path(name: str) -> str:
 
 def stored(prefix: str) -> dict[str, np.ndarray]:
     """Return the arrays below `prefix` under our paths, kernels in our order of axes."""
-    tensors = {name.removeprefix(prefix): value for name, value in ARRAYS.items() if name.startswith(prefix)}
-    return {our_path(name): conv_kernel(value) if value.ndim == 4 else value for name, value in tensors.items()}
+    tensors = below(ARRAYS, prefix).items()
+    return {our_path(name): conv_kernel(value) if value.ndim == 4 else value for name, value in tensors}
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """The twin's weights in a file, under torchvision's names."""
     path = tmp_path_factory.mktemp("resnet") / "resnet.safetensors"
-    named = {name.removeprefix("weights/"): value for name, value in ARRAYS.items() if name.startswith("weights/")}
-    save_file({name: np.ascontiguousarray(value) for name, value in named.items()}, path)
-    return path
+    return write_weights(path, ARRAYS)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import TESTS
+from helpers.twins import below
 from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
@@ -33,7 +34,7 @@ def values_of(module: nnx.Module) -> dict[str, np.ndarray]:
 def published(kind: str) -> dict[str, np.ndarray]:
     """Return the reference tensors with torchvision's names, and a classifier as in published files."""
     stored = np.load(TESTS / "parity" / f"cnn_{kind}.npz")
-    tensors = {n.removeprefix("weights/"): stored[n] for n in stored.files if n.startswith("weights/")}
+    tensors = below(stored, "weights/")
     head = "fc" if kind == "resnet" else "classifier.2"
     return tensors | {f"{head}.weight": np.ones((5, 3), np.float32), f"{head}.bias": np.ones(5, np.float32)}
 

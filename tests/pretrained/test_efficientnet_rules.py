@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
+from helpers.twins import below
 from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
@@ -30,8 +31,7 @@ def values_of(module: nnx.Module) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def tensors():
     """The tensors of the reference's small twin, under its names."""
-    stored = np.load(PARITY / "efficientnet.npz")
-    return {n.removeprefix("weights/"): stored[n] for n in stored.files if n.startswith("weights/")}
+    return below(np.load(PARITY / "efficientnet.npz"), "weights/")
 
 
 def write(path, tensors):

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from helpers.official_models import LAYOUTS, family, listed, make_model, params_of, random_tensors, write
 from helpers.paths import PARITY
+from helpers.twins import error
 from safetensors.numpy import load_file
 
 from mlmoe_jax.config import default_config
@@ -21,11 +22,6 @@ from mlmoe_jax.pretrained.rules import mlvpt
 from mlmoe_jax.pretrained.rules.base import Rule
 
 TOLERANCE = 2e-5
-
-
-def error(ours, theirs) -> float:
-    """Return the largest difference relative to the largest reference entry."""
-    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
 
 
 # ---------------------------------------------------------------------------------------- outputs of the authors' code

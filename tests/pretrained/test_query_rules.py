@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 from helpers.paths import PARITY
 from helpers.query_heads import ml_decoder_head, q2l_head
+from helpers.twins import below
 from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
@@ -48,7 +49,7 @@ def tensors_of(case):
 
 
 def resnet():
-    return {n.removeprefix("weights/"): RESNET[n] for n in RESNET.files if n.startswith("weights/")}
+    return below(RESNET, "weights/")
 
 
 def prefixed(prefix, tensors):

@@ -1,0 +1,24 @@
+"""Models of other packages whose inputs, weights and outputs are stored in `tests/parity`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+
+def error(ours, theirs) -> float:
+    """Return the largest difference relative to the largest reference entry."""
+    assert ours.shape == theirs.shape
+    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+
+
+def below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Return the arrays whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+
+
+def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> Path:
+    """Write the weights of a twin to a safetensors file under the names of its source, and return its path."""
+    save_file({name: np.ascontiguousarray(value) for name, value in below(arrays, "weights/").items()}, path)
+    return path
