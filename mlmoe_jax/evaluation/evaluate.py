@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.batch import targets
-from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
@@ -18,7 +18,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
-from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
+from mlmoe_jax.evaluation.metrics.groups import GROUPS, evaluate_scores
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.step import make_eval_step, probabilities
@@ -102,6 +102,14 @@ def measure(
         published = metric_presets.preset(settings.preset, scores, codes, frequency=label_space.frequency)
         measured |= {f"{settings.preset}/{name}": value for name, value in published.items()}
     return measured
+
+
+def selectable_metrics(config: ConfigDict) -> list[str]:
+    """Return the names of the metrics that `measure` computes for every split and that are better if higher."""
+    made = SplitScores("", np.array(["a", "b"]), np.array([[0.0], [1.0]]), np.array([[0], [1]], np.int8))
+    lower_is_better = [group for group in map(GROUPS.__getitem__, GROUPS) if group.lower_is_better]
+    names = measure(made, synthetic_label_space(1, 1), config)
+    return [name for name in names if not any(group.has(name) for group in lower_is_better)]
 
 
 def measure_pairs(

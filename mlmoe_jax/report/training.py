@@ -75,13 +75,13 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
 
 def selected(files: RunFiles) -> str:
     """Return a description of the selected weights according to metrics.jsonl; "" without rows."""
-    config, selection = files.config, Selection({})
-    watched = selection_split(config)
+    config, metric = files.config, files.config.eval.select_metric
+    watched, selection = selection_split(config), Selection({}, metric)
     kinds = ("raw", "ema") if config.ema.decay else ("raw",)
     if config.eval.select_on == "none":
-        return f"the last {kinds[-1]} weights, regardless of mAP" if files.rows else ""
+        return f"the last {kinds[-1]} weights, regardless of {metric}" if files.rows else ""
     for row in files.rows:
-        found = {kind: row.get(f"{watched}/{kind}/mAP") for kind in kinds}
+        found = {kind: row.get(f"{watched}/{kind}/{metric}") for kind in kinds}
         if measured := {kind: (value, {}) for kind, value in found.items() if value is not None}:
             selection.consider(row["step"], watched, measured)
     return str(selection) if selection.best else ""
@@ -95,10 +95,12 @@ def curves(files: RunFiles) -> Section:
         return Section("curves", "Training curves", missing="metrics.jsonl is written from the first logged step on.")
     names = list(dict.fromkeys(name for row in rows for name in row))
     losses = [name for name in names if name == "loss" or name.startswith("loss/")]
-    mean_ap = [name for name in names if name.endswith("/mAP")]
+    percent_axis = {"y_format": ".1%", "from_zero": False}
+    shown = tuple(dict.fromkeys(("mAP", files.config.eval.select_metric)))
+    measured = [name for name in names if name.endswith(tuple(f"/{metric}" for metric in shown))]
     panels = [
         ("loss", "Loss and its terms", losses, {"y_title": "loss"}),
-        ("map", "mAP during training", mean_ap, {"y_title": "mAP", "y_format": ".1%", "from_zero": False}),
+        ("map", f"{' and '.join(shown)} during training", measured, {"y_title": shown[0], **percent_axis}),
         ("rate", "Learning rate", ["learning_rate"], {"y_title": "rate", "y_format": "~e"}),
         ("gradient", "Norm of the gradient", ["gradient_norm"], {"y_title": "norm"}),
         ("speed", "Speed", ["images_per_second"], {"y_title": "images/s", "y_format": "~s"}),

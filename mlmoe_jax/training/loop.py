@@ -26,7 +26,7 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device, setup_jax
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.resume import require_same_config, restore_progress
-from mlmoe_jax.training.selection import Selection
+from mlmoe_jax.training.selection import Selection, require_metric
 from mlmoe_jax.training.setup import Job, build_steps, open_data, training_batches
 from mlmoe_jax.training.state import TrainState, copied
 
@@ -43,6 +43,7 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     correct, and Stopped after SIGTERM or Ctrl-C, once the state is saved.
     """
     configuration.validate(config)
+    require_metric(config)
     folder.require_place()
     require_same_config(config, folder)
     resumes = has_checkpoint(folder)
@@ -140,21 +141,23 @@ def finish(job: Job, selection: Selection, frozen: Params) -> Results:
 def _evaluate(job: Job, state: TrainState, selection: Selection, step: int) -> dict[str, float]:
     """Evaluate raw and averaged weights on the selection split, and update `selection`."""
     kinds = {"raw": state.raw()} | ({"ema": state.ema} if job.config.ema.decay else {})
-    split, row, candidates = job.data.selection_split, {}, {}
+    split, metric, row, candidates = job.data.selection_split, selection.metric, {}, {}
     for kind, values in kinds.items() if split else ():
         measured = job.measure(job.score(values, state.frozen, job.data.eval_splits[split]))
         row |= {f"{split}/{kind}/{name}": value for name, value in measured.items()}
-        candidates[kind] = measured["mAP"], values
+        candidates[kind] = measured[metric], values
     if job.config.eval.select_on == "none":
         kind = list(kinds)[-1]
         selection.keep(step, kind, "", copied(kinds[kind]))
     else:
-        selection.consider(step, split, {k: (mean_ap, copied(v)) for k, (mean_ap, v) in candidates.items()})
-        patience = job.config.train.patience
-        selection.finished = bool(patience) and selection.rounds_without_gain > patience
+        patience = job.config.train.patience * job.data.steps_per_epoch
+        owned = {kind: (result, copied(values)) for kind, (result, values) in candidates.items()}
+        selection.consider(step, split, owned, patience=patience)
     if candidates:
-        shown = ", ".join(f"{kind} {100 * mean_ap:.2f}" for kind, (mean_ap, _) in candidates.items())
-        status(f"step {step}, epoch {step / job.data.steps_per_epoch:g}: {split} mAP {shown} %")
+        shown = ", ".join(f"{kind} {100 * result:.2f}" for kind, (result, _) in candidates.items())
+        status(f"step {step}, epoch {step / job.data.steps_per_epoch:g}: {split} {metric} {shown} %")
+    if selection.finished:
+        status(f"stopping early: the best {metric} is more than train.patience={job.config.train.patience} epochs old")
     return row
 
 

@@ -2,9 +2,9 @@
 
 1. Train with a learned mask for every prompt and every segment of it. 2. Measure the importance of each mask. 3. For
 every level of pruning, mask the least important prompts and segments, restart from the same initial values with these
-masks fixed, and train. 4. Choose the level with the best mAP on the selection split. Each training has its own run
-folder, and finished stages are not repeated, so the same command resumes a stopped pruning. The files of the chosen
-level are copied to the target folder.
+masks fixed, and train. 4. Choose the level with the best `eval.select_metric` on the selection split. Each training has
+its own run folder, and finished stages are not repeated, so the same command resumes a stopped pruning. The files of
+the chosen level are copied to the target folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mlmoe_jax.runtime.sharding import REPLICATED, on_device
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.resume import require_same_config
-from mlmoe_jax.training.selection import selection_split
+from mlmoe_jax.training.selection import require_metric, selection_split
 from mlmoe_jax.training.setup import training_batches
 
 SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance_{}.npz", "prune.csv"
@@ -74,10 +74,10 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
                 of_level, folder.below(f"{LEVELS}/{level.name}"), f"level {number} of {len(levels)}, {level.name}"
             )
             if distributed.is_first():
-                _write_table(folder, results)
-        split = selection_split(config)
-        best = max(results, key=lambda level: results[level][split]["mAP"])
-        status(f"chosen on {split}: {best.name}")
+                _write_table(folder, results, config.eval.select_metric)
+        split, metric = selection_split(config), config.eval.select_metric
+        best = max(results, key=lambda level: np.nan_to_num(results[level][split][metric], nan=-np.inf))
+        status(f"chosen by {metric} on {split}: {best.name}")
         if distributed.is_first():
             folder.adopt(folder.below(f"{LEVELS}/{best.name}"))
     return results[best]
@@ -193,19 +193,22 @@ def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
     return train(config, folder)
 
 
-def _write_table(folder: RunFolder, results: dict[Level, Results]) -> None:
-    rows = []
+def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) -> None:
+    """Write prune.csv: mAP, and the metric by which the level is chosen, of every split and level."""
+    splits, rows = next(iter(results.values())), []
+    columns = [(split, name) for split in splits for name in dict.fromkeys(("mAP", metric))]
     for level, measured in results.items():
         kept = sum(
             row.count("1") for row, token in zip(level.kept_segments, level.kept_tokens, strict=True) if token == "1"
         )
-        rows.append([level.name, level.kept_tokens.count("1"), kept, *(m["mAP"] for m in measured.values())])
-    splits = [f"{name}/mAP" for name in next(iter(results.values()))]
-    folder.write_csv(TABLE, ["level", "prompts", "segments", *splits], rows)
+        figures = (measured[split][name] for split, name in columns)
+        rows.append([level.name, level.kept_tokens.count("1"), kept, *figures])
+    folder.write_csv(TABLE, ["level", "prompts", "segments", *map("/".join, columns)], rows)
 
 
 def _require_prunable(config: ConfigDict) -> None:
     configuration.validate(config)
+    require_metric(config)
     if config.model.prompts.kind != "e2vpt":
         raise UserError(
             f"--mode=prune prunes the prompts of E2VPT, not those of kind {config.model.prompts.kind}; start from "
@@ -214,4 +217,4 @@ def _require_prunable(config: ConfigDict) -> None:
     if config.model.prompts.pruning != "none":
         raise UserError("--mode=prune sets model.prompts.pruning itself; leave it at none")
     if config.eval.select_on == "none":
-        raise UserError("--mode=prune chooses a level by its mAP: set eval.select_on to val or test")
+        raise UserError("--mode=prune chooses a level by its eval.select_metric: set eval.select_on to val or test")

@@ -42,7 +42,7 @@ def restore_progress(job: Job, state: TrainState, manager: ocp.CheckpointManager
     state: the one before the first step, placed. Rows of metrics.jsonl after the restored step are removed, and the
     start is recorded. Raises UserError if all checkpoints are damaged.
     """
-    steps, selection = job.steps, Selection(copied(state.ema))
+    steps, selection = job.steps, Selection(copied(state.ema), job.config.eval.select_metric)
     like = {"selected": selection.values, "state": state.replace(frozen={})}
     restored = checkpoint.restore_newest(manager, **steps.stored_form(like))
     if restored is not None:

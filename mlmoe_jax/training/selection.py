@@ -1,4 +1,16 @@
-"""Selection of the values for evaluation and prediction, and early stopping."""
+"""Selection of the values for evaluation and prediction, and early stopping, by one metric of one split.
+
+The rules are those of Query2Label's training code (55eb050), which ML-VPT's (4fd40e4) takes over. It evaluates raw and
+averaged weights after each epoch and keeps the better of the two, the raw ones if they are equal, if they exceed all
+earlier results; a result that only equals the best is no gain. It stops if (1) both the best result of all and the best
+result of the raw weights are more than `patience` epochs old, 6 in ML-VPT's code and 8 in Query2Label's, and (2) the
+averaged weights are below their own best. A later best of the averages that is not the best of all therefore does not
+extend the wait, but nothing stops while they are at their best.
+
+Three cases are not defined there. Without averaged weights, (1) alone decides. An undefined result (nan) is never the
+best, and undefined averages are not below their best; the authors' code ends with an error if a loss is nan. A first
+result of 0 is a best here, while their code requires more than 0.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +21,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.evaluate import selectable_metrics
 from mlmoe_jax.models.params import Params
+from mlmoe_jax.runtime.registry import suggestion
+
+_DEFAULT_METRIC = "mAP"  # also that of all checkpoints without the name of a metric
 
 
 def selection_split(config: ConfigDict) -> str:
@@ -17,64 +34,88 @@ def selection_split(config: ConfigDict) -> str:
     return config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
 
 
+def require_metric(config: ConfigDict) -> None:
+    """Raise UserError if `eval.select_metric` is none of the metrics by which values can be selected."""
+    metric, known = config.eval.select_metric, selectable_metrics(config)
+    if metric not in known:
+        raise UserError(
+            f"eval.select_metric is '{metric}' and must be a metric that is computed during training and better if "
+            f"higher{suggestion(metric, known)}"
+        )
+
+
 @dataclass
 class Selection:
-    """The values selected so far, their origin, and the best mAP per kind (`raw`, `ema`).
+    """The values selected so far, their origin, and the best result per kind of weights (`raw`, `ema`).
 
     All of it is part of a checkpoint, so a resumed run selects and stops like an uninterrupted one.
-    step, kind, split: of the selected values; split "" = selected without a metric. finished: training stops early.
+    metric: its name, as in results.json. step, kind, split: of the selected values; split "" = selected without a
+    metric. best: kind -> highest result. best_step: kind -> the step of that result. finished: training stops early.
     """
 
     values: Params
+    metric: str = _DEFAULT_METRIC
     step: int = 0
     kind: str = "ema"
     split: str = ""
     best: dict[str, float] = field(default_factory=dict)
-    rounds_without_gain: int = 0
+    best_step: dict[str, int] = field(default_factory=dict)
     finished: bool = False
 
-    def consider(self, step: int, split: str, candidates: dict[str, tuple[float, Params]]) -> None:
-        """Select the best of `candidates`, kind -> (mAP, values), if it is better than all earlier ones.
+    def consider(
+        self, step: int, split: str, candidates: Mapping[str, tuple[float, Params]], *, patience: int = 0
+    ) -> None:
+        """Select the best of `candidates`, kind -> (result, values), if it exceeds all earlier ones; decide on the end.
 
-        A round is a gain if any kind exceeds its own best, as in the authors' early stopping.
+        Of equal candidates the first is selected. patience: as in the module, but in steps; 0 = never stop.
         """
-        before = max(self.best.values(), default=-math.inf)
-        kind = max(candidates, key=lambda name: candidates[name][0])
-        mean_ap, values = candidates[kind]
-        if mean_ap > before:
-            self.keep(step, kind, split, values)
-        gained = [name for name, (value, _) in candidates.items() if value > self.best.get(name, -math.inf)]
-        self.best |= {name: candidates[name][0] for name in gained}
-        self.rounds_without_gain = 0 if gained else self.rounds_without_gain + 1
+        results = {kind: result for kind, (result, _) in candidates.items() if not math.isnan(result)}
+        kind = max(results, key=results.__getitem__, default="")
+        if kind and results[kind] > max(self.best.values(), default=-math.inf):
+            self.keep(step, kind, split, candidates[kind][1])
+        for kind, result in results.items():
+            if result > self.best.get(kind, -math.inf):
+                self.best[kind], self.best_step[kind] = result, step
+        waited = step - max(self.step, self.best_step.get("raw", 0))
+        below = "ema" not in candidates or candidates["ema"][0] < self.best.get("ema", -math.inf)
+        self.finished = bool(patience and self.best) and waited > patience and below
 
     def keep(self, step: int, kind: str, split: str, values: Params) -> None:
-        """Select `values` regardless of their mAP."""
+        """Select `values` regardless of their metrics."""
         self.values, self.step, self.kind, self.split = values, step, kind, split
 
     def notes(self) -> dict[str, Any]:
         """Return all fields except the values, as plain JSON for a checkpoint; `from_notes` is the inverse."""
         return {
+            "metric": self.metric,
             "step": self.step,
             "kind": self.kind,
             "split": self.split,
             "best": dict(self.best),
-            "rounds_without_gain": self.rounds_without_gain,
+            "best_step": dict(self.best_step),
             "finished": self.finished,
         }
 
     @classmethod
     def from_notes(cls, values: Params, notes: Mapping[str, Any]) -> Selection:
-        """Return the selection of a checkpoint from its values and `notes`, which may hold further keys."""
+        """Return the selection of a checkpoint from its values and `notes`, which may hold further keys.
+
+        Checkpoints of earlier versions know neither the metric, which was mAP, nor `best_step`, for which the step of
+        the selected values stands, the last one that is certain.
+        """
         return cls(
             values,
+            metric=notes.get("metric", _DEFAULT_METRIC),
             step=notes["step"],
             kind=notes["kind"],
             split=notes["split"],
             best=dict(notes["best"]),
-            rounds_without_gain=notes["rounds_without_gain"],
+            best_step=dict(notes.get("best_step", dict.fromkeys(notes["best"], notes["step"]))),
             finished=notes["finished"],
         )
 
     def __str__(self) -> str:
-        reason = f"best mAP on {self.split}, {100 * max(self.best.values()):.2f} %" if self.split else "the last"
-        return f"{self.kind} weights of step {self.step} ({reason})"
+        best = (
+            f"best {self.metric} on {self.split}, {100 * max(self.best.values()):.2f} %" if self.split else "the last"
+        )
+        return f"{self.kind} weights of step {self.step} ({best})"

@@ -70,8 +70,9 @@ def test_an_interrupted_sweep_resumes(run, monkeypatch, tmp_path):
     for one, row in zip(printed, table_of(folder), strict=True):
         stored = json.loads((folder / one["run"] / "results.json").read_text())
         assert one["results"] == stored
-        assert one["selected"] == {"step": 6, "kind": row["weights"], "split": "val"}
+        assert one["selected"] == {"step": 6, "kind": row["weights"], "split": "val", "metric": "mAP"}
         assert (row[key], row["step"], row["selected_on"]) == (str(one["config"][key]), "6", "val")
+        assert row["selected_by"] == "mAP"
         assert float(row["test/mAP"]) == stored["test"]["mAP"]
     assert Image.open(folder / "sweep.png").format == "PNG"
 

@@ -2,19 +2,20 @@ import json
 import math
 
 import pytest
+from helpers.paths import FIXTURES
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.training.selection import Selection, selection_split
+from mlmoe_jax.training.selection import Selection, require_metric, selection_split
 
 START = {"w": "initial"}
 
 
-def consider(selection, step, *, raw, ema=None):
+def consider(selection, step, *, raw, ema=None, patience=0):
     """Call `selection.consider` with values that are named after their step and kind."""
     candidates = {"raw": (raw, {"w": f"raw {step}"})}
     if ema is not None:
         candidates["ema"] = (ema, {"w": f"ema {step}"})
-    selection.consider(step, "val", candidates)
+    selection.consider(step, "val", candidates, patience=patience)
 
 
 def test_the_best_of_all_rounds_and_kinds_is_selected():
@@ -26,6 +27,7 @@ def test_the_best_of_all_rounds_and_kinds_is_selected():
     consider(selection, 30, raw=0.55, ema=0.59)
     assert (selection.values["w"], selection.step, selection.kind) == ("ema 20", 20, "ema")
     assert selection.best == {"raw": 0.55, "ema": 0.6}
+    assert selection.best_step == {"raw": 30, "ema": 20}
 
 
 def test_of_equal_values_the_earlier_are_kept():
@@ -34,29 +36,18 @@ def test_of_equal_values_the_earlier_are_kept():
     assert selection.values["w"] == "raw 1"
     consider(selection, 2, raw=0.5, ema=0.5)
     assert selection.values["w"] == "raw 1"
-    assert selection.rounds_without_gain == 1
+    assert selection.best_step == {"raw": 1, "ema": 1}
 
 
-def test_a_gain_of_either_kind_resets_the_count():
-    selection = Selection(START)
-    counts = []
-    rounds = [(0.5, 0.2), (0.4, 0.3), (0.4, 0.3), (0.3, 0.3), (0.51, 0.1), (0.51, 0.3), (0.1, 0.31)]
-    for step, (raw, ema) in enumerate(rounds):
-        consider(selection, step, raw=raw, ema=ema)
-        counts.append(selection.rounds_without_gain)
-    assert counts == [0, 0, 1, 2, 0, 1, 0]
-    assert selection.values["w"] == "raw 4", (
-        "a gain of the averages below the best raw mAP does not change the selection"
-    )
-
-
-def test_a_first_mean_ap_of_0_is_selected_and_nan_is_not():
+def test_a_first_result_of_0_is_selected_and_nan_is_not():
     selection = Selection(START)
     consider(selection, 1, raw=math.nan, ema=math.nan)
     assert selection.values is START
-    assert selection.rounds_without_gain == 1
+    assert selection.best == {}
     consider(selection, 2, raw=0.0)
     assert selection.values["w"] == "raw 2"
+    consider(selection, 3, raw=math.nan, ema=0.1)
+    assert selection.values["w"] == "ema 3"
 
 
 def test_keep_selects_values_regardless_of_their_score():
@@ -67,18 +58,33 @@ def test_keep_selects_values_regardless_of_their_score():
 
 
 def test_notes_restore_all_fields_except_the_values():
-    selection = Selection(START, finished=True)
+    selection = Selection(START, "mAP_envelope")
     consider(selection, 1, raw=0.1, ema=0.25)
-    consider(selection, 2, raw=0.05, ema=0.2)
+    consider(selection, 3, raw=0.05, ema=0.2, patience=1)
+    assert selection.finished
     notes = json.loads(json.dumps(selection.notes()))
     assert "values" not in notes
     assert Selection.from_notes(selection.values, notes) == selection
     assert Selection.from_notes(selection.values, {**notes, "skipped": [3]}) == selection, "further keys are ignored"
     uninterrupted, resumed = selection, Selection.from_notes(selection.values, notes)
     for again in (uninterrupted, resumed):
-        consider(again, 3, raw=0.2, ema=0.1)
+        consider(again, 4, raw=0.2, ema=0.1, patience=1)
     assert resumed == uninterrupted
-    assert resumed.rounds_without_gain == 0
+    assert not resumed.finished
+
+
+def test_notes_of_earlier_versions_are_read():
+    """They count rounds without a gain instead of keeping the steps of the best results, and name no metric."""
+    notes = json.loads((FIXTURES / "run_before_rooms/stopped/checkpoints/5/notes/metadata").read_text())
+    assert notes["rounds_without_gain"] == 0
+    selection = Selection.from_notes(START, notes)
+    assert (selection.step, selection.kind, selection.split, selection.metric) == (4, "raw", "val", "mAP")
+    assert selection.best == notes["best"]
+    assert selection.best_step == {"raw": 4, "ema": 4}
+    consider(selection, 8, raw=0.1, ema=0.1, patience=4)
+    assert not selection.finished
+    consider(selection, 12, raw=0.1, ema=0.1, patience=4)
+    assert selection.finished
 
 
 def test_notes_do_not_change_with_later_rounds():
@@ -88,19 +94,20 @@ def test_notes_do_not_change_with_later_rounds():
     notes = selection.notes()
     consider(selection, 2, raw=0.2)
     assert notes == {
+        "metric": "mAP",
         "step": 1,
         "kind": "raw",
         "split": "val",
         "best": {"raw": 0.1},
-        "rounds_without_gain": 0,
+        "best_step": {"raw": 1},
         "finished": False,
     }
 
 
 def test_the_text_names_the_selected_values_and_the_reason():
-    selection = Selection(START)
+    selection = Selection(START, "mAP_envelope")
     consider(selection, 120, raw=0.5, ema=0.61239)
-    assert str(selection) == "ema weights of step 120 (best mAP on val, 61.24 %)"
+    assert str(selection) == "ema weights of step 120 (best mAP_envelope on val, 61.24 %)"
     selection.keep(200, "raw", "", START)
     assert str(selection) == "raw weights of step 200 (the last)"
 
@@ -110,3 +117,41 @@ def test_the_split_for_selection(select_on, split):
     config = default_config()
     config.data.val_split, config.data.test_splits, config.eval.select_on = "dev", ("first", "second"), select_on
     assert selection_split(config) == split
+
+
+def config_with(**keys):
+    config = default_config()
+    for key, value in keys.items():
+        section, _, name = key.partition("__")
+        config[section][name] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"eval__select_metric": "mAP_envelope"},
+        {"eval__select_metric": "CF1@0.3", "eval__threshold": 0.3},
+        {"eval__select_metric": "mAP@5", "metrics__top_k": 5},
+        {"eval__select_metric": "q2l/CF1@top3_min0.5", "metrics__preset": "q2l"},
+    ],
+)
+def test_every_metric_that_training_computes_can_select(keys):
+    require_metric(config_with(**keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "end"),
+    [
+        ({"eval__select_metric": "mAP_envelop"}, "; did you mean 'mAP_envelope'?"),
+        ({"eval__select_metric": "ECE_macro"}, "; did you mean 'AUC_macro'?"),  # lower is better
+        ({"eval__select_metric": "Brier_pooled"}, "mlvpt/OF1@top3"),
+        ({"eval__select_metric": "q2l/mAP"}, "; did you mean 'mlvpt/mAP'?"),
+        ({"eval__select_metric": "mAP@3", "metrics__top_k": 5}, "; did you mean 'mAP@5'?"),
+    ],
+)
+def test_other_metrics_are_refused(keys, end, refusal):
+    sentence = refusal(require_metric, config_with(**{"metrics__preset": "mlvpt"} | keys))
+    assert sentence.startswith(f"eval.select_metric is '{keys['eval__select_metric']}' and must be a metric that ")
+    assert sentence.endswith(end)

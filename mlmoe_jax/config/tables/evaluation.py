@@ -17,6 +17,11 @@ EVAL = section(
             "none": "no split: the run keeps the last EMA weights",
         },
     ),
+    select_metric=Text(
+        "mAP",
+        "Metric of that split by which the best weights are selected, training stops early, and --mode=prune chooses: "
+        "any name in results.json that is computed during training and better if it is higher.",
+    ),
     threshold=Number(
         0.5,
         "Probability from which a label counts as predicted, for precision, recall and F1 and for --mode=predict.",

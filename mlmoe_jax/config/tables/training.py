@@ -114,9 +114,10 @@ TRAIN = section(
     log_every=Integer(20, "Interval between two rows of the log.", above=0, unit="steps"),
     patience=Integer(
         0,
-        "Stop after more than this number of evaluations in a row without a better raw or EMA mAP; 0 is off.",
+        "Stop early if the best eval.select_metric of all weights and that of the raw weights are both older than this "
+        "and the EMA is below its best; 0 is off.",
         least=0,
-        unit="evaluations",
+        unit="epochs",
     ),
     save_backbone=Flag(False, "Write backbone.safetensors, in float16, at the end of training."),
 )

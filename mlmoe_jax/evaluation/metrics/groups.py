@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,12 +20,17 @@ class MetricGroup:
 
     caption: the heading of the table. meanings: regular expression for names -> definition in one sentence, with {0}
     for the first group of the expression. measure: `Entries` -> name -> fraction, nan if undefined; None if the metrics
-    need more than the scores of one split (`evaluation.evaluate` then adds them).
+    need more than the scores of one split (`evaluation.evaluate` then adds them). lower_is_better: of all its metrics.
     """
 
     caption: str
     meanings: Mapping[str, str]
     measure: Callable[[Entries], dict[str, float]] | None = None
+    lower_is_better: bool = False
+
+    def has(self, name: str) -> bool:
+        """Return whether one of the expressions in `meanings` matches a metric's name."""
+        return any(re.fullmatch(pattern, name) for pattern in self.meanings)
 
 
 # In the order of results.json; the report shows a table for each.

@@ -20,6 +20,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.training.resume import changed_keys
+from mlmoe_jax.training.selection import Selection, require_metric
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class GridRun:
     config: ConfigDict
     folder: RunFolder
     results: Results | None = None  # None = not finished
-    selected: dict[str, Any] = field(default_factory=dict)  # step, kind and split of the selected weights
+    selected: dict[str, Any] = field(default_factory=dict)  # see `selection_of`
     error: str = ""
 
 
@@ -139,6 +140,7 @@ def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> l
         run.config.update_from_flattened_dict(values)
         try:
             configuration.validate(run.config)
+            require_metric(run.config)
             preprocess_for(run.config)
         except UserError as error:
             raise UserError(f"the sweep's run {name} cannot be trained: {error}") from error
@@ -157,9 +159,16 @@ def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> l
 
 
 def selection_of(folder: RunFolder) -> dict[str, Any]:
-    """Return step, kind and split of a run's selected weights; {} if its checkpoints are missing or damaged."""
+    """Return step, kind, split and metric of a run's selected weights, the last two "" if they are the last ones.
+
+    {} if its checkpoints are missing or damaged.
+    """
     if not (folder / CHECKPOINTS).exists():
         return {}
     with checkpoint.open_manager(folder, writing=False) as manager:
         notes = checkpoint.newest_notes(manager)
-    return {name: notes[name] for name in ("step", "kind", "split")} if notes else {}
+    if not notes:
+        return {}
+    selection = Selection.from_notes({}, notes)
+    chosen = {"step": selection.step, "kind": selection.kind, "split": selection.split}
+    return chosen | {"metric": selection.metric if selection.split else ""}

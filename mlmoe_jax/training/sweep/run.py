@@ -103,14 +103,14 @@ def write_table(folder: RunFolder, runs: Sequence[GridRun]) -> None:
         rows.append(
             [
                 *map(as_text, run.values.values()),
-                *(run.selected.get(name, "") for name in ("step", "kind", "split")),
+                *(run.selected.get(name, "") for name in ("step", "kind", "split", "metric")),
                 *("" if math.isnan(value) else float(value) for value in found),
                 run.name,
                 run.error,
             ]
         )
-    metrics = [f"{split}/{name}" for split, name in names]
-    folder.write_csv(TABLE, [*runs[0].values, "step", "weights", "selected_on", *metrics, "run", "error"], rows)
+    selected, metrics = ("step", "weights", "selected_on", "selected_by"), [f"{split}/{name}" for split, name in names]
+    folder.write_csv(TABLE, [*runs[0].values, *selected, *metrics, "run", "error"], rows)
 
 
 def report(runs: Sequence[GridRun]) -> dict[str, Any]:
@@ -172,6 +172,8 @@ def format_table(runs: Sequence[GridRun]) -> str:
             continue
         cells = ((run.results or {}).get(split, {}).get("mAP", math.nan) for split in splits)
         chosen = f"{run.selected['kind']} of step {run.selected['step']}" if run.selected else ""
+        if metric := run.selected.get("metric"):
+            chosen += f", by {metric}"
         rows.append([run.name, *(f"{100 * value:.2f}" for value in cells), chosen])
     if summary:
         rows += [[""], ["mean ± standard deviation over seeds"]]

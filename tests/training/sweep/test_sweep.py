@@ -61,7 +61,7 @@ def test_a_second_call_trains_only_the_missing_runs(trainings, tmp_path, capsys)
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=8"]
     rows = table_of(tmp_path / "new")
     assert list(rows[0]) == [
-        *(GROUPS, "step", "weights", "selected_on"),
+        *(GROUPS, "step", "weights", "selected_on", "selected_by"),
         *("val/mAP", "val/OF1@0.5", "test/mAP", "test/OF1@0.5", "run", "error"),
     ]
     assert [row[GROUPS] for row in rows] == ["8", "2", "3"]
