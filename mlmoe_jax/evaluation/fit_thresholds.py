@@ -1,10 +1,11 @@
-"""`--mode=thresholds`: fit the thresholds of a run to its scores of a validation split, without images or model."""
+"""`--mode=thresholds`, and the end of a training: fit thresholds to scores of a validation split, without a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
@@ -33,21 +34,8 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_
             raise UserError(f"--config.{key} cannot be set for --mode=thresholds; only keys under thresholds can")
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
-    settings, data = config.thresholds, config.data
-    split = _split_to_fit(settings.split or data.val_split, data.test_splits)
-    names = read_labels(folder)
-    table = require_split(folder, read_scores(folder), split)
-    if split == data.train_split:
-        status(f"warning: the model was trained on {split}, and its scores there are better than on other images")
-    thresholds = fit_split(
-        table,
-        names,
-        per=settings.per,
-        goal=settings.goal,
-        precision=settings.precision,
-        difficult=data.difficult,
-        fixed=config.eval.threshold,
-    )
+    table = require_split(folder, read_scores(folder), split_to_fit(config))
+    thresholds = fit_as_configured(table, read_labels(folder), config)
     with folder.writing():
         write_thresholds(folder, thresholds)
     report = {**thresholds.source, "thresholds": thresholds.values}
@@ -56,18 +44,36 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_
     return 0
 
 
-def _split_to_fit(split: str, reported: Sequence[str]) -> str:
+def split_to_fit(config: ConfigDict) -> str:
+    """Return the split that `thresholds.split` names; UserError if there is none, or if it is a reported one."""
+    split = config.thresholds.split or config.data.val_split
     if not split:
         raise UserError(
             "the run has no validation split to fit thresholds on; name one with --config.thresholds.split, or train "
             "with data.val_fraction"
         )
-    if split in reported:
+    if split in config.data.test_splits:
         raise UserError(
             f"thresholds are not fitted on {split}, one of data.test_splits, because its reported metrics would be too "
             "high; name another with --config.thresholds.split"
         )
     return split
+
+
+def fit_as_configured(table: SplitScores, names: Sequence[str], config: ConfigDict) -> Thresholds:
+    """Fit thresholds as `config.thresholds` says to the scores of a split; warnings and errors as in `fit_run`."""
+    settings = config.thresholds
+    if table.name == config.data.train_split:
+        status(f"warning: the model was trained on {table.name}, and its scores there are better than on other images")
+    return fit_split(
+        table,
+        names,
+        per=settings.per,
+        goal=settings.goal,
+        precision=settings.precision,
+        difficult=config.data.difficult,
+        fixed=config.eval.threshold,
+    )
 
 
 def fit_split(

@@ -12,13 +12,15 @@ from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.evaluation.evaluate import list_skipped, measure_and_write
-from mlmoe_jax.evaluation.results import Results
+from mlmoe_jax.evaluation.fit_thresholds import fit_as_configured, split_to_fit
+from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import MetricLog, require_finite
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, require_same_frozen, write_run_metadata
+from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runs.trackers import open_trackers
 from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.preemption import asked_to_stop
@@ -124,10 +126,11 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
 
 
 def finish(job: Job, selection: Selection, frozen: Params) -> Results:
-    """Evaluate the selected values on every evaluation split, and write all results."""
+    """Evaluate the selected values on every evaluation split, fit thresholds if requested, and write all results."""
     status(f"evaluating the {selection}")
     scored = {name: job.score(selection.values, frozen, split) for name, split in job.data.eval_splits.items()}
-    results = measure_and_write(job.folder, scored, job.data.label_space, job.config)
+    fitted = _fit_thresholds(job, scored) if job.config.thresholds.at_end else None
+    results = measure_and_write(job.folder, scored, job.data.label_space, job.config, fitted=fitted)
     skipped = job.data.skipped.everywhere()
     if distributed.is_first():
         list_skipped(job.folder, [skipped, *(item.skipped for item in scored.values())])
@@ -159,6 +162,15 @@ def _evaluate(job: Job, state: TrainState, selection: Selection, step: int) -> d
     if selection.finished:
         status(f"stopping early: the best {metric} is more than train.patience={job.config.train.patience} epochs old")
     return row
+
+
+def _fit_thresholds(job: Job, scored: dict[str, SplitScores]) -> Thresholds:
+    """Fit thresholds to the scores of the split that the config names, and write them."""
+    fitted = fit_as_configured(scored[split_to_fit(job.config)], job.data.label_space.names, job.config)
+    if distributed.is_first():
+        write_thresholds(job.folder, fitted)
+    status(f"thresholds fitted on {fitted.source['split']}; --mode=predict uses them")
+    return fitted
 
 
 def _backbone_file(values: Params) -> bytes:

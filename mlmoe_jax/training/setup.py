@@ -21,6 +21,7 @@ from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
+from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
@@ -46,8 +47,8 @@ ANY_LENGTH = 10**9
 class TrainingData:
     """The opened splits of a training.
 
-    eval_splits: the splits to evaluate, by name. selection_split: the name of the one to evaluate during training; ""
-    = none. skipped: images of the training split that could not be read.
+    eval_splits: the splits to evaluate at the end, by name. selection_split: the name of the one to evaluate during
+    training; "" = none. skipped: images of the training split that could not be read.
     """
 
     train_split: Split
@@ -66,7 +67,8 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     Raises UserError if the data cannot be used for training, or if its labels are not those of the run.
     """
     selecting = selection_split(config)
-    names = [name for name in (selecting, *config.data.test_splits) if name]
+    fitting = split_to_fit(config) if config.thresholds.at_end else ""
+    names = [name for name in (selecting, fitting, *config.data.test_splits) if name]
     splits = open_splits(config.data, names, seed=config.seed)
     train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
     if resumes:

@@ -184,6 +184,8 @@ def test_a_part_of_the_training_split_is_held_out(table):
             assert image[0, 0, 0] == k
     assert open_split(data, "val", seed=3).ids == val.ids
     assert open_split(data, "val", seed=4).ids != val.ids
+    data.val_seed = 3
+    assert open_split(data, "val", seed=4).ids == val.ids, "the same part for runs with other seeds"
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.99])

@@ -15,15 +15,20 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.config.recipes.selection import use_selection
 from mlmoe_jax.data.sources import digits
+from mlmoe_jax.evaluation.fit_thresholds import fit_run
 from mlmoe_jax.main import main
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, read_run
+from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.preemption import StopRequest
+from mlmoe_jax.training import setup
 from mlmoe_jax.training.loop import Stopped, train
+from mlmoe_jax.training.setup import Job
 
 STEPS, MIDDLE = 6, 3
 
@@ -167,6 +172,73 @@ def test_the_command_writes_the_samples_that_the_config_requests(whole, config, 
     assert main(command) == 0
     assert len(RunFolder(tmp_path / "run").read_json("samples/index.json")["samples"]) == 2
     assert RunFolder(tmp_path / "run").read_json("results.json")["test"]["mAP"] == results["test"]["mAP"]
+
+
+# ---------------------------------------------------------------------------------------------- selection, thresholds
+def test_a_finished_run_fits_thresholds_if_its_command_asks_for_them(whole, config, tmp_path):
+    """Keys of thresholds may change when a run resumes; the fit is that of --mode=thresholds."""
+    shutil.copytree(whole[0].path, tmp_path / "run")
+    folder, fitting = RunFolder(tmp_path / "run"), copy.deepcopy(config)
+    assert not read_thresholds(folder).source
+    fitting.thresholds.at_end = True
+    results = train(fitting, folder)
+    stored = read_thresholds(folder)
+    assert stored.source["split"] == "val"
+    assert set(stored.values) == set(digits.CLASSES)
+    assert "CF1@fitted" not in results["val"]
+    assert {name: value for name, value in results["test"].items() if not name.endswith("@fitted")} == whole[1]["test"]
+    assert folder.read_json("results.json")["test"]["CF1@fitted"] == results["test"]["CF1@fitted"]
+    assert fit_run(folder) == 0
+    assert read_thresholds(folder) == stored
+
+
+def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypatch, capsys):
+    scored, score = [], setup.score_split
+
+    def counted(*args, **options):
+        scored.append(args[3].name)
+        return score(*args, **options)
+
+    monkeypatch.setattr(setup, "score_split", counted)
+    honest = copy.deepcopy(config)
+    honest.data.val_split, honest.eval.select_on, honest.eval.select_metric = "", "test", "mAP_envelope"
+    use_selection(honest, "honest")
+    folder = RunFolder(tmp_path)
+    results = train(honest, folder)
+    assert scored == ["held_out"] * 4 + ["held_out", "test"]  # raw weights and averages after both epochs, then all
+    assert set(results) == {"held_out", "test"}
+    assert 0 <= results["test"]["CF1@fitted"] <= 1
+    assert read_run(folder)[1].images == 54
+    measured = [row[f"held_out/{kind}/mAP_envelope"] for row in rows(folder)[1::2] for kind in ("raw", "ema")]
+    assert f"best mAP_envelope on held_out, {100 * max(measured):.2f} %" in capsys.readouterr().err
+    assert results["held_out"]["mAP_envelope"] == max(measured)
+
+
+def test_a_training_stops_early_by_the_chosen_metric(config, tmp_path, monkeypatch, capsys):
+    """The raw weights are best after the first of four epochs; their mAP, which nothing looks at, rises."""
+    falling, measured = iter([9, 5, 8, 4, 7, 3, 6, 2]), Job.measure
+
+    def made(self, scored):
+        result = next(falling, None)
+        return measured(self, scored) | ({} if result is None else {"mAP": 1 - result / 10, "AUC_macro": result / 10})
+
+    monkeypatch.setattr(Job, "measure", made)
+    patient = copy.deepcopy(config)
+    patient.train.epochs, patient.train.patience, patient.eval.select_metric = 4, 1, "AUC_macro"
+    folder = RunFolder(tmp_path)
+    train(patient, folder)
+    printed = capsys.readouterr().err
+    assert "val AUC_macro raw 90.00, ema 50.00 %" in printed
+    assert "stopping early: the best AUC_macro is more than train.patience=1 epochs old" in printed
+    assert "raw weights of step 3 (best AUC_macro on val, 90.00 %)" in printed
+    assert rows(folder)[-1]["step"] == 9, "after the third epoch"
+
+
+def test_an_unknown_metric_is_refused_before_anything_is_written(config, tmp_path, refusal):
+    wrong = copy.deepcopy(config)
+    wrong.eval.select_metric = "mAP_envelop"
+    assert "did you mean 'mAP_envelope'" in refusal(train, wrong, RunFolder(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 # ------------------------------------------------------------------------------------------------------ initial values

@@ -53,7 +53,10 @@ METRICS = section(
 )
 
 THRESHOLDS = section(
-    "How --mode=thresholds fits the probability from which a label is predicted.",
+    "How the probability is fitted from which a label is predicted, by --mode=thresholds or at the end of a training.",
+    at_end=Flag(
+        False, "Fit at the end of training too, so that the results have the test splits at the fitted thresholds."
+    ),
     split=Text(
         "", "Split to fit on, which must not be one that results are reported on; if it is empty, data.val_split."
     ),

@@ -46,8 +46,8 @@ def open_split(data_config: ConfigDict, split: str, *, classes: Sequence[str] | 
 
     data_config: `config.data`. classes: the ordered class names of the model, which are those of the training split. A
     source without fixed classes uses them to read its labels; the classes of other sources must be equal to them.
-    seed: selects the `data.val_fraction` of the training split that is used as `data.val_split`; the rest remains the
-    training split.
+    seed: selects the `data.val_fraction` of the training split that is used as `data.val_split`, unless `data.val_seed`
+    does; the rest remains the training split.
     Raises UserError for a name that is not in SOURCES, for other classes, and for the errors of the source.
     """
     in_part = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
@@ -108,5 +108,5 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
             f"data.val_fraction={fraction} of {len(whole)} training images leaves {count} for validation and "
             f"{len(whole) - count} for training"
         )
-    order = np.random.RandomState(seed).permutation(len(whole))
+    order = np.random.RandomState(seed if data_config.val_seed < 0 else data_config.val_seed).permutation(len(whole))
     return whole.take(np.sort(order[:count] if split == data_config.val_split else order[count:]), name=split)

@@ -1,0 +1,45 @@
+"""What a training selects on: the test split and the metric of a paper, or held-out training images.
+
+Every config of a method takes `selection=published`, the default, or `selection=honest`. `preset=honest` is short for
+the default preset with `selection=honest`.
+"""
+
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.errors import UserError
+
+HONEST = "honest"
+SELECTIONS = ("published", HONEST)
+OPTION = {"selection": SELECTIONS[0]}  # the option and its default, for `parse_arg`
+
+
+def read_selection(options: ConfigDict, presets: Sequence[str]) -> None:
+    """Replace `preset=honest` by the first of `presets` and `selection=honest`; UserError for other values."""
+    for name, known in (("preset", (*presets, HONEST)), ("selection", SELECTIONS)):
+        if options[name] not in known:
+            raise UserError(f"{name}={options[name]} is not one of {', '.join(known)}")
+    if options.preset == HONEST:
+        options.preset, options.selection = presets[0], HONEST
+
+
+def use_selection(config: ConfigDict, selection: str) -> None:
+    """Apply `selection` to a config with a data set.
+
+    published: leave what the data set has set. honest: select weights and fit thresholds on validation images, and read
+    the test splits once, at the end; a data set without a validation split holds out a tenth of its training images,
+    the same for all seeds.
+    """
+    if selection != HONEST:
+        return
+    data = config.data
+    if not data.val_split:
+        data.val_split, data.val_fraction, data.val_seed = "held_out", 0.1, 0
+    config.eval.select_on = "val"
+    config.thresholds.at_end = True
+
+
+def evaluate_like(config: ConfigDict, evaluator: str, *, metric: str = "mAP") -> None:
+    """Select by the metric of a paper, and add the metrics of its own evaluator, a choice of `metrics.preset`."""
+    config.metrics.preset, config.eval.select_metric = evaluator, metric
