@@ -9,9 +9,11 @@ keys of config.loss have no effect; an unknown label counts as absent. The backb
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
 tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
+selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, small
+from mlmoe_jax.config.recipes.selection import evaluate_like
 
 
 def get_config(arg=""):
@@ -20,6 +22,7 @@ def get_config(arg=""):
     config.loss.terms.logits = 0.0  # the head computes the loss of the sequence
     if options.dataset == "digits":
         return small(config, rate=1e-2)
+    evaluate_like(config, "drmoe")
     config.augment.geometry, config.augment.flip = "random_resized_crop", True
     config.optim.name, config.optim.b1, config.optim.weight_decay = "sgd", 0.9, 1e-4
     config.optim.learning_rate, config.optim.clip_norm = 0.1, 10.0

@@ -8,20 +8,23 @@ the text intends) | literal (as printed; warns) | static (recommended, with gate
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
 tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
+selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
 
 Adam with weight decay 1e-5 added to the gradient, learning rate 1e-4, divided by 10 after 30 and after 40 of 50 epochs,
 batches of 32 (16 on VOC), random resized crops, flips and color jitter. The paper does not state the strength of the
 jitter; hue is not changed here.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, small, use_routed_experts
+from mlmoe_jax.config.recipes.feature_map import DRMOE_PRESETS, feature_map, small, use_routed_experts
+from mlmoe_jax.config.recipes.selection import evaluate_like
 
 
 def get_config(arg=""):
-    config, options = feature_map(arg, preset="recommended")
+    config, options = feature_map(arg, presets=DRMOE_PRESETS)
     use_routed_experts(config, options.preset)
     if options.dataset == "digits":
         return small(config, rate=1e-3)
+    evaluate_like(config, "drmoe")
     config.augment.geometry, config.augment.flip = "random_resized_crop", True
     config.augment.brightness = config.augment.contrast = config.augment.saturation = 0.4
     config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-5

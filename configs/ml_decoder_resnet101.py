@@ -7,12 +7,14 @@ groups: maximum number of queries; if it reaches the number of labels, each labe
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
 tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
+selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
 
 Adam with weight decay 1e-4 on matrices, added to the gradient, one-cycle with peak 1e-4, 40 epochs, batches of 56, EMA,
 the asymmetric loss with 4, 0 and 0.05 summed over images and labels. The authors train a TResNet.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, small, use_ml_decoder
+from mlmoe_jax.config.recipes.selection import evaluate_like
 
 
 def get_config(arg=""):
@@ -22,6 +24,7 @@ def get_config(arg=""):
     config.loss.gamma_neg, config.loss.clip, config.loss.eps = 4.0, 0.05, 1e-8
     if options.dataset == "digits":
         return small(config, rate=1e-3)
+    evaluate_like(config, "asl")
     config.augment.cutout, config.augment.randaugment = 0.5, "standard"
     config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-4
     config.optim.decay_rules = ((r"(bias|scale)$", 0.0),)

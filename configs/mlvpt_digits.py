@@ -5,10 +5,13 @@ python -m mlmoe_jax.main --config=configs/mlvpt_digits.py --workdir=runs/digits
 
 from mlmoe_jax.config import parse_arg
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
+from mlmoe_jax.config.recipes.selection import OPTION
 
 
 def get_config(arg=""):
-    preset = parse_arg(arg, preset="code").preset
-    config, _ = prompt_tuning(f"dataset=digits,preset={preset}", digits_rate=1e-2)
-    use_ml_vpt(config, preset=preset)
+    given = parse_arg(arg, preset="code", **OPTION)
+    config, options = prompt_tuning(
+        f"dataset=digits,preset={given.preset},selection={given.selection}", digits_rate=1e-2
+    )
+    use_ml_vpt(config, preset=options.preset)
     return config

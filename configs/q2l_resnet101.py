@@ -6,6 +6,7 @@
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
 tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
+selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
 
 AdamW with weight decay 0.01 on all parameters, one-cycle with peak 1e-4, 80 epochs, batches of 64, EMA; batch
 normalization, stem and first stage frozen; images without labels are kept. The authors' loader does not apply cutout
@@ -13,6 +14,7 @@ although their paper says so; here it is applied.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, q2l_recipe, small, use_q2l
+from mlmoe_jax.config.recipes.selection import evaluate_like
 
 
 def get_config(arg=""):
@@ -20,6 +22,7 @@ def get_config(arg=""):
     use_q2l(config)
     if options.dataset == "digits":
         return small(config, rate=1e-3)
+    evaluate_like(config, "q2l", metric="mAP_envelope")
     config.data.keep_empty = True
     q2l_recipe(config)
     return config

@@ -209,7 +209,7 @@ def test_the_printed_sign_warns():
 @pytest.mark.parametrize(
     ("reference", "complaint"),
     [
-        ("drmoe_resnet101:preset=best", "preset=best is not one of recommended, literal, static, hsq"),
+        ("drmoe_resnet101:preset=best", "preset=best is not one of recommended, literal, static, hsq, honest"),
         ("q2l_resnet101:tune=perhaps", "tune=perhaps is not one of auto, yes, no"),
         ("mlgcn_resnet101:schedule=mine", "schedule=mine is not one of code, paper"),
     ],

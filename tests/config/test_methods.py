@@ -179,7 +179,7 @@ def test_images_are_normalized_as_in_the_authors_code_or_as_the_weights_expect()
         ("vpt:variant=middle", "variant=middle is not one of deep, shallow"),
         ("gvpt:sides=left", "sides=left is not one of both, co, dc"),
         ("mlvpt_vit:backbone=vit_b16_mae", "backbone=vit_b16_mae is not one of in1k, in21k, mae, mocov3"),
-        ("e2vpt:preset=mine", "preset=mine is not one of code, paper"),
+        ("e2vpt:preset=mine", "preset=mine is not one of code, paper, honest"),
     ],
 )
 def test_wrong_arguments_are_named(reference, complaint, refusal):

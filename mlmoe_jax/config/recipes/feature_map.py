@@ -10,11 +10,14 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.config.recipes.benchmarks import use_dataset
+from mlmoe_jax.config.recipes.selection import OPTION, evaluate_like, read_selection, use_selection
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.models.heads.query import ML_DECODER, Q2L
 from mlmoe_jax.models.heads.routed_experts import SETTINGS
+
+DRMOE_PRESETS = tuple(SETTINGS)
 
 # The parts of a ResNet that Query2Label keeps frozen.
 Q2L_FROZEN = (r"^backbone/(stem|stages/0)/", False)
@@ -27,20 +30,25 @@ def feature_map(
     backbone: str = "resnet101",
     resolution: int = 448,
     tune: str = "auto",
+    presets: tuple[str, ...] = ("published",),
     **further: Any,
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config for a data set and a backbone, and the options read from `arg`.
 
-    Options: dataset, root, resolution, backbone, tune, and those in `further` with their defaults. tune: whether the
-    backbone is trained; with `auto` a CNN is, as published, and a ViT is frozen. On `digits` the default backbone is
-    vit_digits. Raises UserError for unknown options and values.
+    Options: dataset, root, resolution, backbone, tune, preset, selection, and those in `further` with their defaults.
+    tune: whether the backbone is trained; with `auto` a CNN is, as published, and a ViT is frozen. presets: those of
+    the method, the default first. On `digits` the default backbone is vit_digits. Raises UserError for unknown options
+    and values.
     """
-    options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", tune=tune, **further)
+    own = {"tune": tune, "preset": presets[0], **OPTION, **further}
+    options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", **own)
+    read_selection(options, presets)
     if options.tune not in ("auto", "yes", "no"):
         raise UserError(f"tune={options.tune} is not one of auto, yes, no")
     digits = options.dataset == "digits"
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else resolution))
+    use_selection(config, options.selection)
     config.model.backbone.name = options.backbone or ("vit_digits" if digits else backbone)
     tuned = not isinstance(backbone_shape(config), ViTShape) if options.tune == "auto" else options.tune == "yes"
     config.trainable = ((r"", True),) if tuned else ((r"^backbone/", False), (r"", True))
@@ -97,6 +105,7 @@ def q2l_recipe(config: ConfigDict) -> None:
 
 def gcn_recipe(config: ConfigDict, *, rate: float, epochs: int) -> None:
     """Set the training of ML-GCN and ADD-GCN: SGD, a tenth of the rate for the backbone, gradients clipped at 10."""
+    evaluate_like(config, "mlgcn")
     config.optim.name, config.optim.b1 = "sgd", 0.9
     config.optim.learning_rate, config.optim.weight_decay, config.optim.clip_norm = rate, 1e-4, 10.0
     config.optim.rate_rules = ((r"^backbone/", 0.1),)

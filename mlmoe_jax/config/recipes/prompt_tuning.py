@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.config.recipes.benchmarks import use_dataset
+from mlmoe_jax.config.recipes.selection import OPTION, evaluate_like, read_selection, use_selection
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.prompts import SIDES
 
@@ -24,21 +25,22 @@ def prompt_tuning(
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config with the common recipe of the ML-VPT paper's comparison, and the options read from `arg`.
 
-    Options: dataset, root, resolution, backbone, preset, and those in `further` with their defaults. On `digits` the
-    default backbone is vit_digits, the learning rate is `digits_rate`, and 8 epochs are enough. On other data sets, as
-    published: AdamW with weight decay 0.01 on all trainable parameters, one-cycle, 40 epochs, batches of 64, cutout and
-    RandAugment, EMA, evaluation of raw and EMA weights after each epoch, and selection on test. The authors' code
-    normalizes images with ImageNet's mean and standard deviation for every backbone; preset `paper` uses those that
-    the weights were trained with. Raises UserError for unknown options and values.
+    Options: dataset, root, resolution, backbone, preset, selection (see `recipes.selection`), and those in `further`
+    with their defaults. On `digits` the default backbone is vit_digits, the learning rate is `digits_rate`, and 8
+    epochs are enough. On other data sets, as published: AdamW with weight decay 0.01 on all trainable parameters,
+    one-cycle, 40 epochs, batches of 64, cutout and RandAugment, EMA, evaluation of raw and EMA weights after each
+    epoch, and selection on test. The authors' code normalizes images with ImageNet's mean and standard deviation for
+    every backbone; preset `paper` uses those that the weights were trained with. Raises UserError for unknown options
+    and values.
     """
-    options = parse_arg(arg, dataset="coco2014", root="", resolution=0, backbone="", preset="code", **further)
-    if options.preset not in PRESETS:
-        raise UserError(f"preset={options.preset} is not one of {', '.join(PRESETS)}")
+    options = parse_arg(arg, dataset="coco2014", root="", resolution=0, backbone="", preset="code", **OPTION, **further)
+    read_selection(options, PRESETS)
     digits = options.dataset == "digits"
     options.backbone = options.backbone or ("vit_digits" if digits else backbone)
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else 224))
     config.model.backbone.name = options.backbone
+    use_selection(config, options.selection)
     if digits:
         config.optim.learning_rate = digits_rate
         config.train.epochs = 8
@@ -47,6 +49,7 @@ def prompt_tuning(
         config.model.prompts.num_groups = 3
         config.model.prompts.count = 18  # equals 3 groups of 3 on both sides
         return config, options
+    evaluate_like(config, "mlvpt", metric="mAP_envelope")
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.train.patience = 6
     config.optim.learning_rate = 5e-4 if options.preset == "paper" else _rate_of_the_code(options)

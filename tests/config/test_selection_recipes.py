@@ -1,0 +1,88 @@
+"""What the configs of the methods select on: as published, or on held-out training images."""
+
+import pytest
+from helpers.documents import CONFIGS
+
+from mlmoe_jax.config import flatten, load_config, validate
+from mlmoe_jax.training.selection import require_metric, selection_split
+
+# config -> the evaluator and the metric of its paper
+PUBLISHED = {
+    **dict.fromkeys(("linear_probe", "finetune", "vpt", "gatevpt", "e2vpt", "gvpt"), ("mlvpt", "mAP_envelope")),
+    **dict.fromkeys(("mlvpt_dinov2", "mlvpt_vit", "mlmoe_dinov2"), ("mlvpt", "mAP_envelope")),
+    "q2l_resnet101": ("q2l", "mAP_envelope"),
+    "ml_decoder_resnet101": ("asl", "mAP"),
+    "mlgcn_resnet101": ("mlgcn", "mAP"),
+    "addgcn_resnet101": ("mlgcn", "mAP"),
+    "cnn_rnn_resnet101": ("drmoe", "mAP"),
+    "hsq_resnet101": ("drmoe", "mAP"),
+    "drmoe_resnet101": ("drmoe", "mAP"),
+    "drmoe_20k": ("none", "mAP"),  # no row of a table
+}
+WITHOUT_A_PAPER = {"own_csv", "pretrain_digits"}
+BENCHMARKS = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256")
+HELD_OUT = {
+    "data.val_split": "held_out",
+    "data.val_fraction": 0.1,
+    "data.val_seed": 0,
+    "eval.select_on": "val",
+    "thresholds.at_end": True,
+}
+
+
+def changes(reference: str, of: str) -> dict:
+    """Return the keys of a config that differ from another one, with their values."""
+    now, before = (flatten(load_config(name, [])) for name in (reference, of))
+    return {key: value for key, value in now.items() if value != before[key]}
+
+
+def test_every_config_is_listed():
+    assert {path.stem for path in CONFIGS} == {*PUBLISHED, "mlvpt_digits"} | WITHOUT_A_PAPER
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_benchmarks_select_as_published_and_print_the_row_of_the_paper(name):
+    for dataset in BENCHMARKS:
+        config = load_config(f"{name}:dataset={dataset}", [])
+        validate(config)
+        require_metric(config)
+        assert (config.metrics.preset, config.eval.select_metric) == PUBLISHED[name]
+        assert selection_split(config) == config.data.test_splits[0]
+        assert not config.thresholds.at_end
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_an_honest_preset_changes_the_selection_and_nothing_else(name):
+    for dataset in BENCHMARKS:
+        usual, honest = f"{name}:dataset={dataset}", f"{name}:dataset={dataset},preset=honest"
+        config = load_config(honest, [])
+        validate(config)
+        assert changes(honest, of=usual) == HELD_OUT
+        assert selection_split(config) not in (config.data.train_split, *config.data.test_splits)
+        assert not changes(f"{usual},selection=honest", of=honest)
+
+
+@pytest.mark.parametrize("name", [*(f"{name}:dataset=digits," for name in PUBLISHED), "mlvpt_digits:"])
+def test_a_data_set_with_validation_images_keeps_them(name):
+    assert changes(f"{name}preset=honest", of=name) == {"thresholds.at_end": True}
+    config = load_config(f"{name}preset=honest", [])
+    validate(config)
+    assert selection_split(config) == "val"
+    assert (config.metrics.preset, config.eval.select_metric) == ("none", "mAP")
+
+
+@pytest.mark.parametrize("preset", ["mlvpt_dinov2:preset=paper", "drmoe_resnet101:preset=static"])
+def test_honest_selection_combines_with_every_preset(preset):
+    assert changes(f"{preset},selection=honest", of=preset) == HELD_OUT
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("vpt:selection=fair", "selection=fair is not one of published, honest"),
+        ("q2l_resnet101:preset=code", "preset=code is not one of published, honest"),
+        ("mlvpt_digits:preset=mine", "preset=mine is not one of code, paper, honest"),
+    ],
+)
+def test_other_selections_are_refused(reference, complaint, refusal):
+    assert refusal(load_config, reference, []) == complaint
