@@ -148,6 +148,16 @@ def test_selection_on_test_is_reported(tmp_path, no_bundle):
     assert "Selected on test, as published" in section(page.write_report(folder).read_text(), "summary")
 
 
+def test_the_metric_that_selects_is_named_and_drawn(tmp_path):
+    folder = make_run(tmp_path, samples=0, eval__select_metric="mAP_envelope")
+    folder.append_row({"step": 80, "epoch": 4.0, "val/raw/mAP_envelope": 0.7, "val/ema/mAP_envelope": 0.65})
+    files = RunFiles(folder)
+    assert training.selected(files) == "raw weights of step 80 (best mAP_envelope on val, 70.00 %)"
+    drawn = repr(training.curves(files))
+    assert "mAP and mAP_envelope during training" in drawn
+    assert "val/raw/mAP_envelope from 0.7 to 0.7" in drawn
+
+
 def test_the_last_weights_and_runs_without_a_selection(run, tmp_path):
     assert training.selected(RunFiles(make_run(tmp_path / "a", samples=0, eval__select_on="none"))).startswith(
         "the last ema"

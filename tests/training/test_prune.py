@@ -130,6 +130,25 @@ def test_the_stored_importance_is_that_of_the_learned_masks(pruned):
         np.testing.assert_allclose(stored[name], measured[name], rtol=1e-4, atol=1e-6)
 
 
+def test_the_level_is_chosen_by_the_metric_that_selects(config, tmp_path, monkeypatch, capsys):
+    chosen = copy.deepcopy(config)
+    chosen.eval.select_metric, chosen.prune.token_levels = "mAP_envelope", (0.25, 0.5, 0.75)
+    figures = iter([(0.5, 0.5), (0.2, np.nan), (0.3, 0.9), (0.8, 0.4)])  # of the search and the three levels
+
+    def train(config, folder):
+        results = {"val": dict(zip(("mAP", "mAP_envelope"), next(figures), strict=True))}
+        folder.write_json("results.json", results)
+        return results
+
+    monkeypatch.setattr(pruning, "train", train)
+    monkeypatch.setattr(pruning, "_importance", lambda *_: {"tokens": TOKENS, "segments": SEGMENTS})
+    folder = RunFolder(tmp_path)
+    assert prune(chosen, folder) == {"val": {"mAP": 0.3, "mAP_envelope": 0.9}}
+    assert folder.read_json("results.json")["val"]["mAP"] == 0.3
+    assert folder.read_text("prune.csv").splitlines()[0] == "level,prompts,segments,val/mAP,val/mAP_envelope"
+    assert "chosen by mAP_envelope on val: tokens=0.5,segments=0.5" in capsys.readouterr().err
+
+
 @pytest.fixture
 def searched(config, drawn_parts):
     """A run with learned masks and random values, as if trained; its dropout shows whether it is in training mode."""
@@ -196,6 +215,8 @@ def test_a_config_that_cannot_be_pruned_is_refused_before_anything_is_written(co
     unchosen, masked = copy.deepcopy(config), copy.deepcopy(config)
     unchosen.eval.select_on = "none"
     assert "eval.select_on" in refusal(prune, unchosen, folder)
+    unchosen.eval.select_metric = "Brier_pooled"
+    assert "eval.select_metric" in refusal(prune, unchosen, folder)
     masked.model.prompts.pruning = "learned"
     assert "model.prompts.pruning" in refusal(prune, masked, folder)
     odd = copy.deepcopy(config)
