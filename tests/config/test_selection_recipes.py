@@ -81,6 +81,10 @@ def test_honest_selection_combines_with_every_preset(preset):
     [
         ("vpt:selection=fair", "selection=fair is not one of published, honest"),
         ("q2l_resnet101:preset=code", "preset=code is not one of published, honest"),
+        (
+            "gvpt:preset=honest,selection=published",
+            "preset=honest means selection=honest; leave selection=published out",
+        ),
         ("mlvpt_digits:preset=mine", "preset=mine is not one of code, paper, honest"),
     ],
 )

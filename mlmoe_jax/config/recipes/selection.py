@@ -10,18 +10,24 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 
-HONEST = "honest"
-SELECTIONS = ("published", HONEST)
-OPTION = {"selection": SELECTIONS[0]}  # the option and its default, for `parse_arg`
+PUBLISHED, HONEST = SELECTIONS = ("published", "honest")
+OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or honest if the preset says so
 
 
 def read_selection(options: ConfigDict, presets: Sequence[str]) -> None:
-    """Replace `preset=honest` by the first of `presets` and `selection=honest`; UserError for other values."""
+    """Replace `preset=honest` by the first of `presets` and `selection=honest`.
+
+    Raises UserError for other values, and for a preset and a selection that contradict each other.
+    """
+    given = options.selection
+    options.selection = given or (HONEST if options.preset == HONEST else PUBLISHED)
     for name, known in (("preset", (*presets, HONEST)), ("selection", SELECTIONS)):
         if options[name] not in known:
             raise UserError(f"{name}={options[name]} is not one of {', '.join(known)}")
     if options.preset == HONEST:
-        options.preset, options.selection = presets[0], HONEST
+        if given == PUBLISHED:
+            raise UserError("preset=honest means selection=honest; leave selection=published out")
+        options.preset = presets[0]
 
 
 def use_selection(config: ConfigDict, selection: str) -> None:
