@@ -197,6 +197,7 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
     # ML-VPT reads some backbones before the final norm, which cannot be recognized from its tensors.
     if not layout.startswith("ml_vpt") and not reads_final_norm(settings.backbone, prompts=False):
         found.append("model.backbone.final_norm is no instead of yes")
-    if settings.backbone.normalization != "imagenet" and catalog.entry(settings.backbone.name).mean != IMAGENET_MEAN:
-        found.append("model.backbone.normalization is auto instead of imagenet")
+    how = settings.backbone.normalization
+    if how == "unit" or (how == "auto" and catalog.entry(settings.backbone.name).mean != IMAGENET_MEAN):
+        found.append(f"model.backbone.normalization is {how} instead of imagenet")
     return found

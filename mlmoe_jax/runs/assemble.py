@@ -22,6 +22,9 @@ from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes
 
+# Mean and standard deviation of the choices of model.backbone.normalization; `auto` takes those of the backbone.
+NORMALIZATIONS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "unit": ((0.0,) * 3, (1.0,) * 3)}
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -122,6 +125,5 @@ def preprocess_for(config: ConfigDict) -> Preprocess:
             f"data.image_size is {config.data.image_size}, which is not a multiple of {config.model.backbone.name}'s "
             f"patch size {entry.shape.patch}"
         )
-    if config.model.backbone.normalization == "imagenet":
-        return Preprocess(config.data.image_size, IMAGENET_MEAN, IMAGENET_STD)
-    return Preprocess(config.data.image_size, entry.mean, entry.std)
+    mean, std = NORMALIZATIONS.get(config.model.backbone.normalization, (entry.mean, entry.std))
+    return Preprocess(config.data.image_size, mean, std)

@@ -285,6 +285,8 @@ def test_settings_that_differ_from_the_code_are_reported():
     config.model.backbone.name = "vit_b16_in1k"
     use_ml_vpt(config)
     assert departures(config.model, "ml_vpt") == ["model.backbone.normalization is auto instead of imagenet"]
+    config.model.backbone.normalization = "unit"
+    assert departures(config.model, "ml_vpt") == ["model.backbone.normalization is unit instead of imagenet"]
     config.model.backbone.normalization = "imagenet"
     assert departures(config.model, "ml_vpt") == []
     use_ml_vpt(config, preset="paper")

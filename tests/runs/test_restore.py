@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import fingerprint
@@ -78,6 +79,16 @@ def test_image_sizes_of_cnns(refusal):
     assert preprocess_for(config).image_size == 100
     config.model.backbone.name = "convnext_tiny"
     assert "which is not a multiple of convnext_tiny's patch size 32" in refusal(preprocess_for, config)
+
+
+def test_images_are_normalized_as_the_config_says():
+    config = default_config()
+    config.model.backbone.name, config.data.image_size = "vit_b16_in21k", 224
+    means = {"auto": (0.5,) * 3, "imagenet": (0.485, 0.456, 0.406), "unit": (0.0,) * 3}
+    stds = {"auto": (0.5,) * 3, "imagenet": (0.229, 0.224, 0.225), "unit": (1.0,) * 3}
+    for how in means:
+        config.model.backbone.normalization = how
+        assert preprocess_for(config) == Preprocess(224, means[how], stds[how])
 
 
 def test_metadata_files_of_a_run_folder(config, tmp_path):

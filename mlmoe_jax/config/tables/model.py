@@ -23,7 +23,11 @@ BACKBONE = section(
     normalization=Choice(
         "auto",
         "Mean and standard deviation by which the channels of an image are normalized.",
-        of={"auto": "those that the weights were trained with", "imagenet": "those of ImageNet"},
+        of={
+            "auto": "those that the weights were trained with",
+            "imagenet": "those of ImageNet",
+            "unit": "0 and 1, so that the network gets pixels in 0 … 1",
+        },
     ),
     final_norm=Choice(
         "auto",
