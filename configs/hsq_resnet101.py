@@ -26,5 +26,5 @@ def get_config(arg=""):
     if options.dataset == "digits":
         return small(config, rate=1e-3)
     evaluate_like(config, "drmoe")  # its paper's own evaluator is not public; DR-MoE quotes its numbers
-    q2l_recipe(config)
+    q2l_recipe(config, options.tune)
     return config

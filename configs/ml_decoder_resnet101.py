@@ -10,10 +10,11 @@ tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but 
 selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
 
 Adam with weight decay 1e-4 on matrices, added to the gradient, one-cycle with peak 1e-4, 40 epochs, batches of 56, EMA,
-the asymmetric loss with 4, 0 and 0.05 summed over images and labels. The authors train a TResNet.
+the asymmetric loss with 4, 0 and 0.05 summed over images and labels, cutout and the RandAugment of UDA that their code
+imports. A backbone that is trained gets pixels in 0 … 1 without mean and standard deviation, as the authors' TResNet.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, small, use_ml_decoder
+from mlmoe_jax.config.recipes.feature_map import feature_map, small, use_ml_decoder, use_unit_input
 from mlmoe_jax.config.recipes.selection import evaluate_like
 
 
@@ -25,7 +26,8 @@ def get_config(arg=""):
     if options.dataset == "digits":
         return small(config, rate=1e-3)
     evaluate_like(config, "asl")
-    config.augment.cutout, config.augment.randaugment = 0.5, "standard"
+    config.augment.cutout, config.augment.randaugment = 0.5, "uda"
+    use_unit_input(config, options.tune)
     config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-4
     config.optim.decay_rules = ((r"(bias|scale)$", 0.0),)
     config.train.epochs, config.train.batch_size = 40, 56

@@ -23,6 +23,5 @@ def get_config(arg=""):
     if options.dataset == "digits":
         return small(config, rate=1e-3)
     evaluate_like(config, "q2l", metric="mAP_envelope")
-    config.data.keep_empty = True
-    q2l_recipe(config)
+    q2l_recipe(config, options.tune)
     return config

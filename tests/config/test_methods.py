@@ -6,6 +6,7 @@ from flax import nnx
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.config import load_config
+from mlmoe_jax.config.recipes.benchmarks import ema_decay
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import ModelDef, split_trainable
@@ -165,6 +166,15 @@ def test_learning_rates_are_the_published_ones():
     assert rate("dataset=voc2007,resolution=448") == 1e-4
     assert rate("dataset=vg256,preset=paper") == 5e-4
     assert load_config("mlvpt_dinov2:preset=paper", []).ema.decay == 0.9997
+
+
+def test_the_decay_of_the_moving_average_is_computed_by_the_authors_rule():
+    published = {"coco2014": 0.9998452, "nuswide": 0.9998988, "voc2007": 0.9974590, "vg256": 0.9978910}
+    published["voc2012"] = published["voc2007"]
+    for dataset, decay in published.items():
+        assert load_config(f"vpt:dataset={dataset}", []).ema.decay == decay
+    assert ema_decay(82_081, epochs=1) == 0.9996905, "nearly the 0.9997 of the paper"
+    assert ema_decay(1_000, batch_size=10, epochs=3, kept=0.5) == pytest.approx(0.5 ** (1 / 300), abs=1e-7)
 
 
 def test_images_are_normalized_as_in_the_authors_code_or_as_the_weights_expect():

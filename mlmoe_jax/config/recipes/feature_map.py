@@ -10,10 +10,11 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.config.recipes.benchmarks import use_dataset
+from mlmoe_jax.config.recipes.following import follow
 from mlmoe_jax.config.recipes.selection import OPTION, evaluate_like, read_selection, use_selection
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.models.heads.query import ML_DECODER, Q2L
 from mlmoe_jax.models.heads.routed_experts import SETTINGS
 
@@ -50,11 +51,27 @@ def feature_map(
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else resolution))
     use_selection(config, options.selection)
     config.model.backbone.name = options.backbone or ("vit_digits" if digits else backbone)
-    tuned = not isinstance(backbone_shape(config), ViTShape) if options.tune == "auto" else options.tune == "yes"
-    config.trainable = ((r"", True),) if tuned else ((r"^backbone/", False), (r"", True))
+    tune_backbone(config, options.tune)
     config.loss.kind, config.loss.scale = "bce", 1.0
     config.ema.decay = 0.0
     return config, options
+
+
+def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, bool], ...] = ()) -> None:
+    """Let `config.trainable` follow the backbone: `frozen`, then everything if it is tuned, else all but the backbone.
+
+    tune: yes, no, or auto, with which a CNN is tuned and a ViT is not.
+    """
+
+    def rules(name: str) -> tuple[tuple[str, bool], ...]:
+        return (*frozen, (r"", True)) if is_tuned(tune, name) else (*frozen, (r"^backbone/", False), (r"", True))
+
+    follow(config, "trainable", rules, "model.backbone.name")
+
+
+def is_tuned(tune: str, backbone: str) -> bool:
+    """Return whether the backbone of a name is tuned; see `tune_backbone`."""
+    return tune == "yes" or (tune == "auto" and not isinstance(catalog.entry(backbone).shape, ViTShape))
 
 
 def small(config: ConfigDict, *, rate: float) -> ConfigDict:
@@ -86,6 +103,18 @@ def use_ml_decoder(config: ConfigDict, *, groups: int = 100) -> None:
     config.model.head.decoder.update({"queries": groups, **ML_DECODER})
 
 
+def use_unit_input(config: ConfigDict, tune: str) -> None:
+    """Let a tuned backbone get pixels in 0 … 1, as in the authors' code of ASL and ML-Decoder.
+
+    A frozen backbone keeps the normalization of its weights. tune: as in `tune_backbone`.
+    """
+
+    def normalization(name: str) -> str:
+        return "unit" if is_tuned(tune, name) else "auto"
+
+    follow(config, "model.backbone.normalization", normalization, "model.backbone.name")
+
+
 def use_routed_experts(config: ConfigDict, preset: str) -> None:
     """Set the experts of DR-MoE (`recommended`, `literal`), its ablation `static`, or the rebuilt HSQ (`hsq`)."""
     if preset not in SETTINGS:
@@ -94,9 +123,14 @@ def use_routed_experts(config: ConfigDict, preset: str) -> None:
     config.model.head.routing.update(SETTINGS[preset])
 
 
-def q2l_recipe(config: ConfigDict) -> None:
-    """Set the training of Query2Label on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen."""
-    config.trainable = (Q2L_FROZEN, *config.trainable)
+def q2l_recipe(config: ConfigDict, tune: str) -> None:
+    """Set the training of Query2Label on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen.
+
+    Images without labels are kept, except in VG256, whose split is drawn from the images with labels. tune: as in
+    `tune_backbone`.
+    """
+    tune_backbone(config, tune, frozen=(Q2L_FROZEN,))
+    config.data.keep_empty = config.data.name != "vg256"
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.optim.learning_rate = 1e-4
     config.train.epochs, config.train.batch_size, config.train.patience = 80, 64, 8

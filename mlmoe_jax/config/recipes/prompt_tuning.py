@@ -4,6 +4,7 @@ Each difference between the ML-VPT paper and its authors' code is one key, and a
 default, because the published numbers come from the code.
 """
 
+import functools
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -11,6 +12,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.config.recipes.benchmarks import use_dataset
+from mlmoe_jax.config.recipes.following import follow
 from mlmoe_jax.config.recipes.selection import OPTION, evaluate_like, read_selection, use_selection
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.prompts import SIDES
@@ -29,9 +31,10 @@ def prompt_tuning(
     with their defaults. On `digits` the default backbone is vit_digits, the learning rate is `digits_rate`, and 8
     epochs are enough. On other data sets, as published: AdamW with weight decay 0.01 on all trainable parameters,
     one-cycle, 40 epochs, batches of 64, cutout and RandAugment, EMA, evaluation of raw and EMA weights after each
-    epoch, and selection on test. The authors' code normalizes images with ImageNet's mean and standard deviation for
-    every backbone; preset `paper` uses those that the weights were trained with. Raises UserError for unknown options
-    and values.
+    epoch, and selection on test. The learning rate of preset `code` follows the backbone and the image size, also if
+    they are changed later. The authors' code normalizes images with ImageNet's mean and standard deviation for every
+    backbone; preset `paper` uses those that the weights were trained with. Raises UserError for unknown options and
+    values.
     """
     options = parse_arg(arg, dataset="coco2014", root="", resolution=0, backbone="", preset="code", **OPTION, **further)
     read_selection(options, PRESETS)
@@ -52,23 +55,24 @@ def prompt_tuning(
     evaluate_like(config, "mlvpt", metric="mAP_envelope")
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.train.patience = 6
-    config.optim.learning_rate = 5e-4 if options.preset == "paper" else _rate_of_the_code(options)
     if options.preset == "paper":
-        config.ema.decay = 0.9997
+        config.optim.learning_rate, config.ema.decay = 5e-4, 0.9997
     else:
         config.model.backbone.normalization = "imagenet"
+        rate = functools.partial(rate_of_the_code, options.dataset)
+        follow(config, "optim.learning_rate", rate, "model.backbone.name", "data.image_size")
     return config, options
 
 
-def _rate_of_the_code(options: ConfigDict) -> float:
+def rate_of_the_code(dataset: str, backbone: str, resolution: int) -> float:
     """Return the learning rate of the authors' config for a data set, backbone and resolution; the paper says 5e-4."""
     slow = {
-        "coco2014": options.backbone == "dinov2_vitb14",
-        "voc2007": options.resolution == 448,
-        "voc2012": options.resolution == 448,
+        "coco2014": backbone == "dinov2_vitb14",
+        "voc2007": resolution == 448,
+        "voc2012": resolution == 448,
         "vg256": True,
     }
-    return 1e-4 if slow.get(options.dataset) else 5e-4
+    return 1e-4 if slow.get(dataset) else 5e-4
 
 
 def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
