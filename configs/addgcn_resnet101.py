@@ -10,7 +10,7 @@ selection=honest, or preset=honest: select weights and fit thresholds on a tenth
 
 SGD with momentum 0.9 and weight decay 1e-4, learning rate 0.05 and a tenth of it for the backbone, gradients clipped at
 10, batches of 16, 50 epochs, multi-scale crops and flips. The rate is divided by 10 after 31 and 41 epochs: the authors
-write 30 and 40, but their loop is off by one.
+write 30 and 40, but their loop is off by one. Labels marked difficult count as in configs/mlgcn_resnet101.py.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, gcn_recipe, small

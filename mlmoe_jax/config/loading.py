@@ -24,10 +24,11 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package contains the configs; a checkout has them next to the package.
 CONFIG_FOLDER = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), _PACKAGE)
 
-# Old names of keys, in stored configs and on the command line -> their present names.
+# Old names of keys, in stored configs and on the command line -> the keys that took their place, each with its value.
 RENAMED = {
-    "model.prompts.mask": "model.prompts.attention_mask",
-    "model.prompts.masks": "model.prompts.pruning",
+    "model.prompts.mask": ("model.prompts.attention_mask",),
+    "model.prompts.masks": ("model.prompts.pruning",),
+    "data.difficult": ("data.difficult_train", "data.difficult_eval"),
 }
 
 
@@ -129,7 +130,7 @@ def _read(key: Key, text: str, what: str) -> Any:
 def why_unknown(name: str) -> str:
     """Return the end of an error about an unknown key `name`, with the nearest known key."""
     if name in RENAMED:
-        return f"has been renamed; use '{RENAMED[name]}'"
+        return f"has been renamed; use {' and '.join(map(repr, RENAMED[name]))}"
     if (place := name.rpartition(".")[0]) in KEYS:
         return f"does not exist: '{place}' is a key, not a section"
     # A key with the same last part in another section is nearer than another key of the same section.
@@ -164,8 +165,8 @@ def from_json(text: str) -> ConfigDict:
     if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
         stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # once the exponent of focal too
     config, unknown = default_config(), []
-    for old, value in stored.items():
-        name = RENAMED.get(old, old)
+    present = [(old, name, value) for old, value in stored.items() for name in RENAMED.get(old, (old,))]
+    for old, name, value in present:
         if name in SECTIONS:
             raise UserError(f"the stored config is damaged: '{old}' is a section, not a key")
         if key_named(name) is None:

@@ -21,5 +21,5 @@ def targets(labels: np.ndarray, difficult: str) -> tuple[np.ndarray, np.ndarray]
     elif difficult == "ignore":
         known &= labels != DIFFICULT
     elif difficult != "negative":
-        raise ValueError(f"data.difficult must be negative, ignore or positive, not {difficult!r}")
+        raise ValueError(f"difficult must be negative, ignore or positive, not {difficult!r}")
     return positive.astype(np.float32), known.astype(np.float32)

@@ -34,7 +34,7 @@ class _Examples(grain.transforms.MapWithIndex):
         training = augment is not None
         self.split, self.seed, self.labels, self.process = split, seed, labels, process
         self.size, self.skip = data_config.image_size, data_config.bad_images == "skip"
-        self.difficult = data_config.difficult
+        self.difficult = data_config.difficult_train
         self.transform = make_host_transform(data_config, augment, training=training)
         reduced = data_config.reduced_decoding
         self.at_least = smallest_useful_side(data_config, augment, training=training) if reduced else 0

@@ -12,6 +12,15 @@ from mlmoe_jax.data.images import Images
 NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
 
 
+def has_positive(labels: np.ndarray, difficult: str = "negative") -> np.ndarray:
+    """Return bool[N], whether each image with label codes i8[N,K] has a label that is present.
+
+    difficult: as in `data.batch.targets`; a difficult label is enough unless it counts as `negative`.
+    """
+    enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
+    return np.isin(labels, enough).any(axis=1)
+
+
 @dataclass(frozen=True)
 class Split:
     """One split of a data set with N images and K labels.

@@ -121,7 +121,7 @@ class ComparedRun:
         folder.require(CONFIG)
         config = configuration.from_json(folder.read_text(CONFIG))
         splits, labels = read_scores(folder), read_labels(folder)
-        return cls(folder, labels, splits, config.data.difficult, config.eval.threshold, config.data.test_splits)
+        return cls(folder, labels, splits, config.data.difficult_eval, config.eval.threshold, config.data.test_splits)
 
 
 # ---------------------------------------------------------------------------------------------------- the comparison

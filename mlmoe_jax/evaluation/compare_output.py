@@ -40,7 +40,7 @@ def compare_folders(
     splits = [split] if split else shared_splits(first, second)
     found = [compare_split(first, second, name, resamples=resamples) for name in splits]
     if first.difficult != second.difficult:
-        status(f"difficult labels count as {first.difficult} for both runs, according to data.difficult of {a}")
+        status(f"difficult labels count as {first.difficult} for both runs, according to data.difficult_eval of {a}")
     report = {one.split: as_dict(one) for one in found}
     if target is not None:
         with opened(target) as file:

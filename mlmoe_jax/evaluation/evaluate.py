@@ -85,7 +85,7 @@ def measure(
     if not read.any():
         raise UserError(f"none of the {len(read):,} images of {scored.name} can be read")
     scores, codes = scored.scores[read], scored.codes[read]
-    label, mask = targets(codes, config.data.difficult)
+    label, mask = targets(codes, config.data.difficult_eval)
     cuts = thresholds.reported(scores, label_space.frequency, threshold=config.eval.threshold, mask=mask)
     if fitted is not None:
         cuts |= fitted.cuts_for(scored.name, label_space.names)
@@ -125,7 +125,7 @@ def measure_pairs(
         support=settings.pair_support,
     )
     for name, item in scored.items() if pairs else ():
-        label, mask = targets(item.codes[item.read], config.data.difficult)
+        label, mask = targets(item.codes[item.read], config.data.difficult_eval)
         found[name] = cooccurrence.pair_biases(
             item.scores[item.read], label, pairs, config.eval.threshold, mask=mask, fewest=settings.pair_images
         )
@@ -154,7 +154,7 @@ def measure_and_write(
     if {"test", "test_shift"} <= results.keys():
         results["test_shift"]["mAP_fall_from_test"] = results["test"]["mAP"] - results["test_shift"]["mAP"]
     if distributed.is_first():
-        write_results(folder, results, scored, label_space.names, difficult=config.data.difficult, prefix=prefix)
+        write_results(folder, results, scored, label_space.names, difficult=config.data.difficult_eval, prefix=prefix)
         if any(pairs.values()):
             _write_pairs(folder, pairs, label_space.names, prefix)
     return results

@@ -71,7 +71,7 @@ def fit_as_configured(table: SplitScores, names: Sequence[str], config: ConfigDi
         per=settings.per,
         goal=settings.goal,
         precision=settings.precision,
-        difficult=config.data.difficult,
+        difficult=config.data.difficult_eval,
         fixed=config.eval.threshold,
     )
 

@@ -46,7 +46,7 @@ def curves(files: RunFiles) -> Section:
     name, title, main = "scores", "Precision, recall and calibration", files.main_split
     if main is None or main.scores is None or not len(main.scores):
         return Section(name, title, missing=_NO_SCORES)
-    label, mask = main.scores.targets(files.config.data.difficult)
+    label, mask = main.scores.targets(files.config.data.difficult_eval)
     scores, positive, valid = checked(main.scores.scores, label, mask)
     number = files.config.metrics.calibration_bins
     bins = reliability(scores, positive, mask=valid, bins=number)

@@ -57,7 +57,7 @@ def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
 
     labels: codes i8[N,K] of the training split, from which the weights of a balanced loss are computed.
     """
-    return make_objective(config.loss, lambda: _negatives_over_positives(labels, config.data.difficult))
+    return make_objective(config.loss, lambda: _negatives_over_positives(labels, config.data.difficult_train))
 
 
 def _negatives_over_positives(labels: np.ndarray, difficult: str) -> jax.Array:

@@ -232,6 +232,9 @@ def test_published_recipes():
     assert (gcn.optim.name, gcn.optim.learning_rate, gcn.optim.clip_norm) == ("sgd", 0.1, 10.0)
     assert gcn.optim.rate_rules == ((r"^backbone/", 0.1),)
     assert load_config("addgcn_resnet101", []).augment.margin == 64
+    for name in ("mlgcn_resnet101", "addgcn_resnet101"):
+        data = load_config(f"{name}:dataset=voc2007", []).data
+        assert (data.difficult_train, data.difficult_eval) == ("positive", "ignore")
     ml_decoder = load_config("ml_decoder_resnet101", [])
     assert (ml_decoder.loss.gamma_neg, ml_decoder.loss.clip, ml_decoder.loss.reduce) == (4.0, 0.05, "sum")
     assert (ml_decoder.augment.randaugment, ml_decoder.augment.cutout) == ("uda", 0.5)

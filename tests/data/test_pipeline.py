@@ -90,7 +90,7 @@ def test_label_codes_become_labels_and_masks(difficult, label, known):
     assert [part.tolist() for part in got] == [[label], [known]]
     assert [part.dtype for part in got] == [np.float32, np.float32]
     split = Split("made", ("a", "b", "c", "d"), codes, ["x"], PlainImages(1))
-    (batch,) = take(1, split, data=settings(difficult=difficult), batch_size=1)
+    (batch,) = take(1, split, data=settings(difficult_train=difficult), batch_size=1)
     np.testing.assert_array_equal(batch["label"], [label])
     np.testing.assert_array_equal(batch["label_mask"], [known])
 

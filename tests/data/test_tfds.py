@@ -142,6 +142,7 @@ def test_images_without_a_positive_label_are_dropped_unless_kept(prepared):
     split = open_tfds(prepared, "pets_voc", "train")
     assert len(split) == 4
     assert sorted(by_width(split)) == [10, 12, 14, 15]
+    assert sorted(by_width(open_tfds(prepared, "pets_voc", "train", difficult="positive"))) == [10, 12, 13, 14, 15]
     assert split.name == "train"
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.voc import CLASSES, open_voc, read_lists
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE
 
@@ -67,6 +69,19 @@ def test_images_without_a_positive_label_are_dropped_unless_kept(voc):
     assert (row_of(kept, "2008_000009") == NEGATIVE).all()
     assert row_of(kept, "2008_000007")[CLASSES.index("boat")] == DIFFICULT
     assert len(open_voc(voc, 2012, "trainval")) == 3
+
+
+def test_images_with_only_difficult_labels_are_kept_where_these_count(voc):
+    empty, difficult = "JPEGImages/2008_000009.jpg", "JPEGImages/2008_000007.jpg"
+    for how, kept in (("negative", False), ("ignore", True), ("positive", True)):
+        ids = open_voc(voc, 2012, "train", difficult=how).ids
+        assert ((difficult in ids), empty in ids) == (kept, False)
+    config = default_config().data
+    config.name, config.root, config.train_split = "voc2012", str(voc), "train"
+    config.difficult_train = "positive"
+    assert [len(open_split(config, split)) for split in ("train", "trainval")] == [3, 3], "trainval is not trained on"
+    config.difficult_train, config.difficult_eval = "negative", "ignore"
+    assert [len(open_split(config, split)) for split in ("train", "trainval")] == [2, 4]
 
 
 def test_root_may_be_the_folder_its_parent_or_its_grandparent(voc, monkeypatch):

@@ -24,10 +24,10 @@ def noisier(table: SplitScores, by: float = 0.3, seed: int = 9) -> SplitScores:
 def two(tmp_path):
     """Two runs on `test` and `val`; the second is noisier, and has its images and labels in another order."""
     test, val = drawn_split("test", 40, codes=4), drawn_split("val", 12, seed=1)
-    a = write_run(tmp_path / "a", val, test, data__test_splits=("test",), data__difficult="ignore")
+    a = write_run(tmp_path / "a", val, test, data__test_splits=("test",), data__difficult_eval="ignore")
     order = np.random.default_rng(5).permutation(40)
     turned = [noisier(table).with_labels(np.array([2, 0, 1])) for table in (test.take(order), val)]
-    return a, write_run(tmp_path / "b", *turned, names="cab", data__difficult="ignore")
+    return a, write_run(tmp_path / "b", *turned, names="cab", data__difficult_eval="ignore")
 
 
 def test_two_runs_are_matched_by_image_and_label(two):

@@ -77,7 +77,7 @@ def test_measure_applies_masks_cuts_and_the_training_frequency():
     config = default_config()
 
     def measured(difficult, threshold=0.5, **options):
-        config.data.difficult, config.eval.threshold = difficult, threshold
+        config.data.difficult_eval, config.eval.threshold = difficult, threshold
         return measure(SplitScores.of(split, scores), space, config, **options)
 
     negative = measured("negative")

@@ -41,7 +41,7 @@ def test_thresholds_of_a_validation_split(tmp_path, capsys):
 
 
 def test_one_threshold_for_a_precision_of_all_labels(tmp_path, capsys):
-    folder = write_run(tmp_path / "run", drawn_split("holdout", 60), data__difficult="ignore")
+    folder = write_run(tmp_path / "run", drawn_split("holdout", 60), data__difficult_eval="ignore")
     keys = {"split": "holdout", "per": "global", "goal": "precision", "precision": "0.75"}
     assert fit_run(folder, [(f"thresholds.{key}", value) for key, value in keys.items()], as_json=True) == 0
     printed = json.loads(capsys.readouterr().out)

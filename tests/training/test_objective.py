@@ -135,6 +135,6 @@ def test_positives_weigh_as_much_as_the_known_negatives(difficult, weights):
     labels = np.array([[1, 1, 0], [0, 0, 0], [0, 0, -1], [-1, 2, 0]], np.int8)
     np.testing.assert_allclose(_negatives_over_positives(labels, difficult), weights)
     config, batch, prediction = default_config(), make_batch(), make_prediction()
-    config.loss.kind, config.loss.positive_weight, config.data.difficult = "bce", 0.0, difficult
+    config.loss.kind, config.loss.positive_weight, config.data.difficult_train = "bce", 0.0, difficult
     expected = make_objective(config.loss, lambda: jnp.array(weights))(prediction, batch)[0]
     np.testing.assert_allclose(training_objective(config, labels)(prediction, batch)[0], expected, rtol=1e-6)

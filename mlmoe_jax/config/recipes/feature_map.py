@@ -138,7 +138,11 @@ def q2l_recipe(config: ConfigDict, tune: str) -> None:
 
 
 def gcn_recipe(config: ConfigDict, *, rate: float, epochs: int) -> None:
-    """Set the training of ML-GCN and ADD-GCN: SGD, a tenth of the rate for the backbone, gradients clipped at 10."""
+    """Set the training of ML-GCN and ADD-GCN: SGD, a tenth of the rate for the backbone, gradients clipped at 10.
+
+    Difficult labels, which only VOC has, are positive in training and left out of the AP.
+    """
+    config.data.difficult_train, config.data.difficult_eval = "positive", "ignore"
     evaluate_like(config, "mlgcn")
     config.optim.name, config.optim.b1 = "sgd", 0.9
     config.optim.learning_rate, config.optim.weight_decay, config.optim.clip_norm = rate, 1e-4, 10.0

@@ -70,15 +70,20 @@ DATA = section(
         "Treatment of an image that is missing or unreadable.",
         of={"error": "stop with an error", "skip": "leave it out, and list it in the run folder"},
     ),
-    difficult=Choice(
+    difficult_train=Choice(
         "negative",
-        "How labels that are marked difficult count.",
-        of={"negative": "as absent", "ignore": "neither in losses nor in metrics", "positive": "as present"},
+        "How labels that are marked difficult count in training.",
+        of={"negative": "as absent", "ignore": "not at all", "positive": "as present"},
+    ),
+    difficult_eval=Choice(
+        "negative",
+        "How labels that are marked difficult count in metrics.",
+        of={"negative": "as absent", "ignore": "not at all", "positive": "as present"},
     ),
     keep_empty=Flag(
         False,
-        "Keep images without any positive label in the published data sets; the user's own tables and folders always "
-        "keep them.",
+        "Keep images without any positive label in the published data sets, and those with only difficult labels that "
+        "count as absent; the user's own tables and folders always keep them.",
     ),
     workers=Integer(
         0,

@@ -19,7 +19,7 @@ import numpy as np
 
 from mlmoe_jax.data.images import data_folder, image_files
 from mlmoe_jax.data.sources.source import Source, kept_and_checked
-from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.data.split import POSITIVE, Split, has_positive
 from mlmoe_jax.errors import UserError
 
 SPLITS = ("train", "val")
@@ -45,9 +45,14 @@ def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False, 
     return Split(split, classes, labels, [f"{split}2014/{file}" for file in files], images)
 
 
-def with_positive(images: list[str], labels: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Return those of the N images with labels i8[N,K] that have a positive label, and their labels."""
-    kept = (labels == POSITIVE).any(axis=1)
+def with_positive(
+    images: list[str], labels: np.ndarray, *, difficult: str = "negative"
+) -> tuple[list[str], np.ndarray]:
+    """Return those of the N images with labels i8[N,K] that have a positive label, and their labels.
+
+    difficult: as in `has_positive`.
+    """
+    kept = has_positive(labels, difficult)
     return list(compress(images, kept)), labels[kept]
 
 

@@ -26,6 +26,11 @@ class Source:
     original: Callable[[ConfigDict], str] | None = None
 
 
+def difficult_of(data_config: ConfigDict, split: str) -> str:
+    """Return how difficult labels of a split count: as in training for the training split, else as in metrics."""
+    return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
+
+
 def kept_and_checked(data_config: ConfigDict) -> dict[str, bool]:
     """Return the options with which published data sets are opened, from `config.data`.
 

@@ -24,8 +24,8 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from mlmoe_jax.data.images import EncodedImages
-from mlmoe_jax.data.sources.source import Source
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.data.sources.source import Source, difficult_of
+from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split, has_positive
 from mlmoe_jax.errors import UserError
 
 RECORDS_AT_ONCE = 256
@@ -51,11 +51,13 @@ class TfdsImages(EncodedImages):
         return self.source[row][self.key]
 
 
-def open_tfds(root: str | os.PathLike, name: str, split: str, *, keep_empty: bool = False) -> Split:
+def open_tfds(
+    root: str | os.PathLike, name: str, split: str, *, keep_empty: bool = False, difficult: str = "negative"
+) -> Split:
     """Open a split of the prepared data set `name`; images in their stored order, without those that have no label.
 
     root: TFDS's data_dir, or the folder of one version of one data set; empty means TFDS's default. keep_empty: keep
-    images without a positive label.
+    images without a positive label. difficult: as for `open_voc`.
     Raises UserError for a data set that is missing or not in ArrayRecord, an unknown split, features without an image
     or labels, or records that cannot be read.
     """
@@ -75,7 +77,7 @@ def open_tfds(root: str | os.PathLike, name: str, split: str, *, keep_empty: boo
     labels, ids = _read(source, f"tfds:{name} split {split}", label_key, len(classes), features)
     images = TfdsImages(source, image_key, f"tfds:{name} split {split}")
     whole = Split(split, classes, labels, _ids(ids, split, len(labels)), images)
-    rows = np.flatnonzero((labels == POSITIVE).any(axis=1))
+    rows = np.flatnonzero(has_positive(labels, difficult))
     if keep_empty or len(rows) == len(whole):
         return whole
     if not len(rows):
@@ -230,6 +232,10 @@ def _clause(error: Exception) -> str:
 
 TFDS = Source(
     lambda data_config, split, classes: open_tfds(
-        data_config.root, data_config.name.removeprefix("tfds:"), split, keep_empty=data_config.keep_empty
+        data_config.root,
+        data_config.name.removeprefix("tfds:"),
+        split,
+        keep_empty=data_config.keep_empty,
+        difficult=difficult_of(data_config, split),
     )
 )

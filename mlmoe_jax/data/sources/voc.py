@@ -3,9 +3,10 @@
     VOCdevkit/VOC2012/ImageSets/Main/{class}_{split}.txt     # lines "2008_000002 -1"
     VOCdevkit/VOC2012/JPEGImages/2008_000002.jpg
 
-A mark is 1 (present), -1 (absent) or 0 (present, but difficult to see). The authors treat 0 as absent, so an image
-with only difficult objects has no positive label and is dropped like an empty one; `data.difficult` only affects the
-marks of the images that are kept.
+A mark is 1 (present), -1 (absent) or 0 (present, but difficult to see). ML-VPT treats 0 as absent and drops an image
+without a 1. ML-GCN and ADD-GCN treat 0 as present in training, leave it out of the AP, and keep every image.
+`data.difficult_train` and `data.difficult_eval` choose: an image with only difficult objects is dropped like an empty
+one where they count as absent. The published lists of 2007 and 2012 have no such image.
 """
 
 import os
@@ -16,7 +17,7 @@ import numpy as np
 
 from mlmoe_jax.data.images import data_folder, image_files
 from mlmoe_jax.data.sources.coco import with_positive
-from mlmoe_jax.data.sources.source import Source, kept_and_checked
+from mlmoe_jax.data.sources.source import Source, difficult_of, kept_and_checked
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
@@ -46,11 +47,20 @@ CLASSES = (
 MEANING = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
-def open_voc(root: str | os.PathLike, year: int, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
+def open_voc(
+    root: str | os.PathLike,
+    year: int,
+    split: str,
+    *,
+    keep_empty: bool = False,
+    difficult: str = "negative",
+    check: bool = True,
+) -> Split:
     """Open train, val, trainval or test of VOC `year`; images sorted by name, ids relative to the year's folder.
 
     root: the VOCdevkit folder, its parent, or the year's own folder. keep_empty: keep images without a positive label.
-    check: verify now that all images exist.
+    difficult: how difficult labels count, as in `data.batch.targets`; unless as `negative`, images with only difficult
+    labels are kept too. check: verify now that all images exist.
     Raises UserError for an unknown split, or lists or images that are missing, malformed or empty.
     """
     data_set = f"voc{year}"
@@ -60,7 +70,7 @@ def open_voc(root: str | os.PathLike, year: int, split: str, *, keep_empty: bool
     lists = folder / "ImageSets" / "Main"
     names, labels = read_lists(lists, split)
     if not keep_empty:
-        names, labels = with_positive(names, labels)
+        names, labels = with_positive(names, labels, difficult=difficult)
     if not names:
         raise UserError(
             f"no image of {lists}/*_{split}.txt has a positive label; check the lists or set data.keep_empty"
@@ -125,7 +135,13 @@ def _read_list(folder: Path, name: str, split: str) -> dict[str, int]:
 
 def _source(year: int) -> Source:
     return Source(
-        lambda data_config, split, classes: open_voc(data_config.root, year, split, **kept_and_checked(data_config)),
+        lambda data_config, split, classes: open_voc(
+            data_config.root,
+            year,
+            split,
+            difficult=difficult_of(data_config, split),
+            **kept_and_checked(data_config),
+        ),
         labels=lambda data_config: len(CLASSES),
     )
 
