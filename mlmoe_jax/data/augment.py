@@ -4,6 +4,9 @@ Each transform draws its own random numbers per image, all from `key`, so the au
 the seed and the step.
 """
 
+import functools
+from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -20,17 +23,26 @@ def augment(image: jax.Array, key: jax.Array, settings) -> jax.Array:
     if settings.where == "host":
         return image
     # A transform's key does not depend on which others are enabled.
-    keys = jax.random.split(key, 7)
+    keys = [*jax.random.split(key, 7), *(jax.random.fold_in(key, number) for number in (7, 8))]
     if settings.flip:
         image = flip(image, keys[4])
     if settings.shift:
         image = shift(image, keys[0], settings.shift)
-    if settings.contrast:
-        image = contrast(image, keys[1], settings.contrast)
-    if settings.brightness:
-        image = brightness(image, keys[2], settings.brightness)
-    if settings.saturation:
-        image = saturation(image, keys[5], settings.saturation)
+    jitter = [
+        functools.partial(transform, key=keys[number], strength=strength)
+        for transform, number, strength in (
+            (contrast, 1, settings.contrast),
+            (brightness, 2, settings.brightness),
+            (saturation, 5, settings.saturation),
+            (hue, 7, settings.hue),
+        )
+        if strength
+    ]
+    if settings.jitter_order == "random" and jitter:
+        image = in_random_order(image, keys[8], jitter)
+    else:
+        for transform in jitter:
+            image = transform(image)
     if settings.cutout:
         image = cutout(image, keys[3], settings.cutout)
     if policy := make_policy(settings):
@@ -76,6 +88,42 @@ def saturation(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
     factor = jax.random.uniform(key, (image.shape[0], 1, 1, 1), minval=1 - strength, maxval=1 + strength)
     gray = (image * jnp.array(LUMA)).sum(axis=-1, keepdims=True)
     return jnp.clip(gray + (image - gray) * factor, 0, 255)
+
+
+def hue(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:
+    """Turn the hue of each f32[B,H,W,3] by a share of the circle in ± `strength`, in HSV without rounding.
+
+    The largest and the smallest value of a pixel, which are its value and its saturation, do not change.
+    """
+    turn = jax.random.uniform(key, (image.shape[0], 1, 1), minval=-strength, maxval=strength)
+    high, chroma = image.max(axis=-1), image.max(axis=-1) - image.min(axis=-1)
+    red, green, blue = jnp.moveaxis(image, -1, 0)
+    sector = jnp.where(high == red, 0, jnp.where(high == green, 2, 4))  # sixths of the circle, from red over green
+    within = jnp.where(high == red, green - blue, jnp.where(high == green, blue - red, red - green))
+    place = sector + within / jnp.where(chroma > 0, chroma, 1) + 6 * turn
+    distance = (place[..., None] + jnp.array([5, 3, 1])) % 6  # of each channel from the sector in which it falls
+    fallen = jnp.clip(jnp.minimum(distance, 4 - distance), 0, 1)
+    return high[..., None] - chroma[..., None] * fallen
+
+
+def in_random_order(
+    image: jax.Array, key: jax.Array, transforms: Sequence[Callable[[jax.Array], jax.Array]]
+) -> jax.Array:
+    """Apply all `transforms` of a batch to each f32[B,H,W,3], in an order that is drawn per image.
+
+    Each transform must draw the same numbers whenever it is called, as with a fixed key. Every one is computed for the
+    whole batch at each place in the order, since the images differ in which one they need.
+    """
+    keys = jax.random.split(key, len(image))
+    orders = jax.vmap(lambda one: jax.random.permutation(one, len(transforms)))(keys)
+
+    def apply(image: jax.Array, chosen: jax.Array) -> tuple[jax.Array, None]:
+        result = image
+        for number, transform in enumerate(transforms):
+            result = jnp.where((chosen == number)[:, None, None, None], transform(image), result)
+        return result, None
+
+    return jax.lax.scan(apply, image, orders.T)[0]
 
 
 def cutout(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:

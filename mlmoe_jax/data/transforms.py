@@ -5,7 +5,8 @@ image is determined by that generator alone.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -116,7 +117,8 @@ def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarra
 
 
 # ---------------------------------------------------------------------------------------- pixels; the size is the same
-# The same definitions as on the device (mlmoe_jax.data.augment), with results rounded to integer levels.
+# The same definitions as on the device (mlmoe_jax.data.augment), with results rounded to integer levels; for the hue,
+# Pillow rounds the coordinates of HSV too, as in torchvision.
 def flip(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Mirror u8[h,w,3] left to right with probability 1/2."""
     return image[:, ::-1] if random.random() < 0.5 else image
@@ -144,6 +146,14 @@ def brightness(image: np.ndarray, random: np.random.Generator, strength: float) 
 def saturation(image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
     """Scale u8[h,w,3] about the gray value of each pixel by a factor in 1 ± `strength`."""
     return _between((image @ np.array(LUMA, np.float32))[..., None], image, random, strength)
+
+
+def hue(image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
+    """Turn the hue of u8[h,w,3] by a share of the circle in ± `strength`: torchvision's adjust_hue, to the last bit."""
+    levels = int(255 * random.uniform(-strength, strength))
+    channels = list(Image.fromarray(image).convert("HSV").split())
+    turned = (np.asarray(channels[0], np.int16) + levels).astype(np.uint8)  # modulo 256
+    return np.array(Image.merge("HSV", [Image.fromarray(turned), *channels[1:]]).convert("RGB"))
 
 
 def cutout(image: np.ndarray, random: np.random.Generator, fraction: float) -> np.ndarray:
@@ -217,6 +227,8 @@ class PixelTransforms:
     contrast: float = 0.0
     brightness: float = 0.0
     saturation: float = 0.0
+    hue: float = 0.0
+    jitter_order: str = "fixed"
     cutout: float = 0.0
     policy: Policy | None = None
 
@@ -224,16 +236,18 @@ class PixelTransforms:
         """Return the transformed image u8[h,w,3] for u8[h,w,3]."""
         if self.flip:
             image = flip(image, random)
-        for transform, strength in (
-            (shift, self.shift),
-            (contrast, self.contrast),
-            (brightness, self.brightness),
-            (saturation, self.saturation),
-            (cutout, self.cutout),
-        ):
+        for transform, strength in ((shift, self.shift), *self._jitter(random), (cutout, self.cutout)):
             if strength:
                 image = transform(image, random, strength)
         return randaugment.apply(image, random, self.policy) if self.policy else image
+
+    def _jitter(self, random: np.random.Generator) -> list[tuple[Callable[..., np.ndarray], float]]:
+        """Return the transforms of the color jitter and their strengths, in the order for one image."""
+        strengths = (self.contrast, self.brightness, self.saturation, self.hue)
+        jitter = list(zip((contrast, brightness, saturation, hue), strengths, strict=True))
+        if self.jitter_order == "fixed":
+            return jitter
+        return [jitter[place] for place in random.permutation(len(jitter))]
 
 
 @dataclass(frozen=True)
@@ -264,8 +278,9 @@ def make_host_transform(data_config: ConfigDict, augment: ConfigDict | None, *, 
         geometry = Geometry(size, augment.geometry, fraction, scale, ratio, augment.margin)
     if augment.where == "device":
         return HostTransform(geometry)
-    strengths = (augment.flip, augment.shift, augment.contrast, augment.brightness, augment.saturation, augment.cutout)
-    return HostTransform(geometry, PixelTransforms(*strengths, randaugment.make_policy(augment)))
+    names = [field.name for field in fields(PixelTransforms) if field.name in augment]
+    strengths = {name: augment[name] for name in names}
+    return HostTransform(geometry, PixelTransforms(**strengths, policy=randaugment.make_policy(augment)))
 
 
 def smallest_useful_side(data_config: ConfigDict, augment: ConfigDict | None, *, training: bool) -> int:

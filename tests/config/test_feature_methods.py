@@ -228,6 +228,7 @@ def test_published_recipes():
     drmoe = load_config("drmoe_resnet101", [])
     assert (drmoe.optim.name, drmoe.optim.weight_decay, drmoe.optim.milestones) == ("adam", 1e-5, (0.6, 0.8))
     assert load_config("drmoe_resnet101:dataset=voc2007", []).train.batch_size == 16
+    assert (drmoe.augment.contrast, drmoe.augment.hue, drmoe.augment.jitter_order) == (0.4, 0.1, "random")
     gcn = load_config("mlgcn_resnet101", [])
     assert (gcn.optim.name, gcn.optim.learning_rate, gcn.optim.clip_norm) == ("sgd", 0.1, 10.0)
     assert gcn.optim.rate_rules == ((r"^backbone/", 0.1),)

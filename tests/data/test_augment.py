@@ -1,4 +1,6 @@
+import colorsys
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,17 @@ import pytest
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data import transforms
-from mlmoe_jax.data.augment import augment, brightness, contrast, cutout, flip, saturation, shift
+from mlmoe_jax.data.augment import (
+    augment,
+    brightness,
+    contrast,
+    cutout,
+    flip,
+    hue,
+    in_random_order,
+    saturation,
+    shift,
+)
 from mlmoe_jax.data.randaugment import UDA, standard
 
 H, W = 16, 12
@@ -19,6 +31,7 @@ STRENGTHS = {
     "contrast": 0.5,
     "brightness": 0.5,
     "saturation": 0.5,
+    "hue": 0.4,
     "cutout": 0.5,
     "randaugment": "standard",
 }
@@ -28,9 +41,10 @@ TRANSFORMS = {
     "contrast": contrast,
     "brightness": brightness,
     "saturation": saturation,
+    "hue": hue,
     "cutout": cutout,
 }
-# The index of each one's key among the seven.
+# The index of each one's key among the seven; that of the hue is folded in.
 KEYS = {"shift": 0, "contrast": 1, "brightness": 2, "cutout": 3, "flip": 4, "saturation": 5, "randaugment": 6}
 
 
@@ -83,7 +97,7 @@ def test_each_depends_on_its_key_only_and_differs_between_images(name):
 
 def test_only_the_enabled_transforms_are_applied():
     image = images(3)
-    keys = {name: jax.random.split(KEY, 7)[index] for name, index in KEYS.items()}
+    keys = {name: jax.random.split(KEY, 7)[index] for name, index in KEYS.items()} | {"hue": jax.random.fold_in(KEY, 7)}
     pixelwise = [name for name in STRENGTHS if name != "randaugment"]
     every = image
     for name in pixelwise:
@@ -189,6 +203,61 @@ def test_a_factor_means_the_same_on_host_and_device(name):
     device = np.asarray(TRANSFORMS[name](image, KEY, 0.7))[0]
     host = getattr(transforms, name)(np.asarray(image[0], np.uint8), Fixed(), 0.7)
     assert np.abs(device - host).max() <= 0.501
+
+
+def test_the_hue_is_turned_in_hsv():
+    def turned(pixel, share):
+        hue, saturation, value = colorsys.rgb_to_hsv(*map(float, pixel))
+        return colorsys.hsv_to_rgb((hue + share) % 1, saturation, value)
+
+    image = np.array(images(1, 32, 32)[0])
+    image[0] = image[0, :, :1]  # gray, which has no hue
+    image[1, :, 1], image[2, :, 2], image[3] = image[1, :, 0], image[2, :, 0], 0  # ties of the largest value, and black
+    for seed in range(4):
+        key = jax.random.key(seed)
+        share = float(jax.random.uniform(key, (1, 1, 1), minval=-0.5, maxval=0.5)[0, 0, 0])
+        expected = [[turned(pixel, share) for pixel in row] for row in image]
+        np.testing.assert_allclose(hue(jnp.asarray(image)[None], key, 0.5)[0], expected, atol=1e-3)
+
+
+def test_the_hue_turns_by_the_whole_range():
+    red = jnp.broadcast_to(jnp.array([200.0, 50.0, 50.0]), (400, 2, 2, 3))
+    changed = np.asarray(hue(red, KEY, 0.1))[:, 0, 0]
+    shares = np.array([colorsys.rgb_to_hsv(*map(float, pixel))[0] for pixel in changed])
+    shares = np.where(shares > 0.5, shares - 1, shares)
+    assert -0.1 <= shares.min() < -0.095
+    assert 0.095 < shares.max() <= 0.1
+    assert abs(shares.mean()) < 0.01
+
+
+# ----------------------------------------------------------------------------------------------------------- jitter
+def test_in_random_order_each_image_gets_all_transforms_in_one_of_all_orders():
+    def digit(number):
+        return lambda values: 10 * values + number
+
+    transforms = [digit(number) for number in (1, 2, 3)]
+    found = np.asarray(in_random_order(jnp.zeros((300, 1, 1, 1)), KEY, transforms)).ravel().astype(int)
+    numbers, counts = np.unique(found, return_counts=True)
+    assert numbers.tolist() == sorted(100 * a + 10 * b + c for a, b, c in itertools.permutations((1, 2, 3)))
+    assert counts.min() > 25
+
+
+def test_the_jitter_of_an_image_has_one_factor_each_in_any_order():
+    strengths = {name: STRENGTHS[name] for name in ("contrast", "brightness", "saturation", "hue")}
+    image = images(5)
+    keys = {name: jax.random.split(KEY, 7)[KEYS[name]] for name in strengths if name != "hue"}
+    keys["hue"] = jax.random.fold_in(KEY, 7)
+    possible = []
+    for order in itertools.permutations(strengths):
+        changed = image
+        for name in order:
+            changed = TRANSFORMS[name](changed, keys[name], STRENGTHS[name])
+        possible.append(changed)
+    changed = augment(image, KEY, settings(jitter_order="random", **strengths))
+    distances = np.abs(np.asarray(possible) - changed).max(axis=(2, 3, 4))
+    assert distances.min(axis=0).max() < 1e-2
+    assert len(set(distances.argmin(axis=0))) > 1, "the images differ in their order"
+    np.testing.assert_allclose(augment(image, KEY, settings(**strengths)), possible[0], atol=1e-2)
 
 
 # ---------------------------------------------------------------------------------------------------------- cutout

@@ -1,11 +1,14 @@
 import itertools
 import pickle
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data import augment as on_device
 from mlmoe_jax.data import randaugment, transforms
 from mlmoe_jax.data.transforms import (
     brightness,
@@ -13,6 +16,7 @@ from mlmoe_jax.data.transforms import (
     contrast,
     cutout,
     flip,
+    hue,
     make_host_transform,
     multi_scale_crop,
     random_resized_crop,
@@ -215,6 +219,44 @@ def test_jitter_draws_its_factor_from_the_whole_range(function):
     assert abs(spread.mean() - 1) < 0.05
 
 
+@pytest.mark.parametrize("place", [0.0, 0.13, 0.5, 0.7, 1.0])
+def test_the_hue_is_turned_by_whole_levels_as_in_torchvision(place):
+    """Pillow's own HSV with a table for the first channel, whose levels are modulo 256."""
+    image = drawing(30, 41)
+    levels = int(255 * (place - 0.5))
+    turned, *others = Image.fromarray(image).convert("HSV").split()
+    turned = turned.point([(level + levels) % 256 for level in range(256)])
+    expected = np.asarray(Image.merge("HSV", [turned, *others]).convert("RGB"))
+    np.testing.assert_array_equal(hue(image, Scripted(place=place), 0.5), expected)
+    if place == 0.5:
+        assert np.abs(expected.astype(int) - image).max() <= 8, "HSV in 8 bits"
+
+
+def test_the_hue_on_the_host_differs_from_the_device_by_the_rounding_of_hsv():
+    image, key = drawing(40, 40), jax.random.key(0)
+    share = float(jax.random.uniform(key, (1, 1, 1), minval=-0.5, maxval=0.5)[0, 0, 0])
+    device = np.asarray(on_device.hue(jnp.asarray(image, jnp.float32)[None], key, 0.5))[0]
+    host = hue(image, Scripted(place=share + 0.5), 0.5)
+    assert np.abs(host - device).mean() < 3
+    assert np.abs(host - device).max() < 14
+
+
+def test_random_order_of_the_jitter_is_drawn_per_image():
+    names = ("contrast", "brightness", "saturation", "hue")
+    changes = dict.fromkeys(names, 0.4)
+    transform = make_host_transform(*settings(where="host", jitter_order="random", **changes), training=True)
+    image, orders = drawing(48, 48), set()
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        order = tuple(random.permutation(4))
+        expected = image
+        for place in order:
+            expected = getattr(transforms, names[place])(expected, random, 0.4)
+        np.testing.assert_array_equal(transform(image, np.random.default_rng(seed)), expected)
+        orders.add(order)
+    assert len(orders) > 18, "of 24"
+
+
 @pytest.mark.parametrize(("side", "fraction"), [(16, 0.5), (15, 0.5), (20, 0.3), (24, 1.0)])
 def test_a_cutout_equals_the_rectangle_of_the_authors(side, fraction):
     image = drawing(side, side)
@@ -243,7 +285,8 @@ def settings(**changes):
     return data, augment
 
 
-PIXELS = {"flip": True, "shift": 0.2, "contrast": 0.4, "brightness": 0.4, "saturation": 0.4, "cutout": 0.5}
+JITTER = {"contrast": 0.4, "brightness": 0.4, "saturation": 0.4, "hue": 0.2}
+PIXELS = {"flip": True, "shift": 0.2, **JITTER, "cutout": 0.5}
 CASES = {
     "square": {},
     "crop": {"resize": "crop"},
@@ -299,7 +342,8 @@ def test_transforms_are_applied_in_order():
         expected = multi_scale_crop(resized(image, 64, 64), random, 48)
         expected = shift(flip(expected, random), random, 0.2)
         expected = brightness(contrast(expected, random, 0.4), random, 0.4)
-        expected = cutout(saturation(expected, random, 0.4), random, 0.5)
+        expected = hue(saturation(expected, random, 0.4), random, 0.2)
+        expected = cutout(expected, random, 0.5)
         expected = randaugment.apply(np.ascontiguousarray(expected), random, randaugment.UDA)
         np.testing.assert_array_equal(transform(image, np.random.default_rng(seed)), expected)
 

@@ -139,6 +139,17 @@ AUGMENT = section(
     saturation=Number(
         0.0, "Strength of saturation jitter s, with a factor drawn uniformly from 1 − s to 1 + s.", least=0, most=1
     ),
+    hue=Number(
+        0.0,
+        "Strength of hue jitter s, with a turn drawn uniformly from −s to s of the circle of colors.",
+        least=0,
+        most=0.5,
+    ),
+    jitter_order=Choice(
+        "fixed",
+        "The order of contrast, brightness, saturation and hue.",
+        of={"fixed": "this one", "random": "drawn for each image, as in torchvision's ColorJitter"},
+    ),
     cutout=Number(
         0.0,
         "Side of the square that cutout covers as a fraction of the image's side; 0 is off, and ML-VPT takes 0.5.",
