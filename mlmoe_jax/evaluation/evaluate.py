@@ -67,7 +67,7 @@ def score_split(
     if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):
         raise UserError(
             f"the scores of {diverged:,} images of {split.name} are not finite: the model has diverged; lower "
-            "config.optim.learning_rate, or set model.dtype=float32"
+            "config.optim.learning_rate, or set model.dtype=float32 and eval.dtype=same"
         )
     scores[row[mask > 0]] = probabilities(logits[mask > 0])
     return SplitScores.of(split, scores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 import jax
@@ -59,6 +60,18 @@ def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool
 def abstract_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
     """Return the result of `assemble` with a ShapeDtypeStruct for every value; nothing is read or allocated."""
     return split_model(nnx.eval_shape(lambda: build_model(config, label_space, rngs=nnx.Rngs(config.seed))), config)
+
+
+def evaluated_definition(config: ConfigDict, parts: Parts, label_space: LabelSpace) -> ModelDef:
+    """Return the structure of a model for evaluation and prediction, whose products have the type `eval.dtype`.
+
+    parts: the model of the config for the labels of `label_space`; its values fit both structures.
+    """
+    if config.eval.dtype in ("same", config.model.dtype):
+        return parts.definition
+    evaluated = copy.deepcopy(config)
+    evaluated.model.dtype = config.eval.dtype
+    return abstract_parts(evaluated, label_space).definition
 
 
 def fill_backbone(model: Classifier, config: ConfigDict) -> None:

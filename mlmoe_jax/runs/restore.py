@@ -21,7 +21,7 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.params import ModelDef, Params, fingerprint
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import Parts, assemble, cast_frozen, label_axes_for, preprocess_for
+from mlmoe_jax.runs.assemble import Parts, assemble, cast_frozen, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import BACKBONE, CHECKPOINTS, CONFIG, FROZEN, LABEL_SPACE, LABELS, PREPROCESS, RunFolder
 from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
@@ -99,7 +99,7 @@ def write_run_metadata(
 
 
 def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
-    """Restore the selected values of a run from its folder and the published backbone.
+    """Restore the selected values of a run from its folder and the published backbone, with products of `eval.dtype`.
 
     overrides: config keys that differ from the run's own; only keys that do not change the trained model are allowed.
     Raises UserError if the folder is not a run folder or has no checkpoint, or if the frozen weights have changed.
@@ -117,7 +117,7 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
         config=config,
         label_space=label_space,
         preprocess=preprocess,
-        definition=parts.definition,
+        definition=evaluated_definition(config, parts, label_space),
         values=place(restored.selected, mesh, label_axes),
         frozen=place(parts.frozen, mesh, label_axes),
         mesh=mesh,

@@ -16,7 +16,7 @@ from mlmoe_jax.evaluation.fit_thresholds import fit_as_configured, split_to_fit
 from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runs.assemble import assemble, evaluated_definition, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import MetricLog, require_finite
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, require_same_frozen, write_run_metadata
@@ -64,7 +64,9 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts.frozen)
     total_steps = config.train.epochs * data.steps_per_epoch
-    steps = build_steps(config, parts, preprocess, mesh, data.train_split.labels, total_steps=total_steps)
+    evaluated = evaluated_definition(config, parts, data.label_space)
+    labels = data.train_split.labels
+    steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps, evaluated=evaluated)
     job = Job(config, folder, data, steps)
 
     # ----------------------------------------------------------------------------------------------------- train

@@ -177,7 +177,7 @@ def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
     if distributed.broadcast_from_first((folder / name).exists()):
         with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
             return dict(stored)
-    measured = measure_importance(open_run(folder.below(SEARCH)), how=config.prune.importance)
+    measured = measure_importance(open_run(folder.below(SEARCH), [("eval.dtype", "same")]), how=config.prune.importance)
     if distributed.is_first():
         folder.write_npz(name, **measured)
     return measured

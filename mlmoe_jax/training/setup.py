@@ -25,8 +25,8 @@ from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
-from mlmoe_jax.models.params import Params
-from mlmoe_jax.runs.assemble import Parts, abstract_parts, label_axes_for, preprocess_for
+from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import read_run
 from mlmoe_jax.runtime import distributed, sharding
@@ -149,11 +149,19 @@ class Steps:
 
 
 def build_steps(
-    config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh, train_labels: np.ndarray, *, total_steps: int
+    config: ConfigDict,
+    parts: Parts,
+    preprocess: Preprocess,
+    mesh: Mesh,
+    train_labels: np.ndarray,
+    *,
+    total_steps: int,
+    evaluated: ModelDef | None = None,
 ) -> Steps:
     """Build the optimizer and the steps of a config for a model, which may be abstract, without compiling them.
 
-    train_labels: codes i8[N,K] of the training split, for the weights of a balanced loss.
+    train_labels: codes i8[N,K] of the training split, for the weights of a balanced loss. evaluated: the structure for
+    evaluation, from `evaluated_definition`; None = the one for training.
     """
     num_labels = train_labels.shape[1]
     label_axes = label_axes_for(config, num_labels, mesh)
@@ -180,7 +188,7 @@ def build_steps(
         optimizer=optimizer,
         learning_rate=jax.jit(learning_rate),
         train_step=train_step,
-        eval_step=make_eval_step(parts.definition, preprocess, mesh, label_axes),
+        eval_step=make_eval_step(evaluated or parts.definition, preprocess, mesh, label_axes),
     )
 
 
@@ -191,7 +199,9 @@ def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple
     """
     space = synthetic_label_space(num_labels or count_labels(config.data), config.model.prompts.num_groups)
     parts, labels = abstract_parts(config, space), np.zeros((1, len(space.names)), np.int8)
-    return parts, build_steps(config, parts, preprocess_for(config), mesh, labels, total_steps=ANY_LENGTH)
+    evaluated, preprocess = evaluated_definition(config, parts, space), preprocess_for(config)
+    steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=ANY_LENGTH, evaluated=evaluated)
+    return parts, steps
 
 
 # --------------------------------------------------------------------------------------------------------------- job

@@ -19,6 +19,10 @@ from mlmoe_jax.models.prompts import SIDES
 
 PRESETS = ("code", "paper")
 
+# Types of the matrix products in training and in evaluation. The authors train and evaluate under PyTorch's autocast,
+# with bfloat16 in training and the default of evaluation, float16; their paper does not say so.
+PRECISIONS = {"float32": ("float32", "same"), "authors": ("bfloat16", "float16")}
+
 GATE_BIAS = r"^head/(co|dc)/gate/bias$"
 
 
@@ -27,23 +31,27 @@ def prompt_tuning(
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config with the common recipe of the ML-VPT paper's comparison, and the options read from `arg`.
 
-    Options: dataset, root, resolution, backbone, preset, selection (see `recipes.selection`), and those in `further`
-    with their defaults. On `digits` the default backbone is vit_digits, the learning rate is `digits_rate`, and 8
-    epochs are enough. On other data sets, as published: AdamW with weight decay 0.01 on all trainable parameters,
-    one-cycle, 40 epochs, batches of 64, cutout and RandAugment, EMA, evaluation of raw and EMA weights after each
-    epoch, and selection on test. The learning rate of preset `code` follows the backbone and the image size, also if
-    they are changed later. The authors' code normalizes images with ImageNet's mean and standard deviation for every
-    backbone; preset `paper` uses those that the weights were trained with. Raises UserError for unknown options and
-    values.
+    Options: dataset, root, resolution, backbone, preset, selection (see `recipes.selection`), precision (a name in
+    PRECISIONS), and those in `further` with their defaults. On `digits` the default backbone is vit_digits, the
+    learning rate is `digits_rate`, and 8 epochs are enough. On other data sets, as published: AdamW with weight decay
+    0.01 on all trainable parameters, one-cycle, 40 epochs, batches of 64, cutout and RandAugment, EMA, evaluation of
+    raw and EMA weights after each epoch, and selection on test. The learning rate of preset `code` follows the backbone
+    and the image size, even if they change later. The authors' code normalizes images with ImageNet's mean and standard
+    deviation for every backbone; preset `paper` uses those that the weights were trained with. Raises UserError for
+    unknown options and values.
     """
-    options = parse_arg(arg, dataset="coco2014", root="", resolution=0, backbone="", preset="code", **OPTION, **further)
+    common = {"dataset": "coco2014", "root": "", "resolution": 0, "backbone": "", "preset": "code"}
+    options = parse_arg(arg, **common, precision="float32", **OPTION, **further)
     read_selection(options, PRESETS)
+    if options.precision not in PRECISIONS:
+        raise UserError(f"precision={options.precision} is not one of {', '.join(PRECISIONS)}")
     digits = options.dataset == "digits"
     options.backbone = options.backbone or ("vit_digits" if digits else backbone)
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else 224))
     config.model.backbone.name = options.backbone
     use_selection(config, options.selection)
+    config.model.dtype, config.eval.dtype = PRECISIONS[options.precision]
     if digits:
         config.optim.learning_rate = digits_rate
         config.train.epochs = 8

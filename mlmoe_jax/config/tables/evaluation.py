@@ -7,6 +7,16 @@ EVAL = section(
     batch_size=Integer(
         256, "Number of images per device and step, so that scores do not depend on the number of devices.", above=0
     ),
+    dtype=Choice(
+        "same",
+        "Type of the matrix products in evaluation and prediction.",
+        of={
+            "same": "that of training, model.dtype",
+            "float32": "float32",
+            "bfloat16": "bfloat16",
+            "float16": "float16, in which the authors of ML-VPT evaluate",
+        },
+    ),
     every_epochs=Integer(1, "Interval between two evaluations during training.", above=0, unit="epochs"),
     select_on=Choice(
         "val",

@@ -57,7 +57,11 @@ class Attention(nnx.Module):
         temperature: divides the attention logits. Returns f32[B,Q,D].
         """
         query, key, value = self._project(tokens, context, key_value, temperature)
-        mixed = jax.nn.dot_product_attention(query, key, value, mask=None if mask is None else mask[None, None])
+        if query.dtype == jnp.float16:  # JAX's own attention asks for a product of float16 that only GPUs have
+            weights = attention_weights(query, key, mask).astype(value.dtype)
+            mixed = jnp.einsum("bhqt,bthd->bqhd", weights, value)
+        else:
+            mixed = jax.nn.dot_product_attention(query, key, value, mask=None if mask is None else mask[None, None])
         return self.proj(mixed.reshape(*mixed.shape[:2], -1))
 
     def weights(

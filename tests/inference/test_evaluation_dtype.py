@@ -1,0 +1,107 @@
+"""Evaluation in another precision than training: `eval.dtype`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import published_run
+from helpers.published_run import write_run
+
+from mlmoe_jax.config import load_config
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.data.sources import digits
+from mlmoe_jax.evaluation.evaluate import evaluate_run
+from mlmoe_jax.inference.step import make_eval_step
+from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import open_run
+from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.training.loop import train
+from mlmoe_jax.training.setup import abstract_steps
+
+HEADS = ["mlvpt_dinov2", "linear_probe", "vpt", "gatevpt", "e2vpt", "q2l_resnet101", "drmoe_resnet101"]
+MORE = ["gvpt", "ml_decoder_resnet101", "mlgcn_resnet101", "addgcn_resnet101", "cnn_rnn_resnet101", "mlmoe_dinov2"]
+
+
+def products(jaxpr) -> set[str]:
+    """Return the types of the operands of all matrix products and convolutions in a program and those within it."""
+    found = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            found |= {str(operand.aval.dtype) for operand in equation.invars}
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                found |= products(getattr(inner, "jaxpr", inner))
+    return found
+
+
+@pytest.mark.usefixtures("tiny_vit")
+@pytest.mark.parametrize("name", [*HEADS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_every_method_evaluates_in_float16_and_trains_in_bfloat16(name):
+    config = load_config(f"{name}:dataset=digits", [("model.dtype", "bfloat16"), ("eval.dtype", "float16")])
+    space, look = synthetic_label_space(4, config.model.prompts.num_groups), Preprocess(64, (0.5,) * 3, (0.25,) * 3)
+    parts, mesh = abstract_parts(config, space), make_mesh(config.mesh)
+    batch = {"image": jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.uint8), **dict.fromkeys(("id", "mask"), jnp.ones(2))}
+    values = {**parts.trainable, **parts.stats}
+
+    def types(definition):
+        step = make_eval_step(definition, look, mesh)
+        return products(jax.make_jaxpr(step)(values, parts.frozen, batch).jaxpr)
+
+    evaluated = types(evaluated_definition(config, parts, space))
+    trained = types(parts.definition)
+    assert evaluated - {"float32"} == {"float16"}
+    assert trained - {"float32"} == {"bfloat16"}
+
+
+def test_the_same_type_is_the_same_structure():
+    config = load_config("linear_probe:dataset=digits", [])
+    space = synthetic_label_space(4, 2)
+    parts = abstract_parts(config, space)
+    assert evaluated_definition(config, parts, space) is parts.definition
+    config.eval.dtype = "float32"
+    assert evaluated_definition(config, parts, space) is parts.definition
+
+
+@pytest.mark.usefixtures("tiny_vit")
+def test_the_steps_of_a_training_evaluate_in_the_type_of_evaluation():
+    config = load_config("mlvpt_digits", [("eval.dtype", "float16")])
+    parts, steps = abstract_steps(config, make_mesh(config.mesh))
+    batch = {"image": jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.uint8), **dict.fromkeys(("id", "mask"), jnp.ones(2))}
+    program = jax.make_jaxpr(steps.eval_step)({**parts.trainable, **parts.stats}, parts.frozen, batch)
+    assert "float16" in products(program.jaxpr)
+
+
+def test_a_run_is_evaluated_in_the_type_that_is_asked_for(tmp_path):
+    with published_run.config_of(tmp_path) as config:
+        folder = RunFolder(tmp_path / "run")
+        write_run(folder, config)
+        image = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
+        batch, logits = {"image": image, "id": np.arange(2), "mask": np.ones(2)}, {}
+        for dtype in ("same", "float16"):
+            run = open_run(folder, [("eval.dtype", dtype)])
+            step = make_eval_step(run.definition, run.preprocess, run.mesh)
+            logits[dtype] = np.asarray(step(run.values, run.frozen, batch)["logits"])
+    assert 0 < np.abs(logits["float16"] - logits["same"]).max() < 0.02
+
+
+@pytest.mark.slow
+def test_a_training_evaluates_in_the_type_of_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setattr(digits, "SCENES", {"train": 40, "val": 40, "test": 40, "test_shift": 40})
+    with published_run.config_of(tmp_path) as config:
+        config.data.test_splits, config.eval.dtype, config.log.tensorboard = ("test",), "float16", False
+        config.train.epochs, config.train.batch_size, config.eval.batch_size = 1, 20, 40
+        folder = RunFolder(tmp_path / "run")
+        trained = train(config, folder)["test"]
+        assert evaluate_run(folder)["test"] == pytest.approx(trained, rel=1e-6, nan_ok=True)
+        assert evaluate_run(folder, [("eval.dtype", "float32")])["test"]["ECE_pooled"] != trained["ECE_pooled"]
+
+
+def test_the_precision_of_the_authors_is_an_option(refusal):
+    plain, authors = (load_config(f"mlvpt_dinov2:precision={name}", []) for name in ("float32", "authors"))
+    assert (plain.model.dtype, plain.eval.dtype) == ("float32", "same")
+    assert (authors.model.dtype, authors.eval.dtype) == ("bfloat16", "float16")
+    assert load_config("vpt:dataset=digits,precision=authors", []).eval.dtype == "float16"
+    sentence = refusal(load_config, "vpt:precision=half", [])
+    assert sentence == "precision=half is not one of float32, authors"
