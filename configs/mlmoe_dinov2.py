@@ -8,7 +8,7 @@ Shared and task experts process the result, weighted by one gate per label and i
 gates are trained together.
 
 prompts: false omits the group prompts: label queries and experts on a frozen ViT. gates: mlp | linear | static.
-preset: code | paper, for learning rate and EMA (see configs/linear_probe.py).
+preset, precision: see configs/linear_probe.py.
 dataset, root, resolution, backbone and recipe: as in configs/mlvpt_dinov2.py.
 selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
 """
