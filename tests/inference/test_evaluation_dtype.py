@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from helpers import published_run
 from helpers.published_run import write_run
 
@@ -13,6 +14,7 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.inference.step import make_eval_step
+from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
@@ -53,6 +55,19 @@ def test_every_method_evaluates_in_float16_and_trains_in_bfloat16(name):
     trained = types(parts.definition)
     assert evaluated - {"float32"} == {"float16"}
     assert trained - {"float32"} == {"bfloat16"}
+
+
+def test_attention_in_float16_is_that_of_float32_up_to_rounding():
+    exact = Attention(16, 2, rngs=nnx.Rngs(0))
+    half = Attention(16, 2, dtype=jnp.float16, rngs=nnx.Rngs(0))
+    tokens, more = (np.random.default_rng(seed).normal(size=(2, 3, 16)).astype(np.float32) for seed in (0, 1))
+    mask = np.array([[1, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 1, 0]], bool)
+    expected, found = (
+        np.asarray(jax.jit(lambda x, y, layer=layer: layer(x, [y], mask))(tokens, more)) for layer in (exact, half)
+    )
+    assert found.dtype == np.float16
+    assert 0 < np.abs(found - expected).max() < 0.005
+    assert np.abs(np.asarray(exact(tokens, [more])) - expected).max() > 0.05, "the mask matters"
 
 
 def test_the_same_type_is_the_same_structure():

@@ -22,7 +22,7 @@ def ema_decay(images: int, *, batch_size: int = 128, epochs: float = 2, kept: fl
     `images` at a batch of 128 whatever the batch of the training is; at its 64, 82 % is kept after one epoch. Rounded
     to seven digits.
     """
-    return round(kept ** (1 / (epochs * round(images / batch_size))), 7)
+    return round(kept ** (1 / (epochs * max(1, round(images / batch_size)))), 7)
 
 
 def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> None:

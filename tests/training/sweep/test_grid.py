@@ -5,7 +5,7 @@ import math
 import pytest
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.config import default_config, flatten
+from mlmoe_jax.config import default_config, flatten, load_config
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
 from mlmoe_jax.training.resume import changed_keys
 from mlmoe_jax.training.sweep.grid import SweepAxis, as_text, folder_name, parse, plan, selection_of, short_names
@@ -97,6 +97,16 @@ def test_the_grid_has_every_combination_with_its_own_config(tmp_path):
         assert run.results is None
     assert (config.seed, config.model.prompts.num_groups) == (0, 5)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_published_learning_rate_follows_a_swept_backbone(tmp_path):
+    config = load_config("mlvpt_dinov2", [])
+    backbones = parse(["config.model.backbone.name=dinov2_vitb14,dinov2_vits14"], config)
+    rates = {
+        run.values["model.backbone.name"]: run.config.optim.learning_rate
+        for run in plan(config, RunFolder(tmp_path), backbones)
+    }
+    assert rates == {"dinov2_vitb14": 1e-4, "dinov2_vits14": 5e-4}
 
 
 def test_a_tuple_is_swept(tmp_path):
