@@ -18,7 +18,7 @@ from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import assemble, evaluated_definition, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import MetricLog, require_finite
+from mlmoe_jax.runs.metric_log import MetricLog
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, require_same_frozen, write_run_metadata
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runs.trackers import open_trackers
@@ -26,6 +26,7 @@ from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device, setup_jax
+from mlmoe_jax.training.divergence import DivergenceGuard
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.resume import require_same_config, restore_progress
 from mlmoe_jax.training.selection import Selection, require_metric
@@ -93,6 +94,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     unfinished = first < total_steps and not selection.finished
     trackers = open_trackers(job.folder, config, first) if unfinished and distributed.is_first() else ()
     log = MetricLog(job.folder, steps.learning_rate, job.data.steps_per_epoch, trackers)
+    guard = DivergenceGuard(config.train.divergence_limit, state.trainable, first)
     progress = Progress("train", total_steps, config.train.batch_size, first=first)
     batches = training_batches(config, job.data.train_split, job.data.skipped, first_step=first)
     batches = on_device(progress.waiting(batches), steps.mesh)
@@ -116,7 +118,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
             stopping = asked.agreed()
             if step % save_every == 0 or last or selection.finished or stopping:
                 log.write()
-                require_finite(step, float(metrics["loss"]))
+                guard.require_sane(step, state.trainable, metrics)
                 notes = {**selection.notes(), "skipped": sorted(job.data.skipped.everywhere().rows)}
                 stored = steps.stored_form({"state": state.replace(frozen={}), "selected": selection.values})
                 checkpoint.save(manager, step, stored["state"], stored["selected"], notes)

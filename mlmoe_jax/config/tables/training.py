@@ -119,6 +119,12 @@ TRAIN = section(
         least=0,
         unit="epochs",
     ),
+    divergence_limit=Number(
+        1000.0,
+        "Largest factor by which the norm of all trainable parameters may grow between two checkpoints; beyond it the "
+        "training ends without saving, so that the checkpoint before is kept; 0 is off.",
+        least=0,
+    ),
     save_backbone=Flag(False, "Write backbone.safetensors, in float16, at the end of training."),
 )
 
