@@ -114,7 +114,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str,
     return results
 
 
-def evaluate(workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, dict[str, float]]:
+def evaluate(
+    workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None, *, checkpoint: str = "best"
+) -> dict[str, dict[str, float]]:
     """Evaluate the trained model of a run folder on its test splits, and write the results to `eval/` in the folder.
 
     Like `--mode=eval`, it also writes sample images for the report if `report.samples` is above 0.
@@ -123,6 +125,8 @@ def evaluate(workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = N
       workdir: the folder of a run.
       overrides: dotted key -> value, as in `load_config`, of keys that may differ from the training, such as
         {"data.test_splits": ["val"]}.
+      checkpoint: "best", the values that training selected; "latest", those at the end of the newest checkpoint; or a
+        step, for the values that were selected when its checkpoint was saved.
 
     Returns:
       split -> metric -> value, as a fraction.
@@ -134,7 +138,7 @@ def evaluate(workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = N
     from mlmoe_jax.evaluation.evaluate import evaluate_run
     from mlmoe_jax.runs.folder import RunFolder
 
-    return evaluate_run(RunFolder(workdir), as_pairs(overrides))
+    return evaluate_run(RunFolder(workdir), as_pairs(overrides), which=checkpoint)
 
 
 def build_model(config: ConfigDict, labels: Sequence[str] | LabelSpace | int, *, weights: bool = True) -> Classifier:

@@ -1,8 +1,12 @@
-"""The one exception that means: the user can put this right."""
+"""The exception that means: the user can put this right; and the exit codes of the program."""
+
+DONE, FOUND_PROBLEMS, USER_ERROR, OUTDATED, NO_ROOM, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
 class UserError(Exception):
     """A mistake in a command, a config or a file; its text is one sentence saying what, where and what to do.
 
-    `main` prints it without a traceback and exits with code 2.
+    `main` prints it without a traceback and exits with `exit_code`.
     """
+
+    exit_code = USER_ERROR

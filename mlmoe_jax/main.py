@@ -1,8 +1,8 @@
 """The command line: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`.
 
 Results go to stdout, everything else to stderr. Exit codes: 0, done; 1, `--mode=data` found problems, or
-`--mode=compile` found a step that does not fit its devices; 2, user error, explained in one sentence; 130, interrupted
-(training saves a checkpoint first).
+`--mode=compile` found a step that does not fit its devices; 2, user error, explained in one sentence; 3, done, but from
+an older checkpoint, because the newest is damaged; 130, interrupted (training saves a checkpoint first).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime import distributed
 
 # Modes in which all processes take part; in every other mode only the first one works.
@@ -29,6 +29,12 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         "image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, - for paths on "
         "stdin",
         {"nargs": "+", "default": []},
+    ),
+    "checkpoint": (
+        ("eval", "predict"),
+        "best (the selected values; default), latest (the values at the end of the newest checkpoint), or the step of "
+        "a checkpoint",
+        {"default": "best"},
     ),
     "top-k": (("predict",), "the number of labels per image, instead of thresholds", {"type": int}),
     "gates": (("predict",), "write the routing weights too; needs a .jsonl file", {"action": "store_true"}),
@@ -164,7 +170,7 @@ def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Na
         results = run()
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
-        return 130
+        return INTERRUPTED
     write_requested_samples(folder, config)
     _print_results(results, flags.json)
     if config.eval.select_on == "test":
@@ -188,10 +194,12 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     folder = _workdir(flags)
-    from mlmoe_jax.evaluation.evaluate import evaluate_run
+    from mlmoe_jax.evaluation.evaluate import evaluate_opened
+    from mlmoe_jax.runs.restore import open_run
 
-    _print_results(evaluate_run(folder, overrides), flags.json)
-    return 0
+    run = open_run(folder, overrides, which=flags.checkpoint)
+    _print_results(evaluate_opened(folder, run), flags.json)
+    return OUTDATED if run.outdated else DONE
 
 
 def _thresholds(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -214,6 +222,7 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
         flags.images,
         flags.output,
         overrides,
+        checkpoint=flags.checkpoint,
         batch_size=flags.batch_size,
         top_k=flags.top_k,
         gates=flags.gates,
@@ -358,10 +367,10 @@ def main(arguments: Sequence[str]) -> int:
         return distributed.run(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def console() -> None:

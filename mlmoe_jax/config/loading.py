@@ -17,6 +17,7 @@ from mlmoe_jax.config.keys import Key, as_text, key_like, tuples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.registry import suggestion
+from mlmoe_jax.runtime.storage import damage_explained
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -152,23 +153,21 @@ def to_json(config: ConfigDict) -> str:
     return json.dumps(config.to_dict(), indent=2)
 
 
-def from_json(text: str) -> ConfigDict:
+def from_json(text: str, source: str = "the stored config") -> ConfigDict:
     """Read a stored config over the defaults, so that keys added later have their default.
 
     Renamed keys are read under their old names too. Unknown keys, such as those of a later version, are ignored with a
-    warning. Raises UserError, which names the key, for a value of another type.
+    warning. source: its name in messages. Raises UserError, which names the key, for a value of another type.
     """
-    try:
+    with damage_explained(source):
         stored = flatten(json.loads(text))
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"the stored config is damaged: {str(error).partition('. ')[0]}") from error
     if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
         stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # once the exponent of focal too
     config, unknown = default_config(), []
     present = [(old, name, value) for old, value in stored.items() for name in RENAMED.get(old, (old,))]
     for old, name, value in present:
         if name in SECTIONS:
-            raise UserError(f"the stored config is damaged: '{old}' is a section, not a key")
+            raise UserError(f"{source} is damaged: '{old}' is a section, not a key")
         if key_named(name) is None:
             unknown.append(old)
             continue
@@ -176,9 +175,9 @@ def from_json(text: str) -> ConfigDict:
             _assign(config, name, tuples(value))
         except TypeError as error:
             must = f"'{old}' is {value!r} and must be {key_named(name).takes}"
-            raise UserError(f"the stored config is damaged: its key {must}") from error
+            raise UserError(f"{source} is damaged: its key {must}") from error
     if unknown:
-        status(f"warning: the stored config has unknown keys, which are ignored: {', '.join(unknown)}")
+        status(f"warning: {source} has unknown keys, which are ignored: {', '.join(unknown)}")
     return config
 
 

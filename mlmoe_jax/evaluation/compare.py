@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
+from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runtime.progress import Progress
 
 RESAMPLES, SEED = 1000, 0
@@ -119,7 +119,7 @@ class ComparedRun:
     def of(cls, folder: RunFolder) -> ComparedRun:
         """Read a run folder; UserError if it has no scores."""
         folder.require(CONFIG)
-        config = configuration.from_json(folder.read_text(CONFIG))
+        config = read_config(folder)
         splits, labels = read_scores(folder), read_labels(folder)
         return cls(folder, labels, splits, config.data.difficult_eval, config.eval.threshold, config.data.test_splits)
 

@@ -24,7 +24,7 @@ from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import COOCCURRENCE, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
-from mlmoe_jax.runs.restore import Run, open_run
+from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
@@ -215,13 +215,19 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix:
         (folder / f"{prefix}{SKIPPED}").unlink(missing_ok=True)  # from an earlier evaluation
 
 
-def evaluate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Metrics]:
+def evaluate_run(
+    folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST
+) -> dict[str, Metrics]:
     """Restore a run, evaluate its test splits and write the results to `eval/` in its folder.
 
-    Sample images are explained if `report.samples` is above 0. overrides: as in `restore.open_run`. Raises UserError
-    for a folder that cannot be restored, or data with other classes than the run.
+    Sample images are explained if `report.samples` is above 0. overrides, which: as in `restore.open_run`.
+    Raises UserError for a folder that cannot be restored, or data with other classes than the run.
     """
-    run = open_run(folder, list(overrides))
+    return evaluate_opened(folder, open_run(folder, list(overrides), which=which))
+
+
+def evaluate_opened(folder: RunFolder, run: Run) -> dict[str, Metrics]:
+    """Evaluate a run that is restored already, as `evaluate_run` does."""
     results = _evaluate(folder, run)
     write_requested_samples(folder, run.config, run)
     return results

@@ -13,6 +13,7 @@ from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
 from mlmoe_jax.evaluation.thresholds import fit
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder
+from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import to_json
@@ -28,7 +29,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_
     reported split, for a split without scores, and if no threshold reaches the goal.
     """
     folder.require(CONFIG)
-    config = configuration.from_json(folder.read_text(CONFIG))
+    config = read_config(folder)
     for key, _ in overrides:
         if not key.startswith("thresholds."):
             raise UserError(f"--config.{key} cannot be set for --mode=thresholds; only keys under thresholds can")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import zipfile
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -113,7 +112,7 @@ def training_results(folder: RunFolder) -> Results | None:
 
 def _results_in(folder: RunFolder, name: str) -> Results:
     stored = folder.read_json(name)
-    if not (isinstance(stored, dict) and all(map(_is_table, stored.values()))):
+    if not all(map(_is_table, stored.values())):
         raise UserError(f"{folder / name} is damaged: it should hold a number for each metric of each split")
     return {
         split: {key: math.nan if value is None else value for key, value in metrics.items()}
@@ -141,11 +140,8 @@ def _is_table(metrics: object) -> bool:
 
 
 def _read_file(folder: RunFolder, name: str) -> dict[str, SplitScores]:
-    try:
-        with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
-            ids, scores, codes, of = (stored[key] for key in ("ids", "scores", "labels", "split"))
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"{folder / name} is damaged: it should hold ids, scores, labels and split") from error
+    with folder.reading(name), np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
+        ids, scores, codes, of = (stored[key] for key in ("ids", "scores", "labels", "split"))
     labels = len(read_labels(folder))
     if not (scores.shape == codes.shape == (len(ids), labels) and ids.shape == of.shape == (len(ids),)):
         raise UserError(

@@ -14,12 +14,12 @@ from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.overrides import Overrides, as_pairs
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images
 from mlmoe_jax.inference.outputs import Result, choose_target, row_writer
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
-from mlmoe_jax.runs.restore import Run, open_run
+from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
@@ -50,14 +50,14 @@ class Predictor:
         self._steps = {gates: make_eval_step(*parts, gates=gates) for gates in (False, True)}
 
     @classmethod
-    def from_run(cls, workdir: str | Path, overrides: Overrides = ()) -> Predictor:
+    def from_run(cls, workdir: str | Path, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
         """Open a run folder; UserError if it does not contain a trained model.
 
         overrides: config keys under data, eval and mesh that differ from those of the run; eval.threshold replaces all
-        of its thresholds.
+        of its thresholds. checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
         """
         folder, pairs = RunFolder(workdir), as_pairs(overrides)
-        run = open_run(folder, pairs)
+        run = open_run(folder, pairs, which=checkpoint)
         if any(key == "eval.threshold" for key, _ in pairs):
             return cls(run, dict.fromkeys(run.label_space.names, run.config.eval.threshold))
         return cls(run, read_thresholds(folder).values)
@@ -152,6 +152,7 @@ def predict_files(
     output: str | None,
     overrides: Sequence[tuple[str, str]],
     *,
+    checkpoint: str = BEST,
     batch_size: int | None = None,
     top_k: int | None = None,
     gates: bool = False,
@@ -160,13 +161,13 @@ def predict_files(
     """Label the images that `given` names (see inputs.py) and write one row per image (see outputs.py).
 
     A short table is printed to stdout, or one line to stderr if the rows are written to stdout. batch_size: number of
-    images at a time, by default 32 per device. Returns the exit code: 0, or 2 if an image could not be read; all other
-    images are labeled.
+    images at a time, by default 32 per device. Returns the exit code: 0; 2 if an image could not be read, and all other
+    images are labeled; 3 if the newest checkpoint is damaged and the one before it was used.
     """
     target = choose_target(output, folder, as_json=as_json, gates=gates)
     folder.require(CONFIG, CHECKPOINTS)
     paths = _of_first_process(lambda: find_images(given))
-    predictor = Predictor.from_run(folder.path, overrides)
+    predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
     devices = predictor.run.mesh.size
     size = even_batch(len(paths), BATCH * devices if batch_size is None else batch_size, devices)
     writes, summary = distributed.is_first(), _Summary(len(paths))
@@ -188,7 +189,9 @@ def predict_files(
         progress.close()
     if writes:
         summary.print(target)
-    return 2 if summary.unread else 0
+    if summary.unread:
+        return USER_ERROR
+    return OUTDATED if predictor.run.outdated else DONE
 
 
 def even_batch(images: int, most: int, devices: int) -> int:

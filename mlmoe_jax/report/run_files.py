@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import PREFIXES, SplitScores, read_labels, read_results, read_scores
@@ -39,6 +37,7 @@ from mlmoe_jax.runs.folder import (
     RunFolder,
 )
 from mlmoe_jax.runs.history import read_starts
+from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime.storage import is_file_name
 
@@ -98,7 +97,7 @@ class RunFiles:
     @cached_property
     def config(self) -> ConfigDict:
         """The config of the run over the current defaults."""
-        return configuration.from_json(self.folder.read_text(CONFIG))
+        return read_config(self.folder)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -136,7 +135,7 @@ class RunFiles:
         content = self._bytes(LABEL_SPACE)
         if content is None:
             return None
-        with _reading(self.folder, LABEL_SPACE):
+        with self.folder.reading(LABEL_SPACE):
             return LabelSpace.load(io.BytesIO(content))
 
     @cached_property
@@ -176,7 +175,7 @@ class RunFiles:
         index = self._json(SAMPLE_INDEX)
         if index is None:
             return None
-        with _reading(self.folder, SAMPLE_INDEX):
+        with self.folder.reading(SAMPLE_INDEX):
             listed = index["samples"]
             arrays = self._arrays(SAMPLE_ARRAYS) or {}
             return Samples(
@@ -213,13 +212,16 @@ class RunFiles:
 
     def _table(self, name: str) -> list[dict[str, str]] | None:
         content = self._bytes(name)
-        return None if content is None else list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+        if content is None:
+            return None
+        with self.folder.reading(name):
+            return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
 
     def _arrays(self, name: str) -> dict[str, np.ndarray] | None:
         content = self._bytes(name)
         if content is None:
             return None
-        with _reading(self.folder, name), np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        with self.folder.reading(name), np.load(io.BytesIO(content), allow_pickle=False) as stored:
             return {key: stored[key] for key in stored.files}
 
     def _per_class(self, prefix: str) -> list[dict[str, str]]:
@@ -245,18 +247,3 @@ def _sample_file(name: Any) -> str:
 
 def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-
-
-class _reading:
-    """Convert errors raised by a damaged file to UserError."""
-
-    def __init__(self, folder: RunFolder, name: str):
-        self.path = folder / name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ValueError | KeyError | TypeError | EOFError | OSError | zipfile.BadZipFile):
-            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            raise UserError(f"{self.path} is damaged: {reason.rstrip('.').replace('. ', '; ')}") from error

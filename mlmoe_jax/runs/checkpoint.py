@@ -2,8 +2,9 @@
 
 A checkpoint has four items: `state` (step, trainable, stats, optimizer, averages: all that training resumes
 from), `selected` (the values for evaluation and prediction), `notes` (plain JSON, such as the best metric so far) and
-`digests` (a sha256 of every array). Orbax keeps no checksum of array data, so flipped bits would be restored
-silently as other numbers. If the digests of a restored checkpoint differ, the one before it is used.
+`digests` (the step, and a sha256 of the notes and of every array). Orbax keeps no checksum of array data, so flipped
+bits would be restored silently as other numbers. If the digests of a restored checkpoint differ, or it is the
+checkpoint of another step, the one before it is used.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import json
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +29,27 @@ from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime import distributed, watchdog
 from mlmoe_jax.runtime.progress import status
 
+Notes = Mapping[str, Any]
+_SELECTED = {"step": int, "kind": str, "split": str}  # the origin of the selected values, among the notes
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Averages:
+    """The part of a state that `restore_latest` reads."""
+
+    ema: Any
+
 
 @dataclass(frozen=True)
 class Restored:
-    """A restored checkpoint; `state` is None if only the selected values were requested."""
+    """A restored checkpoint; `state` is None if only the selected values were requested.
+
+    newest: the step of the newest checkpoint, which is damaged if it is not `step`.
+    """
 
     step: int
+    newest: int
     selected: Any
     notes: dict[str, Any]
     state: Any = None
@@ -58,7 +75,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     if step in manager.all_steps():
         return
     watchdog.sign("save", f"it began to write the checkpoint of step {step}")
-    digests = {"state": _digests(state), "selected": _digests(selected)}
+    digests = {"step": step, "notes": _digest_of_notes(notes), "state": _digests(state), "selected": _digests(selected)}
     manager.save(
         step,
         args=ocp.args.Composite(
@@ -70,56 +87,141 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     )
 
 
-def restore_newest(manager: ocp.CheckpointManager, *, selected: Any, state: Any = None) -> Restored | None:
+def restore_newest(
+    manager: ocp.CheckpointManager,
+    *,
+    selected: Any,
+    state: Any = None,
+    check: Callable[[Notes], Any] = dict,
+) -> Restored | None:
     """Restore the newest good checkpoint, with the shapes and shardings of `selected` and `state`.
 
     A damaged checkpoint is reported and the one before it is tried. If `state` is given, training resumes from the
     restored checkpoint, and damaged ones after it are deleted, since Orbax only saves steps beyond all that exist.
-    Returns None if there are no checkpoints. Raises UserError if all of them are damaged.
+    check: reads the notes; a checkpoint for which it raises is damaged. Returns None if there are no checkpoints.
+    Raises UserError if all of them are damaged.
     """
-    watchdog.sign("restore", "it began to restore a checkpoint")
     steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
-    for step in steps:
-        wanted = {"selected": selected} | ({} if state is None else {"state": state})
-        args = {name: ocp.args.StandardRestore(_abstract(tree)) for name, tree in wanted.items()}
-        plain = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
-        items, damage = None, ""
-        try:
-            items = manager.restore(step, args=ocp.args.Composite(**args, **plain))
-            changed = [
-                f"{name}: {leaf}"
-                for name in wanted
-                for leaf, digest in _digests(items[name]).items()
-                if items["digests"][name].get(leaf) != digest
-            ]
-            if changed:
-                raise ValueError(f"{len(changed)} arrays differ from the saved ones, the first is {changed[0]}")
-        except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
-            reason = error.__cause__ or error
-            damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
-            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-                gc.collect()  # otherwise Python would warn about these objects at exit
-        # No process uses a checkpoint that one of them cannot read.
-        if damages := [damage for damage in distributed.gather(damage) if damage]:
-            status(f"checkpoint {step} is damaged and was skipped: {damages[0]}")
-            continue
-        for damaged in steps[: steps.index(step)] if state is not None else ():
+    wanted = {"selected": selected} | ({} if state is None else {"state": state})
+    restored = _first_good(manager, steps, wanted, check)
+    if restored is not None and state is not None:
+        for damaged in steps[: steps.index(restored.step)]:
             manager.delete(damaged)
-        return Restored(step, items["selected"], items["notes"], items["state"] if state is not None else None)
+    return restored
+
+
+def restore_latest(
+    manager: ocp.CheckpointManager, *, averages: Any, check: Callable[[Notes], Any] = dict
+) -> Restored | None:
+    """Restore the moving averages of the newest good checkpoint as its selected values; otherwise `restore_newest`.
+
+    Without moving averages in training they are the parameters themselves.
+    """
+    steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
+    return _first_good(manager, steps, {"state": _Averages(averages)}, check)
+
+
+def restore_step(
+    manager: ocp.CheckpointManager, step: int, *, selected: Any, check: Callable[[Notes], Any] = dict
+) -> Restored:
+    """Restore the selected values of the checkpoint of a step; UserError if there is none, or it is damaged."""
+    steps = distributed.broadcast_from_first(sorted(manager.all_steps()))
+    if step not in steps:
+        raise UserError(f"{manager.directory} has checkpoints of steps {', '.join(map(str, steps))}, not of {step}")
+    return _first_good(manager, [step], {"selected": selected}, check)
+
+
+def _first_good(
+    manager: ocp.CheckpointManager, steps: Sequence[int], wanted: dict[str, Any], check: Callable[[Notes], Any]
+) -> Restored | None:
+    """Restore the first undamaged checkpoint of `steps`; None without steps, UserError if all are damaged."""
+    for step in steps:
+        if (items := _restore_good(manager, step, wanted, check)) is None:
+            continue
+        state, notes = items.get("state"), items["notes"]
+        if isinstance(state, _Averages):
+            notes = {**notes, "step": step, "kind": "ema", "split": ""}
+            return Restored(step, steps[0], state.ema, notes)
+        return Restored(step, steps[0], items["selected"], notes, state)
     if steps:
         raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, steps))})")
     return None
 
 
-def newest_notes(manager: ocp.CheckpointManager) -> dict[str, Any]:
-    """Return the notes of the newest checkpoint; {} if there is none, or its notes cannot be read."""
-    step = manager.latest_step()
-    if step is None:
-        return {}
+def _restore_good(
+    manager: ocp.CheckpointManager, step: int, wanted: dict[str, Any], check: Callable[[Notes], Any]
+) -> dict[str, Any] | None:
+    """Restore the items `wanted` and the notes of one checkpoint; None, with a message, if it is damaged.
+
+    No process uses a checkpoint that one of them cannot read.
+    """
+    watchdog.sign("restore", "it began to restore a checkpoint")
+    args = {name: _restore_args(tree) for name, tree in wanted.items()}
+    plain = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
+    items, damage = None, ""
     try:
-        return manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
-    except (ValueError, OSError, KeyError):
-        return {}
+        restored = manager.restore(step, args=ocp.args.Composite(**args, **plain))
+        items = {name: restored[name] for name in (*wanted, "notes")}
+        _require_undamaged(step, items, restored["digests"])
+        check(items["notes"])
+    except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
+        reason = error.__cause__ or error
+        damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            gc.collect()  # otherwise Python would warn about these objects at exit
+    if damages := [damage for damage in distributed.gather(damage) if damage]:
+        status(f"checkpoint {step} is damaged and was skipped: {damages[0]}")
+        return None
+    return items
+
+
+def _require_undamaged(step: int, items: dict[str, Any], digests: dict[str, Any]) -> None:
+    """Raise ValueError if the items of a checkpoint are not those that were saved.
+
+    Checkpoints of earlier versions have digests of their arrays only.
+    """
+    if (recorded := digests.get("step", step)) != step:
+        raise ValueError(f"it is the checkpoint of step {recorded}")
+    notes = items["notes"]
+    if not isinstance(notes, dict):
+        raise ValueError("its notes are not an object")
+    if digests.get("notes", _digest_of_notes(notes)) != _digest_of_notes(notes):
+        raise ValueError("its notes differ from the saved ones")
+    arrays = {name: tree for name, tree in items.items() if name != "notes"}
+    changed = [
+        f"{name}: {leaf}"
+        for name, tree in arrays.items()
+        for leaf, digest in _digests(tree).items()
+        if digests[name].get(leaf) != digest
+    ]
+    if changed:
+        raise ValueError(f"{len(changed)} arrays differ from the saved ones, the first is {changed[0]}")
+    recorded = getattr(arrays.get("state"), "step", step)  # of checkpoints whose digests have no step too
+    if int(recorded) != step:
+        raise ValueError(f"it is the checkpoint of step {int(recorded)}")
+
+
+def selected_of(notes: Notes) -> dict[str, Any]:
+    """Return step, kind and split of the selected values from the notes of a run's checkpoint.
+
+    Raises ValueError if one is missing or is of another type.
+    """
+    for name, kind in _SELECTED.items():
+        if not isinstance(notes.get(name), kind):
+            raise ValueError(f"its notes give {name} as {notes.get(name)!r}")
+    return {name: notes[name] for name in _SELECTED}
+
+
+def newest_notes(manager: ocp.CheckpointManager, check: Callable[[Notes], Any] = dict) -> dict[str, Any]:
+    """Return the notes of the newest checkpoint with undamaged ones, for which `check` passes; {} without any."""
+    for step in sorted(manager.all_steps(), reverse=True):
+        args = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
+        with contextlib.suppress(ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError):
+            items = manager.restore(step, args=ocp.args.Composite(**args))
+            _require_undamaged(step, {"notes": items["notes"]}, items["digests"])
+            check(items["notes"])
+            return items["notes"]
+    return {}
 
 
 @contextlib.contextmanager
@@ -149,6 +251,14 @@ def _failed_reads_kept_quiet() -> Iterator[None]:
         asyncio_log.removeFilter(log_others)
 
 
+def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:
+    abstract = _abstract(tree)
+    if isinstance(tree, _Averages):
+        further = {"restore_args": ocp.checkpoint_utils.construct_restore_args(abstract), "partial_restore": True}
+        return ocp.args.PyTreeRestore(item=abstract, **further)
+    return ocp.args.StandardRestore(abstract)
+
+
 def _abstract(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), tree)
 
@@ -162,3 +272,8 @@ def _digests(tree: Any) -> dict[str, str]:
         ).hexdigest()
         for path, leaf in leaves
     }
+
+
+def _digest_of_notes(notes: Any) -> str:
+    """Return the sha256 of notes, the same before they are stored as JSON and after."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(notes)), sort_keys=True).encode()).hexdigest()

@@ -17,7 +17,9 @@ from etils import epath
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Folder, open_to_append, to_json
+from mlmoe_jax.runtime.text import counted
 
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
@@ -65,18 +67,28 @@ class RunFolder(Folder):
             path.write_text((path.read_text() if path.exists() else "") + line)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl, without a line that a crash has truncated."""
+        """Return the rows of metrics.jsonl; lines that are not rows, such as a truncated one, are left out and told."""
         path = self / METRICS
-        rows = []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        rows = [row for row in map(_row_of, lines) if row is not None]
+        if len(rows) < len(lines):
+            status(f"{path}: {counted(len(lines) - len(rows), 'damaged line')} left out")
         return rows
 
     def drop_rows_after(self, step: int) -> None:
         """Remove the rows after `step`, which a resumed run will write again."""
         kept = [row for row in self.rows() if row["step"] <= step]
         self.write_text(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """Return a line of metrics.jsonl as a row; None if it is damaged: every row has a step and otherwise numbers."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    numbers = isinstance(row, dict) and all(v is None or isinstance(v, int | float) for v in row.values())
+    return row if numbers and isinstance(row.get("step"), int) else None
 
 
 class EnclosedRunFolder(RunFolder):

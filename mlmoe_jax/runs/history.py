@@ -13,6 +13,9 @@ from mlmoe_jax.runtime.version import __version__
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
 
+# The parts of a start that are read
+_START = {"time": str, "step": int, "versions": dict, "device": str, "devices": int, "processes": int, "mesh": dict}
+
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of this package and of the libraries that results depend on."""
@@ -39,4 +42,11 @@ def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
 
 def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the starts of a run, oldest first; [] without the file. Raises UserError if the file is damaged."""
-    return folder.read_json(STARTS) if (folder / STARTS).exists() else []
+    if not (folder / STARTS).exists():
+        return []
+    with folder.reading(STARTS):
+        starts = folder.read_json(STARTS, list)
+        for start in starts:
+            if not all(isinstance(start[name], kind) for name, kind in _START.items()):
+                raise TypeError("a start should have a time, a step, versions, a device and a mesh")
+        return starts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-import zipfile
-from collections.abc import Collection, Sequence
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,21 +19,26 @@ from safetensors.numpy import load, save
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import OUTDATED, UserError
 from mlmoe_jax.models.params import ModelDef, Params, fingerprint
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import Parts, assemble, cast_frozen, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import BACKBONE, CHECKPOINTS, CONFIG, FROZEN, LABEL_SPACE, LABELS, PREPROCESS, RunFolder
 from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes, place, setup_jax
 
+BEST, LATEST = "best", "latest"  # checkpoints by name
 _MAY_DIFFER = ("data", "eval", "metrics", "report", "mesh")  # sections that do not change a trained model
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model from a run folder, placed on a mesh."""
+    """A trained model from a run folder, placed on a mesh.
+
+    notes: those of the checkpoint. outdated: the newest checkpoint is damaged, so the values are those of an older one.
+    """
 
     config: ConfigDict
     label_space: LabelSpace
@@ -42,21 +48,56 @@ class Run:
     frozen: Params
     mesh: Mesh
     label_axes: LabelAxes | None  # as in `place`
-    step: int
-    notes: dict[str, Any]
+    notes: Mapping[str, Any]
+    outdated: bool = False
+
+    @property
+    def step(self) -> int:
+        """The number of steps after which the values were selected."""
+        return self.notes["step"]
 
 
 def require_same_frozen(folder: RunFolder, frozen: Params) -> None:
     """Raise UserError if the folder holds checkpoints of a run with other frozen weights."""
     if not ((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
         return
-    _require_fingerprint(folder, folder.read_json(BACKBONE), frozen)
+    _require_fingerprint(folder, _read_backbone(folder), frozen)
 
 
-def _require_fingerprint(folder: RunFolder, described: dict[str, Any], frozen: Params) -> None:
-    if fingerprint(frozen) != described["fingerprint"]:
+@dataclass(frozen=True)
+class _FrozenWeights:
+    """The contents of backbone.json: the name of the backbone, and its file, size and fingerprint."""
+
+    name: str
+    weights: str
+    frozen_parameters: int
+    fingerprint: str
+
+
+def _read_backbone(folder: RunFolder) -> _FrozenWeights:
+    with folder.reading(BACKBONE):
+        stored = folder.read_json(BACKBONE)
+        kinds = {"name": str, "weights": str, "frozen_parameters": int, "fingerprint": str}
+        for name, kind in kinds.items():
+            if not isinstance(stored[name], kind):
+                raise TypeError(f"{name} is {stored[name]!r}")
+        return _FrozenWeights(**{name: stored[name] for name in kinds})
+
+
+def _read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
+    """Return the stored mean and standard deviation with the image size of the config, which may differ."""
+    with folder.reading(PREPROCESS):
+        stored = folder.read_json(PREPROCESS)
+        mean, std = (tuple(float(value) for value in stored[name]) for name in ("mean", "std"))
+        if not (len(mean) == len(std) == 3 and all(map(math.isfinite, mean + std)) and min(std) > 0):
+            raise ValueError("mean and std should be three numbers each, and std above 0")
+        return Preprocess(image_size, mean, std)
+
+
+def _require_fingerprint(folder: RunFolder, described: _FrozenWeights, frozen: Params) -> None:
+    if fingerprint(frozen) != described.fingerprint:
         raise UserError(
-            f"the frozen weights of {described['name']} ({described['weights']}) are not those that {folder} was "
+            f"the frozen weights of {described.name} ({described.weights}) are not those that {folder} was "
             "trained with; put the original file back, or train in another --workdir"
         )
 
@@ -98,20 +139,28 @@ def write_run_metadata(
     folder.write_text(CONFIG, configuration.to_json(config))
 
 
-def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
+def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = (), *, which: str = BEST) -> Run:
     """Restore the selected values of a run from its folder and the published backbone, with products of `eval.dtype`.
 
     overrides: config keys that differ from the run's own; only keys that do not change the trained model are allowed.
-    Raises UserError if the folder is not a run folder or has no checkpoint, or if the frozen weights have changed.
+    which: "best" for the values that training selected, "latest" for those at the end of the newest checkpoint, or
+    a step for the values that were selected when its checkpoint was saved. If the newest checkpoint is damaged, the one
+    before it is used, and the run is `outdated`.
+    Raises UserError if the folder is not a run folder or has no such checkpoint, or if the frozen weights have changed.
     """
+    if which not in (BEST, LATEST) and not re.fullmatch("[0-9]{1,18}", which):
+        raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
     config, label_space = read_run(folder, overrides)
-    stored = folder.read_json(PREPROCESS)
-    image_size = preprocess_for(config).image_size
-    preprocess = Preprocess(image_size, tuple(stored["mean"]), tuple(stored["std"]))
+    preprocess = _read_preprocess(folder, preprocess_for(config).image_size)
 
     mesh = setup_jax(config, training=False)
     parts = parts_of_run(folder, config, label_space)
-    restored = selected_values(folder, parts, mesh)
+    restored = restored_values(folder, parts, mesh, which)
+    if outdated := restored.step < restored.newest:
+        status(
+            f"warning: the values are those of checkpoint {restored.step}, because checkpoint {restored.newest} is "
+            f"damaged; --checkpoint={restored.step} takes them without this warning and its exit code {OUTDATED}"
+        )
     label_axes = label_axes_for(config, len(label_space.names), mesh)
     return Run(
         config=config,
@@ -122,9 +171,14 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = ()) -> Run:
         frozen=place(parts.frozen, mesh, label_axes),
         mesh=mesh,
         label_axes=label_axes,
-        step=restored.notes["step"],
         notes=restored.notes,
+        outdated=outdated,
     )
+
+
+def read_config(folder: RunFolder) -> ConfigDict:
+    """Return the config of a run over the current defaults; UserError if it is damaged."""
+    return configuration.from_json(folder.read_text(CONFIG), str(folder / CONFIG))
 
 
 def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tuple[ConfigDict, LabelSpace]:
@@ -133,7 +187,7 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
     Raises UserError if the folder is not a run folder or its label space is damaged.
     """
     folder.require(CONFIG, LABEL_SPACE, PREPROCESS, BACKBONE, CHECKPOINTS)
-    config = configuration.from_json(folder.read_text(CONFIG))
+    config = read_config(folder)
     for key, _ in overrides:
         if key.partition(".")[0] not in _MAY_DIFFER:
             raise UserError(
@@ -141,10 +195,8 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
             )
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
-    try:
+    with folder.reading(LABEL_SPACE):
         return config, LabelSpace.load(io.BytesIO((folder / LABEL_SPACE).read_bytes()))
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{folder / LABEL_SPACE} is damaged: {error}") from error
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
@@ -162,24 +214,29 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     Trainable parameters have their initial values. Raises UserError if the frozen weights are not those that the run
     was trained with.
     """
-    described, stored = folder.read_json(BACKBONE), {}
+    described, stored = _read_backbone(folder), {}
     if (folder / FROZEN).exists():
         try:
             stored = cast_frozen(dict(load((folder / FROZEN).read_bytes())), config)
         except SafetensorError as error:
             raise UserError(f"{folder / FROZEN} is damaged: {error}") from error
-    elsewhere = described["frozen_parameters"] - sum(value.size for value in stored.values())
+    elsewhere = described.frozen_parameters - sum(value.size for value in stored.values())
     parts = assemble(config, label_space, load_backbone=elsewhere > 0)
     parts = replace(parts, frozen={**parts.frozen, **stored}, unpublished=frozenset(stored))
     _require_fingerprint(folder, described, parts.frozen)
     return parts
 
 
-def selected_values(folder: RunFolder, parts: Parts, mesh: Mesh) -> checkpoint.Restored:
-    """Restore the selected values of a run, whose model is `parts`. Raises UserError if there are none yet."""
+def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BEST) -> checkpoint.Restored:
+    """Restore values of a run, whose model is `parts`; `which` as in `open_run`. Raises UserError if there are none."""
     values = place({**parts.trainable, **parts.stats}, mesh)
     with checkpoint.open_manager(folder, writing=False) as manager:
-        restored = checkpoint.restore_newest(manager, selected=values)
+        if which == LATEST:
+            restored = checkpoint.restore_latest(manager, averages=values, check=checkpoint.selected_of)
+        elif which == BEST:
+            restored = checkpoint.restore_newest(manager, selected=values, check=checkpoint.selected_of)
+        else:
+            restored = checkpoint.restore_step(manager, int(which), selected=values, check=checkpoint.selected_of)
     if restored is None:
         raise UserError(f"{folder} holds no finished checkpoint yet; rerun its training command to resume it")
     return restored

@@ -50,10 +50,8 @@ def read_thresholds(folder: RunFolder) -> Thresholds:
     folder.require(THRESHOLDS)
     stored = folder.read_json(THRESHOLDS)
     values, source = stored, {}
-    if isinstance(stored, dict) and isinstance(stored.get("thresholds"), dict):
+    if isinstance(stored.get("thresholds"), dict):
         values, source = stored["thresholds"], {key: value for key, value in stored.items() if key != "thresholds"}
-    if not isinstance(values, dict):
-        raise UserError(f"{folder / THRESHOLDS} is damaged: it should hold a threshold for each label")
     numbers = {name: math.inf if value is None else value for name, value in values.items()}
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):

@@ -77,7 +77,7 @@ class WeightsAndBiases:
             wandb = importlib.import_module("wandb")
         except ImportError as error:
             raise UserError(f"log.wandb={project} needs Weights & Biases: pip install wandb") from error
-        known = folder.read_json(WANDB)["id"] if (folder / WANDB).exists() else None
+        known = _known_id(folder)
         name = str(folder).rstrip("/").rpartition("/")[2]
         self._run = wandb.init(project=project, name=name, id=known, resume="allow", config=config.to_dict())
         folder.write_json(WANDB, {"id": self._run.id})
@@ -89,6 +89,13 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
+
+
+def _known_id(folder: RunFolder) -> str | None:
+    if not (folder / WANDB).exists():
+        return None
+    with folder.reading(WANDB):
+        return str(folder.read_json(WANDB)["id"])
 
 
 def open_trackers(folder: RunFolder, config: ConfigDict, first_step: int) -> list[Tracker]:

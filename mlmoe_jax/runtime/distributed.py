@@ -22,12 +22,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import INTERRUPTED, UserError
 from mlmoe_jax.runtime import watchdog
 from mlmoe_jax.runtime.cluster import VARIABLES, Cluster, find_cluster, number
 
 HEARTBEAT_SECONDS, SHUTDOWN_SECONDS = 10, 5  # after these a silent process counts as dead
-INTERRUPTED = 130
 
 
 # ------------------------------------------------------------------------------------------------- start and end
@@ -129,7 +128,7 @@ def _end(error: BaseException, who: str) -> NoReturn:
     """Exit at once after a failure in one process of a job; a normal exit would wait for the others."""
     code = 1
     if isinstance(error, UserError):
-        code = 2
+        code = error.exit_code
         print(f"error: {error}", file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
         code = INTERRUPTED

@@ -13,6 +13,9 @@ import math
 import os
 import sys
 import tempfile
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +40,41 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
         return None if isinstance(item, float) and not math.isfinite(item) else item
 
     return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+# ------------------------------------------------------------------------------------------------- damaged content
+# All that parsers raise for content that a crash or somebody else has changed, and that assigning its parts raises.
+_DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@contextlib.contextmanager
+def damage_explained(path: Any) -> Iterator[None]:
+    """Turn any error of reading and parsing a file into a UserError that names the file.
+
+    The block should hold only that, completely: also the conversion of every value that is used later.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except _DAMAGE as error:
+        first = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
+        reason = f"it has no {first}" if isinstance(error, KeyError) else first
+        raise UserError(f"{path} is damaged: {reason}") from error
 
 
 # ------------------------------------------------------------------------------------------- names and links of others
@@ -70,6 +108,9 @@ def open_to_append(path: str | os.PathLike) -> TextIO:
 def _open_without_links(path: str, flags: int) -> int:
     # O_NONBLOCK: opening a pipe that has no reader fails instead of waiting for one.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+_JSON_KINDS = {dict: "an object", list: "a list"}
 
 
 class Folder:
@@ -189,16 +230,22 @@ class Folder:
                 else:
                     yield name
 
-    def read_text(self, name: str) -> str:
-        """Return a text file."""
-        return (self / name).read_text()
+    def reading(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Return `damage_explained` for a file of this folder."""
+        return damage_explained(self / name)
 
-    def read_json(self, name: str) -> Any:
-        """Return a JSON file; UserError if it is damaged."""
-        try:
-            return json.loads(self.read_text(name))
-        except ValueError as error:
-            raise UserError(f"{self / name} is damaged: {error}") from error
+    def read_text(self, name: str) -> str:
+        """Return a text file; UserError if it is not UTF-8."""
+        with self.reading(name):
+            return (self / name).read_bytes().decode()
+
+    def read_json(self, name: str, kind: type = dict) -> Any:
+        """Return a JSON file; UserError if it is damaged, or its content is not of `kind`."""
+        with self.reading(name):
+            content = json.loads(self.read_text(name))
+            if not isinstance(content, kind):
+                raise ValueError(f"it should hold {_JSON_KINDS[kind]}")
+            return content
 
 
 @contextlib.contextmanager

@@ -11,6 +11,11 @@ def some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f", … ({len(names)})" if len(names) > most else "")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its regular noun, such as "1 image" and "1,200 images"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def percent(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
     """Return a fraction in percent, a dash if it is undefined. sign: "+" gives positive numbers their sign."""
     return "–" if value is None or math.isnan(value) else f"{100 * value:{sign}.{digits}f}"

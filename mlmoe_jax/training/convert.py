@@ -15,7 +15,7 @@ from mlmoe_jax.pretrained.official import departures, export_official, require_w
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, selected_values, write_run_metadata
+from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh, place, setup_jax
@@ -67,7 +67,7 @@ def export_run(folder: RunFolder, output: str | Path, overrides: Sequence[tuple[
     require_writable(output)
     config, label_space = read_run(folder, overrides)
     parts = parts_of_run(folder, config, label_space)
-    restored = selected_values(folder, parts, make_mesh(config.mesh))
+    restored = restored_values(folder, parts, make_mesh(config.mesh))
     source = export_official(parts.definition.merge(restored.selected, parts.frozen), output)
     for difference in departures(config.model, source.name):
         status(f"the authors' code computes something else: {difference}")

@@ -24,7 +24,7 @@ from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
 from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, split_model
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import parts_of_run, read_run, selected_values
+from mlmoe_jax.runs.restore import parts_of_run, read_run, restored_values
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.label_transfer import counterparts, report_labels, transfer_parameters
@@ -145,7 +145,7 @@ def _from_run(config: ConfigDict, label_space: LabelSpace, folder: RunFolder) ->
             "same backbone"
         )
     run = parts_of_run(folder, their_config, their_space)
-    restored = selected_values(folder, run, make_mesh(config.mesh))
+    restored = restored_values(folder, run, make_mesh(config.mesh))
     published = set(run.frozen) - run.unpublished if ours.weights == theirs.weights == "auto" else set()
     if ours.weights not in ("auto", theirs.weights):
         status(f"model.backbone.weights={ours.weights} is not read, because the backbone comes from {folder}")

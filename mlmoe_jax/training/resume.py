@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
@@ -10,6 +13,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
 from mlmoe_jax.runs.history import record_start
+from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.training.selection import Selection
@@ -25,6 +29,7 @@ FREE_KEYS = (
     "prune.",
     "init_from",  # only read when a run starts
     "train.accumulate",
+    "train.divergence_limit",
     "train.log_every",
     "eval.batch_size",
     "checkpoint.",
@@ -44,7 +49,7 @@ def restore_progress(job: Job, state: TrainState, manager: ocp.CheckpointManager
     """
     steps, selection = job.steps, Selection(copied(state.ema), job.config.eval.select_metric)
     like = {"selected": selection.values, "state": state.replace(frozen={})}
-    restored = checkpoint.restore_newest(manager, **steps.stored_form(like))
+    restored = checkpoint.restore_newest(manager, **steps.stored_form(like), check=_require_progress)
     if restored is not None:
         state = steps.place(restored.state).replace(frozen=state.frozen)
         selection = Selection.from_notes(steps.place(restored.selected), restored.notes)
@@ -55,6 +60,12 @@ def restore_progress(job: Job, state: TrainState, manager: ocp.CheckpointManager
         if int(state.step) < steps.total_steps and not selection.finished:
             record_start(job.folder, int(state.step), steps.mesh)
     return state, selection
+
+
+def _require_progress(notes: Mapping[str, Any]) -> None:
+    """Raise an error unless training can resume from the notes of a checkpoint."""
+    Selection.from_notes({}, notes)
+    set(notes.get("skipped", ()))
 
 
 def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
@@ -70,7 +81,7 @@ def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
     """Describe each key whose value differs from the config of the run in the folder; [] if it holds no run."""
     if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in (CHECKPOINTS, RESULTS)):
         return []
-    before, now = (configuration.flatten(c) for c in (configuration.from_json(folder.read_text(CONFIG)), config))
+    before, now = (configuration.flatten(c) for c in (read_config(folder), config))
     # Only terms of the loss can be missing in one of them, where their weight is 0.
     return [
         f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"

@@ -140,6 +140,27 @@ def test_a_damaged_checkpoint_is_skipped(program, trained, tmp_path):
     same_training(rows_of(copy), rows_of(folder))
 
 
+def test_results_of_an_older_checkpoint_have_their_own_exit_code(here, trained, photos, tmp_path):
+    copy = tmp_path / "c"
+    shutil.copytree(trained[0], copy)
+    before, newest = sorted(int(path.name) for path in (copy / "checkpoints").iterdir())
+    (copy / "checkpoints" / str(newest) / "notes" / "metadata").write_text("{}")
+    warning = f"--checkpoint={before} takes them without this warning and its exit code 3"
+    fallen_back = here("--mode=eval", f"--workdir={copy}", "--json")
+    assert fallen_back.returncode == 3, fallen_back.stderr
+    assert warning in fallen_back.stderr
+    asked_for = here("--mode=eval", f"--workdir={copy}", "--json", f"--checkpoint={before}")
+    assert asked_for.returncode == 0, asked_for.stderr
+    assert warning not in asked_for.stderr
+    assert json.loads(asked_for.stdout) == json.loads(fallen_back.stdout)
+    refused(here("--mode=eval", f"--workdir={copy}", "--checkpoint=1"), f"steps {before}, {newest}, not of 1")
+    refused(here("--mode=eval", f"--workdir={copy}", "--checkpoint=last"), "is not best, latest or the step of a check")
+    predict = ("--mode=predict", f"--workdir={copy}", f"--images={photos}", f"--output={tmp_path / 'p.csv'}")
+    assert here(*predict).returncode == 3
+    assert here(*predict, "--checkpoint=latest").returncode == 3
+    assert here(*predict, f"--checkpoint={before}").returncode == 0
+
+
 def test_another_config_cannot_resume_in_the_same_folder(here, trained):
     folder, _ = trained
     done = here("--config=mlvpt_digits", f"--workdir={folder}", *SMALL, "--config.loss.gamma_neg=3")

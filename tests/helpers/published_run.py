@@ -53,5 +53,5 @@ def write_run(folder: RunFolder, config: ConfigDict) -> tuple[Parts, Params]:
         write_run_metadata(folder, config, space, preprocess_for(config), parts.frozen, parts.unpublished)
         values = {path: value + 0.5 for path, value in parts.trainable.items()}
         with checkpoint.open_manager(folder) as manager:
-            checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw"})
+            checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw", "split": ""})
     return parts, values

@@ -1,4 +1,5 @@
 import gc
+import json
 import logging
 import sys
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.checkpoint import newest_notes, open_manager, restore_newest, save
+from mlmoe_jax.runs.checkpoint import (
+    newest_notes,
+    open_manager,
+    restore_latest,
+    restore_newest,
+    restore_step,
+    save,
+    selected_of,
+)
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime.sharding import make_mesh, place
 from mlmoe_jax.training.optim import make_optimizer
@@ -101,7 +110,8 @@ def test_the_notes_of_the_newest_checkpoint_can_be_read_alone(folder):
         assert newest_notes(manager) == {"best": {"ema": 0.5}, "step": 9}
     (Path(folder.path) / CHECKPOINTS / "9" / "notes" / "metadata").unlink()
     with open_manager(folder, writing=False) as manager:
-        assert newest_notes(manager) == {}
+        assert newest_notes(manager) == {"best": {"ema": 0.5}, "step": 2}, "those of the checkpoint before it"
+        assert newest_notes(manager, selected_of) == {}, "they do not say where the selected values come from"
 
 
 def test_the_selected_values_can_be_restored_alone(folder):
@@ -232,6 +242,104 @@ def test_evaluation_does_not_delete_a_damaged_checkpoint(folder):
     with open_manager(folder, writing=False) as manager:
         assert restore_newest(manager, selected=make_state(0).ema).step == 10
         assert sorted(manager.all_steps()) == [10, 20]
+
+
+@pytest.mark.parametrize(
+    "notes",
+    ['{"best": {"ema": 0.9999}, "step": 9}', "{}", "[1]", "5", "{", "null", "\\xff", "[" * 100_000],
+    ids=["another score", "empty", "a list", "a number", "no JSON", "null", "not UTF-8", "nested"],
+)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_damaged_notes_are_a_damaged_checkpoint(folder, capsys, notes, training):
+    save_steps(folder, 4, 9)
+    path = Path(folder.path) / CHECKPOINTS / "9" / "notes" / "metadata"
+    path.write_bytes(notes.encode("latin-1").replace(b"\\xff", b"\xff"))
+    state = make_state(0)
+    with open_manager(folder, writing=training) as manager:
+        restored = restore_newest(manager, selected=state.ema, state=state if training else None)
+    assert (restored.step, restored.newest) == (4, 9)
+    assert restored.notes == {"best": {"ema": 0.5}, "step": 4}
+    identical(restored.selected, make_state(4).ema)
+    assert "checkpoint 9 is damaged and was skipped: " in capsys.readouterr().err
+
+
+def test_notes_that_cannot_be_used_are_a_damaged_checkpoint(folder, capsys):
+    save_steps(folder, 4, 9)
+
+    def only_step_4(notes):
+        assert notes["step"] == 4, "not usable"
+
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, check=only_step_4).step == 4
+    assert "checkpoint 9 is damaged and was skipped: not usable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("training", "earlier_version"),
+    [(True, False), (False, False), (True, True)],
+    ids=["training", "evaluation", "training with a checkpoint of an earlier version"],
+)
+def test_a_checkpoint_under_another_number_is_not_used(folder, capsys, training, earlier_version):
+    save_steps(folder, 6, 12)
+    checkpoints = Path(folder.path) / CHECKPOINTS
+    (checkpoints / "12").rename(checkpoints / "9999")
+    if earlier_version:  # without these digests; only the state itself knows its step
+        path = checkpoints / "9999" / "digests" / "metadata"
+        old = {name: digests for name, digests in json.loads(path.read_text()).items() if name in ("state", "selected")}
+        path.write_text(json.dumps(old))
+    state = make_state(0)
+    with open_manager(folder, writing=training) as manager:
+        restored = restore_newest(manager, selected=state.ema, state=state if training else None)
+        assert restored.step == 6
+        assert sorted(manager.all_steps()) == ([6] if training else [6, 9999])
+    assert "checkpoint 9999 is damaged and was skipped: it is the checkpoint of step 12" in capsys.readouterr().err
+
+
+def test_checkpoints_without_digests_of_notes_are_read(folder):
+    save_steps(folder, 9)
+    path = Path(folder.path) / CHECKPOINTS / "9" / "digests" / "metadata"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({name: stored[name] for name in ("state", "selected")}))
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 9
+
+
+def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder, capsys, refusal):
+    steps = (3, 5, 8)
+    with open_manager(folder, keep=5) as manager:
+        for step in steps:
+            selected = make_state(100 + step).ema
+            save(manager, step, make_state(step), selected, {"step": step - 1, "kind": "raw", "split": "val"})
+            manager.wait_until_finished()
+    with open_manager(folder, writing=False) as manager:
+        latest = restore_latest(manager, averages=make_state(0).ema)
+        identical(latest.selected, make_state(8).ema)
+        assert selected_of(latest.notes) == {"step": 8, "kind": "ema", "split": ""}
+    with open_manager(folder, writing=False) as manager:
+        earlier = restore_step(manager, 5, selected=make_state(0).ema)
+        identical(earlier.selected, make_state(105).ema)
+        assert (earlier.step, earlier.newest, earlier.notes["step"]) == (5, 5, 4), "it was asked for"
+        sentence = refusal(restore_step, manager, 6, selected=make_state(0).ema)
+        assert sentence.endswith("has checkpoints of steps 3, 5, 8, not of 6")
+    damage(folder, 8, "state")
+    with open_manager(folder, writing=False) as manager:
+        latest = restore_latest(manager, averages=make_state(0).ema)
+        identical(latest.selected, make_state(5).ema)
+        assert (latest.step, latest.newest) == (5, 8)
+    damage(folder, 5, "selected")
+    with open_manager(folder, writing=False) as manager:
+        assert "is damaged (5)" in refusal(restore_step, manager, 5, selected=make_state(0).ema)
+
+
+def test_there_is_no_latest_checkpoint_in_an_empty_folder(folder):
+    with open_manager(folder) as manager:
+        assert restore_latest(manager, averages={"x": jnp.zeros(1)}) is None
+
+
+@pytest.mark.parametrize("notes", [{}, {"step": 1, "kind": "ema"}, {"step": "1", "kind": "ema", "split": ""}])
+def test_the_origin_of_selected_values_is_read_completely_or_not_at_all(notes):
+    with pytest.raises(ValueError, match="its notes give "):
+        selected_of(notes)
 
 
 def test_it_is_an_error_if_all_checkpoints_are_damaged(folder, refusal, capsys):

@@ -187,3 +187,68 @@ def test_abstract_parts_have_the_shapes_of_assemble(config, frozen_dtype):
         assert {p: (v.shape, v.dtype) for p, v in ours.items()} == {p: (v.shape, v.dtype) for p, v in theirs.items()}
     assert shapes.unpublished == parts.unpublished
     assert not any(isinstance(value, jnp.ndarray) for value in {**shapes.trainable, **shapes.frozen}.values())
+
+
+_DAMAGE = {
+    "not UTF-8": b"\xff\xfe",
+    "nested": b"[" * 100_000,
+    "empty": b"",
+    "a number": b"5",
+    "a list": b"[]",
+    "another object": b'{"x": 1}',
+    "null": b"null",
+    "half": None,
+}
+
+
+@pytest.mark.parametrize("name", ["config.json", "backbone.json", "preprocess.json", "label_space.npz"])
+def test_a_damaged_file_is_named(config, tmp_path, refusal, name):
+    folder = RunFolder(tmp_path / "run")
+    write_run(folder, config)
+    good = (folder / name).read_bytes()
+    for damage, content in _DAMAGE.items():
+        if name == "config.json" and damage == "another object":
+            continue  # unknown keys are ignored, as those of a later version
+        (folder / name).write_bytes(good[: len(good) // 2] if content is None else content)
+        sentence = refusal(open_run, folder)
+        assert sentence.startswith(f"{folder / name} is damaged: "), (damage, sentence)
+        assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("backbone.json", "frozen_parameters", "many"),
+        ("backbone.json", "fingerprint", 5),
+        ("preprocess.json", "mean", [0.5]),
+        ("preprocess.json", "mean", None),
+        ("preprocess.json", "std", [0.5, 0.5, 0]),
+        ("preprocess.json", "std", [0.5, 0.5, "x"]),
+    ],
+)
+def test_a_value_of_another_kind_is_damage(config, tmp_path, refusal, name, key, value):
+    folder = RunFolder(tmp_path / "run")
+    write_run(folder, config)
+    folder.write_json(name, {**folder.read_json(name), key: value})
+    assert refusal(open_run, folder).startswith(f"{folder / name} is damaged: ")
+
+
+@pytest.mark.parametrize("name", ["names", "positives", "co_group", "dc_group", "together"])
+def test_a_label_space_whose_arrays_do_not_fit_together_is_damaged(config, tmp_path, refusal, name):
+    folder = RunFolder(tmp_path / "run")
+    write_run(folder, config)
+    with np.load(folder / "label_space.npz") as stored:
+        arrays = dict(stored)
+    arrays |= {"together": np.array([[len(CLASSES)], [0], [1]])} if name == "together" else {name: arrays[name][:-1]}
+    folder.write_npz("label_space.npz", **arrays)
+    assert refusal(open_run, folder).startswith(f"{folder / 'label_space.npz'} is damaged: ")
+
+
+def test_checkpoints_have_a_name_or_a_number(config, tmp_path, refusal):
+    folder = RunFolder(tmp_path / "run")
+    write_run(folder, config)
+    for which in ("last", "-1", "1.5", "", "٣"):
+        assert refusal(open_run, folder, which=which) == (
+            f"--checkpoint={which} is not best, latest or the step of a checkpoint"
+        )
+    assert open_run(folder, which="30").step == 20

@@ -276,7 +276,9 @@ def importance_gaps(meshes: list) -> dict:
         state, steps = bench.start(), bench.steps
         values, definition = state.raw(), bench.parts.definition
         padded = values["head/classifier/kernel"].shape[1] - LABELS
-        run = Run(config, space, steps.preprocess, definition, values, state.frozen, mesh, steps.label_axes, 1, {})
+        run = Run(
+            config, space, steps.preprocess, definition, values, state.frozen, mesh, steps.label_axes, {"step": 1}
+        )
         return measure_importance(run), padded
 
     (reference, _), found = importance(alone()), {}

@@ -129,7 +129,33 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, copied, c
     assert digests(copied) == digests(whole[0])
     assert rows(copied) == rows(whole[0])
     assert results == whole[1]
-    assert [start["step"] for start in copied.read_json("starts.json")] == [0, MIDDLE]
+    assert [start["step"] for start in copied.read_json("starts.json", list)] == [0, MIDDLE]
+
+
+def test_a_diverged_state_is_not_saved_and_the_run_can_resume(whole, copied, config, refusal):
+    """With keep=1, a checkpoint of the diverged state would replace the only good one."""
+    config = copy.deepcopy(config)
+    config.checkpoint.keep, config.train.divergence_limit = 1, 0.5  # below 1, each step counts as diverged
+    sentence = refusal(train, config, copied)
+    assert f"between steps {MIDDLE} and {MIDDLE + 1}, more than train.divergence_limit=0.5; " in sentence
+    assert max(int(path.name) for path in (copied / "checkpoints").iterdir()) == MIDDLE
+    config.train.divergence_limit = 1000.0
+    assert train(config, copied) == whole[1]
+    assert digests(copied) == digests(whole[0])
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe\n", b"5\n", b"[1, 2]\n", b'{"step": "x"}\n', b"[" * 100_000, b'{"step": 3, "lo']
+)
+def test_a_damaged_row_of_metrics_does_not_stop_a_run_that_can_resume(whole, copied, config, capsys, line):
+    with open(copied / "metrics.jsonl", "ab") as file:
+        file.write(line)
+    if line != b"5\n":  # one is trained to the end; the others only have to be read
+        assert [row["step"] for row in rows(copied)] == list(range(1, MIDDLE + 1))
+    else:
+        assert train(config, copied) == whole[1]
+        assert rows(copied) == rows(whole[0])
+    assert f"{copied / 'metrics.jsonl'}: 1 damaged line left out" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, copied, config, capsys):

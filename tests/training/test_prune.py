@@ -158,7 +158,7 @@ def searched(config, drawn_parts):
     space, mesh = replace(synthetic_label_space(10, 1), names=tuple("0123456789")), make_mesh(config.mesh)
     parts = drawn_parts(config, space)
     values = {**parts.trainable, **parts.stats}
-    return Run(config, space, preprocess_for(config), parts.definition, values, parts.frozen, mesh, None, 1, {})
+    return Run(config, space, preprocess_for(config), parts.definition, values, parts.frozen, mesh, None, {"step": 1})
 
 
 def losses_of(run):

@@ -65,7 +65,7 @@ class LabelSpace:
 
     @classmethod
     def load(cls, path) -> LabelSpace:
-        """Read a label space that `save` wrote."""
+        """Read a label space that `save` wrote. Raises ValueError if its arrays do not fit together."""
         with np.load(path, allow_pickle=False) as stored:
             labels = len(stored["names"])
             if "counts" in stored:  # runs of earlier versions
@@ -73,14 +73,21 @@ class LabelSpace:
             else:
                 row, column, images = stored["together"]
                 together = csr_array((images, (row, column)), shape=(labels, labels))
+            vectors = stored.get("vectors")
+            per_label = {name: stored[name] for name in ("names", "positives", "co_group", "dc_group")}
+            shapes = {name: array.shape for name, array in per_label.items()} | {"together": together.shape[:1]}
+            if vectors is not None:
+                shapes["vectors"] = vectors.shape[:1]
+            if unfit := [name for name, shape in shapes.items() if shape != (labels,)]:
+                raise ValueError(f"{unfit[0]} does not fit its {labels} names")
             return cls(
-                tuple(str(name) for name in stored["names"]),
+                tuple(str(name) for name in per_label["names"]),
                 together,
-                stored["positives"],
+                per_label["positives"],
                 int(stored["images"]),
-                stored["co_group"],
-                stored["dc_group"],
-                stored.get("vectors"),
+                per_label["co_group"],
+                per_label["dc_group"],
+                vectors,
             )
 
 

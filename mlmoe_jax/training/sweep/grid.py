@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -166,7 +167,7 @@ def selection_of(folder: RunFolder) -> dict[str, Any]:
     if not (folder / CHECKPOINTS).exists():
         return {}
     with checkpoint.open_manager(folder, writing=False) as manager:
-        notes = checkpoint.newest_notes(manager)
+        notes = checkpoint.newest_notes(manager, partial(Selection.from_notes, {}))
     if not notes:
         return {}
     selection = Selection.from_notes({}, notes)
