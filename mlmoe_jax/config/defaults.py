@@ -11,7 +11,10 @@ from mlmoe_jax.config.tables.training import CHECKPOINT, EMA, LOSS, MESH, OPTIM,
 CONFIG = section(
     "Everything that a run depends on.",
     seed=Integer(
-        0, "Seed of initial weights, the order of images, augmentation, dropout and the clustering of labels.", least=0
+        0,
+        "Seed of initial weights, the order of images, augmentation, dropout and the clustering of labels.",
+        least=0,
+        most=2**32 - 1,
     ),
     data=DATA,
     augment=AUGMENT,

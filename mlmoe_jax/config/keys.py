@@ -99,7 +99,10 @@ class Flag(Key):
 
 @dataclass(frozen=True)
 class Number(Key):
-    """A number with a lower limit, `above` or `least` (ANY = none), and an optional upper limit, `below` or `most`."""
+    """A finite number with a lower limit, `above` or `least` (ANY = none), and an upper limit, `below` or `most`.
+
+    Without one, `LARGEST` is the limit of its magnitude: beyond it, a number is a mistake of typing or an attack.
+    """
 
     _: KW_ONLY
     above: float | None = None
@@ -108,6 +111,7 @@ class Number(Key):
     most: float | None = None
 
     word: ClassVar[str] = "number"
+    LARGEST: ClassVar[float] = 1e9
 
     @property
     def takes(self) -> str:
@@ -115,10 +119,10 @@ class Number(Key):
         if self.least == ANY:
             return f"any {self.word}"
         if self.above is not None:
-            upper = f" and at most {self.most:g}" if self.most is not None else ""
+            upper = f" and at most {_digits(self.most)}" if self.most is not None else ""
             return f"a {self.word} above {self.above:g}{upper}"
         if self.most is not None:
-            return f"a {self.word} from {self.least:g} to {self.most:g}"
+            return f"a {self.word} from {self.least:g} to {_digits(self.most)}"
         if self.below is not None:
             return f"a {self.word} from {self.least:g} to below {self.below:g}"
         return f"a {self.word} of at least {self.least:g}"
@@ -132,7 +136,17 @@ class Number(Key):
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         enough = value >= self.least if self.least is not None else value > self.above
-        return enough and (self.below is None or value < self.below) and (self.most is None or value <= self.most)
+        most = self.LARGEST if self.most is None else self.most
+        return enough and -self.LARGEST <= value <= most and (self.below is None or value < self.below)
+
+    def nearest(self, value: Any) -> str:
+        """Return the limit of the magnitude if it is the reason."""
+        general = self.most is None and self.below is None and isinstance(value, int | float)
+        return f"; the largest is {self.LARGEST:,.0f}" if general and abs(value) > self.LARGEST else ""
+
+
+def _digits(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
 @dataclass(frozen=True)
@@ -140,6 +154,7 @@ class Integer(Number):
     """A whole number with limits."""
 
     word: ClassVar[str] = "whole number"
+    LARGEST: ClassVar[float] = 1_000_000
 
     def read(self, text: str) -> int:
         """Read a whole number."""
@@ -181,7 +196,9 @@ class _Numbers(_Tuple):
 
     def allows(self, value: Any) -> bool:
         """Return whether all are numbers."""
-        return isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value)
+        return isinstance(value, tuple | list) and all(
+            isinstance(one, int | float) and abs(one) <= Number.LARGEST for one in value
+        )
 
 
 @dataclass(frozen=True)
@@ -232,7 +249,8 @@ class Rules(_Tuple):
             re.compile(rule[0])
         except re.error:
             return False
-        return isinstance(rule[1], int | float) and isinstance(rule[1], bool) != self.factors
+        is_number = isinstance(rule[1], int | float) and abs(rule[1]) <= Number.LARGEST
+        return is_number and isinstance(rule[1], bool) != self.factors
 
 
 @dataclass(frozen=True)

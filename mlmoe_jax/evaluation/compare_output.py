@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -13,6 +12,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.compare import RESAMPLES, Change, ComparedRun, Comparison, Move, compare_split, shared_splits
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.spreadsheet import row_writer
 from mlmoe_jax.runtime.storage import Target, opened, to_json
 from mlmoe_jax.runtime.text import percent, text_table
 
@@ -82,17 +82,17 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
     """Write all as one CSV: fractions with all digits, empty if undefined; a and b of an image as in ChangedImage."""
-    table = csv.writer(file, lineterminator="\n")
-    table.writerow(["split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves"])
+    write = row_writer(file)
+    write(["split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves"])
     for one in comparisons:
         for kind, changes in (("metric", one.metrics), ("AP", one.ap)):
             for name, item in changes.items():
                 numbers = map(_cell, (item.a, item.b, item.difference, item.low, item.high))
-                table.writerow([one.split, kind, name, one.positives[name] if kind == "AP" else "", *numbers, ""])
+                write([one.split, kind, name, one.positives[name] if kind == "AP" else "", *numbers, ""])
         for image in one.changed:
             numbers = map(_cell, (image.a, image.b, image.b - image.a))
             moves = "; ".join(map(_as_text, image.moves))
-            table.writerow([one.split, "image", image.id, len(image.labels), *numbers, "", "", moves])
+            write([one.split, "image", image.id, len(image.labels), *numbers, "", "", moves])
 
 
 def _cell(value: float) -> float | str:

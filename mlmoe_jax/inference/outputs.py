@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from etils import epath
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime import spreadsheet
 from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target
 
 
@@ -60,8 +60,8 @@ def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = Fals
 def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
     """Return a function that writes a result as a row of `kind` csv or jsonl; write the heading of a CSV.
 
-    Columns of a CSV: image, labels (joined by ;), error and one score per label; with top_k, the number of labels per
-    result: image, error, and label_1, score_1, label_2, …, best first.
+    Columns of a CSV: image, labels (see `spreadsheet.join_names`), error and one score per label; with top_k, the
+    number of labels per result: image, error, and label_1, score_1, label_2, …, best first.
     Keys in JSONL: image, and either error, or labels and scores (with top_k only those of the best labels, best first),
     and gates {name: {label: weights}} if a result has them.
     """
@@ -69,18 +69,19 @@ def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None 
 
 
 def _csv_writer(file: TextIO, names: Sequence[str], top_k: int | None) -> Callable[[Result], None]:
-    table = csv.writer(file, lineterminator="\n")
+    write_row = spreadsheet.row_writer(file)
     ranks = range(1, (top_k or 0) + 1)
     ranked = [column for rank in ranks for column in (f"label_{rank}", f"score_{rank}")]
-    table.writerow(["image", "error", *ranked] if top_k else ["image", "labels", "error", *names])
+    write_row(["image", "error", *ranked] if top_k else ["image", "labels", "error", *names])
 
     def write(result: Result) -> None:
         score = {name: f"{value:.6f}" for name, value in (result.scores or {}).items()}
         if not top_k:
-            table.writerow([result.image, ";".join(result.labels), result.error, *(score.get(n, "") for n in names)])
+            labels = spreadsheet.join_names(result.labels)
+            write_row([result.image, labels, result.error, *(score.get(n, "") for n in names)])
             return
         cells = [cell for name in result.labels for cell in (name, score[name])]
-        table.writerow([result.image, result.error, *(cells or [""] * len(ranked))])
+        write_row([result.image, result.error, *(cells or [""] * len(ranked))])
 
     return write
 

@@ -5,7 +5,6 @@ Shape letters: N images, K labels, S sample images, E entries of a gate.
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from mlmoe_jax.runs.folder import (
 from mlmoe_jax.runs.history import read_starts
 from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
+from mlmoe_jax.runtime.spreadsheet import read_rows
 from mlmoe_jax.runtime.storage import is_file_name
 
 COST = "cost.json"
@@ -215,7 +215,7 @@ class RunFiles:
         if content is None:
             return None
         with self.folder.reading(name):
-            return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+            return read_rows(io.StringIO(content.decode(), newline=""))
 
     def _arrays(self, name: str) -> dict[str, np.ndarray] | None:
         content = self._bytes(name)

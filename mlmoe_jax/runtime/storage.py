@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
 import fcntl
 import importlib.util
@@ -25,6 +24,7 @@ import numpy as np
 from etils import epath
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.spreadsheet import row_writer
 
 _LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
 
@@ -212,10 +212,11 @@ class Folder:
         self.write_bytes(name, buffer.getvalue())
 
     def write_csv(self, name: str, columns: list[str], rows: list[list]) -> None:
-        """Replace a CSV file whole."""
+        """Replace a CSV file whole; see `spreadsheet.row_writer` for its cells."""
         buffer = io.StringIO()
-        table = csv.writer(buffer, lineterminator="\n")
-        table.writerows([columns, *rows])
+        write = row_writer(buffer)
+        for row in (columns, *rows):
+            write(row)
         self.write_text(name, buffer.getvalue())
 
     def files(self) -> Iterator[str]:

@@ -203,7 +203,7 @@ def test_wrong_arguments_are_named(reference, complaint, refusal):
         ({"model.prompts.kept_tokens": "101"}, "must have 30 digits"),
         ({"model.head.kind": "group_linear"}, "reads group prompts"),
         ({"loss.terms.co": "1"}, "which head linear does not give"),
-        ({"model.prompts.count": "-1"}, "of at least 0"),
+        ({"model.prompts.count": "-1"}, "from 0 to 10,000"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(overrides, complaint, refusal):

@@ -85,7 +85,7 @@ def test_help_names_the_sections_below():
     assert "model.head.kind" not in describe("model")
     whole = describe("config")
     assert all(f"\n  {name}: " in whole for name, entry in CONFIG.entries.items() if not isinstance(entry, Key))
-    assert "\nseed: a whole number of at least 0; default 0\n" in whole
+    assert "\nseed: a whole number from 0 to 4,294,967,295; default 0\n" in whole
     assert describe("config.optim") == describe("optim")
 
 

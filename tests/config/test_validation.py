@@ -18,13 +18,9 @@ from mlmoe_jax.models.prompts import MASKS, SIDES
 from mlmoe_jax.models.query_decoder import POSITIONS, PROJECTIONS, QUERY_ROLES, SELF_ATTENTION
 
 POSITIVE = (
-    "data.image_size",
     "data.threads",
-    "model.prompts.num_groups",
-    "model.prompts.per_group",
     "model.prompts.tau_co",
     "model.prompts.tau_dc",
-    "model.head.expert_hidden",
     "loss.scale",
     "optim.learning_rate",
     "train.epochs",
@@ -154,8 +150,14 @@ def test_the_choices_are_those_that_are_implemented(key, implemented):
 def test_numbers_are_within_their_limits(refusal, key):
     limits, said = KEYS[key], f"and must be {KEYS[key].takes}"
     kind = type(limits.default)
+    beyond = [number for number in (kind(1e10), kind(1e30)) if number != limits.most]
+    if kind is float:
+        beyond += [float("inf"), -float("inf")]
+    for number in beyond:
+        assert listed_for(refusal, key, number), number
     if limits.least == ANY:
         assert said == "and must be any number"
+        assert f"{key} is nan {said}" in listed_for(refusal, key, float("nan"))
         return
     low = kind(limits.above) if limits.least is None else kind(limits.least - 1)
     assert f"{key} is {low!r} {said}" in listed_for(refusal, key, low)
@@ -175,6 +177,10 @@ def test_numbers_are_within_their_limits(refusal, key):
         **dict.fromkeys(COUNTS, "of at least 0"),
         "data.crop_fraction": "above 0 and at most 1",
         "metrics.pair_level": "above 0 and at most 1",
+        "data.image_size": "above 0 and at most 8,192",
+        "model.prompts.num_groups": "above 0 and at most 1,000",
+        "model.prompts.per_group": "above 0 and at most 1,000",
+        "model.head.expert_hidden": "above 0 and at most 65,536",
         "pack.quality": "from 1 to 100",
         "optim.b1": "from 0 to below 1",
         "mesh.data": "of at least -1",
@@ -182,6 +188,28 @@ def test_numbers_are_within_their_limits(refusal, key):
 )
 def test_sizes_rates_and_shares_have_these_limits(key, limits):
     assert KEYS[key].takes in (f"a number {limits}", f"a whole number {limits}")
+
+
+def test_a_number_beyond_the_general_limit_names_it(refusal):
+    assert mistakes(refusal, train__epochs=99999999999999999999) == [
+        "train.epochs is 99999999999999999999 and must be a whole number above 0",
+        "the largest is 1,000,000",
+    ]
+    (inf, largest) = mistakes(refusal, checkpoint__every_epochs=float("inf"))
+    assert (inf, largest) == (
+        "checkpoint.every_epochs is inf and must be a number above 0",
+        "the largest is 1,000,000,000",
+    )
+    assert mistakes(refusal, model__head__expert_hidden=999999999999) == [
+        "model.head.expert_hidden is 999999999999 and must be a whole number above 0 and at most 65,536"
+    ]
+    assert mistakes(refusal, seed=-1) == ["seed is -1 and must be a whole number from 0 to 4,294,967,295"]
+    assert mistakes(refusal, loss__gamma_neg=float("nan")) == [
+        "loss.gamma_neg is nan and must be a number of at least 0"
+    ]
+    for key, value in (("prune.token_levels", (float("nan"),)), ("augment.crop_scale", (0.1, float("inf")))):
+        assert len(listed_for(refusal, key, value)) == 1
+    assert len(listed_for(refusal, "optim.rate_rules", (("a", float("inf")),))) == 1
 
 
 def test_limits_of_the_data_keys(refusal):

@@ -1,3 +1,4 @@
+import csv
 import json
 import tracemalloc
 
@@ -6,7 +7,9 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.tables import open_table, read_classes
+from mlmoe_jax.inference.outputs import Result, row_writer
 
 
 def settings(root, **keys):
@@ -49,6 +52,39 @@ def test_other_columns_separators_paths_and_a_byte_order_mark(tmp_path):
     assert split.classes == ("a, b", "c")
     assert split.ids == ["c.png"]
     assert split.images[0].shape[1] == 3
+
+
+def test_rows_of_a_prediction_are_read_as_labels(tmp_path):
+    """A predicted table, whose cells are guarded and whose names are escaped, is a table of labels."""
+    names = ("=cmd|' /C calc'!A0", "a;b", "c\\d", "-2+3", "cat")
+    for k, image in enumerate(("=1+1.png", "b.png")):
+        Image.new("RGB", (k + 1, 2)).save(tmp_path / image)
+    with open(tmp_path / "train.csv", "w", newline="") as file:
+        write_result = row_writer(file, "csv", names)
+        write_result(Result("=1+1.png", names, dict.fromkeys(names, 0.9)))
+        write_result(Result("b.png", ("a;b",), dict.fromkeys(names, 0.1)))
+    with open(tmp_path / "train.csv", newline="") as file:
+        assert not any(cell.startswith(("=", "+", "-", "@")) for row in csv.reader(file) for cell in row)
+    split = open_table(settings(tmp_path), "train")
+    assert split.classes == tuple(sorted(names))
+    assert split.ids == ["=1+1.png", "b.png"]
+    assert [image.shape[1] for image in split.images] == [1, 2]
+    np.testing.assert_array_equal(split.labels, [[1] * 5, [name == "a;b" for name in sorted(names)]])
+
+
+@pytest.mark.parametrize("name", ["x\ny", "x\ry", "x\x00y", "x\u2028y"])
+def test_labels_with_line_breaks_are_refused(tmp_path, refusal, name):
+    write(tmp_path, "train.jsonl", lines({"image": "a.png", "labels": ["ok", name]}))
+    data = settings(tmp_path, name="jsonl", table="{split}.jsonl")
+    sentence = refusal(open_split, data, "train")
+    assert sentence.startswith(f"data set jsonl has the label {name!r}, with a line break or another character that ")
+
+
+def test_nested_json_is_refused(tmp_path, refusal):
+    write(tmp_path, "train.jsonl", "[" * 100_000)
+    assert "train.jsonl line 1 is not a complete JSON object" in refusal(
+        open_table, settings(tmp_path, name="jsonl", table="{split}.jsonl"), "train"
+    )
 
 
 def test_one_image_folder_per_split(tmp_path):

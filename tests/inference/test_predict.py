@@ -113,7 +113,7 @@ def test_from_a_run_folder(tmp_path, monkeypatch, refusal):
     run = make_run()
     run.config.eval.threshold = 0.25
 
-    def open_run(opened, overrides):
+    def open_run(opened, overrides, which):
         assert str(opened) == str(folder)
         return run
 

@@ -30,7 +30,7 @@ def command(tmp_path, monkeypatch, predictor):
     folder = RunFolder(tmp_path / "run")
     folder.write_json("config.json", {})
     (tmp_path / "run" / "checkpoints").mkdir()
-    monkeypatch.setattr(Predictor, "from_run", lambda folder, overrides: predictor)
+    monkeypatch.setattr(Predictor, "from_run", lambda folder, overrides, checkpoint: predictor)
     monkeypatch.chdir(tmp_path)
     for row in range(5):
         Image.fromarray(color(50 * row, 110)).save(f"{row}.png")
@@ -203,7 +203,7 @@ def test_a_full_disk_is_a_user_error(command, predictor, monkeypatch, refusal):
 def predict_rows(target: str, given: list[str], **options) -> int:
     """Predict files with the model of this module, in a process of its own."""
     predictor = Predictor(make_run(), HALVES)
-    Predictor.from_run = lambda folder, overrides: predictor
+    Predictor.from_run = lambda folder, overrides, checkpoint: predictor
     return predict_files(RunFolder(Path(target).parent), given, target, [], **options)
 
 

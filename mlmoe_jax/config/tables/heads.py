@@ -5,11 +5,11 @@ from mlmoe_jax.models.heads.catalog import HEADS
 
 DECODER = section(
     "For query and routed_experts: learned queries that read the tokens of the image through a transformer.",
-    width=Integer(512, "Width of the tokens in the decoder; 0 means the backbone's.", least=0),
-    heads=Integer(8, "Number of attention heads.", above=0),
-    hidden=Integer(2048, "Width of the hidden layer in the feed-forward networks.", above=0),
-    encoder_layers=Integer(2, "Number of encoder layers.", least=0),
-    decoder_layers=Integer(2, "Number of decoder layers.", above=0),
+    width=Integer(512, "Width of the tokens in the decoder; 0 means the backbone's.", least=0, most=65_536),
+    heads=Integer(8, "Number of attention heads.", above=0, most=1_024),
+    hidden=Integer(2048, "Width of the hidden layer in the feed-forward networks.", above=0, most=65_536),
+    encoder_layers=Integer(2, "Number of encoder layers.", least=0, most=100),
+    decoder_layers=Integer(2, "Number of decoder layers.", above=0, most=100),
     self_attention=Choice(
         "all",
         "In which decoder layers queries attend to one another.",
@@ -74,9 +74,11 @@ ROUTING = section(
             "ffn_relu": "a feed-forward network with a ReLU on its output",
         },
     ),
-    expert_hidden=Integer(256, "Width of the hidden layer of an expert, which is the output of relu_linear.", above=0),
-    shared_experts=Integer(4, "Number of experts that all labels share.", least=0),
-    task_experts=Integer(1, "Number of experts that belong to one label only, per label.", least=0),
+    expert_hidden=Integer(
+        256, "Width of the hidden layer of an expert, which is the output of relu_linear.", above=0, most=65_536
+    ),
+    shared_experts=Integer(4, "Number of experts that all labels share.", least=0, most=4_096),
+    task_experts=Integer(1, "Number of experts that belong to one label only, per label.", least=0, most=4_096),
     gate=Choice(
         "mlp",
         "How the weights of the experts are computed.",
@@ -86,7 +88,7 @@ ROUTING = section(
             "static": "learned directly, the same for every image",
         },
     ),
-    gate_hidden=Integer(256, "For gate=mlp: the width of its hidden layer.", above=0),
+    gate_hidden=Integer(256, "For gate=mlp: the width of its hidden layer.", above=0, most=65_536),
     gate_share=Choice("per_label", "Whether each label has its own gate.", of=("per_label", "shared")),
     classifier=Choice(
         "per_label",
@@ -112,7 +114,7 @@ ROUTING = section(
 
 GRAPH = section(
     "For ml_gcn and add_gcn: a graph of the labels.",
-    hidden=Integer(1024, "Width of the hidden layer of the graph network.", above=0),
+    hidden=Integer(1024, "Width of the hidden layer of the graph network.", above=0, most=65_536),
     threshold=Number(0.4, "For ml_gcn: label i has an edge to j if p(j | i) is at least this.", least=0, most=1),
     share=Number(
         0.2, "For ml_gcn: the weight of a label's neighbors together; the label itself has 1 − share.", least=0, most=1
@@ -123,16 +125,18 @@ GRAPH = section(
         "For ml_gcn: a text file of word vectors such as GloVe's; if it is empty, vectors are computed from the "
         "training labels.",
     ),
-    vector_width=Integer(300, "For ml_gcn: the width of the vectors that are computed from the labels.", above=0),
+    vector_width=Integer(
+        300, "For ml_gcn: the width of the vectors that are computed from the labels.", above=0, most=65_536
+    ),
 )
 
 SEQUENCE = section(
     "For cnn_rnn: an LSTM that predicts the labels one after the other.",
-    embedding=Integer(64, "Width of the label embedding.", above=0),
-    hidden=Integer(512, "Width of the LSTM's state.", above=0),
+    embedding=Integer(64, "Width of the label embedding.", above=0, most=65_536),
+    hidden=Integer(512, "Width of the LSTM's state.", above=0, most=65_536),
     dropout=Number(0.5, "Dropout rate.", least=0, most=1),
-    beam_width=Integer(4, "Number of sequences that the beam search keeps.", above=0),
-    max_labels=Integer(20, "Largest number of labels per sequence, in training and in search.", above=0),
+    beam_width=Integer(4, "Number of sequences that the beam search keeps.", above=0, most=1_000),
+    max_labels=Integer(20, "Largest number of labels per sequence, in training and in search.", above=0, most=1_000),
 )
 
 HEAD = section(
@@ -148,7 +152,7 @@ HEAD = section(
         "For linear: which tokens are classified.",
         of={"cls": "the class token", "patches": "every patch, then a smooth maximum", "both": "the mean of both"},
     ),
-    expert_hidden=Integer(5, "For group_experts: the width of the hidden layer of an expert.", above=0),
+    expert_hidden=Integer(5, "For group_experts: the width of the hidden layer of an expert.", above=0, most=65_536),
     activation=Choice(
         "gelu",
         "For group_experts: the activation function of the experts.",

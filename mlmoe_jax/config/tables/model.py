@@ -49,7 +49,7 @@ PROMPTS = section(
             "group": "ML-VPT: deep prompts, one set per label group and side",
         },
     ),
-    count=Integer(30, "For deep, shallow and e2vpt: the number of prompts per block.", least=0),
+    count=Integer(30, "For deep, shallow and e2vpt: the number of prompts per block.", least=0, most=10_000),
     project=Integer(
         0,
         "Width in which prompts are learned before a linear layer brings them to the backbone's; 0 learns them in the "
@@ -65,7 +65,7 @@ PROMPTS = section(
     ),
     gate_init=Number(10.0, "For gated prompts: gates start at sigmoid(−gate_init).", least=ANY),
     learn_temperature=Flag(False, "For shallow: learn a temperature of the attention per block, as in GateVPT."),
-    key_values=Integer(10, "For e2vpt: the number of additional keys and values per block.", least=0),
+    key_values=Integer(10, "For e2vpt: the number of additional keys and values per block.", least=0, most=10_000),
     share_key_values=Flag(True, "For e2vpt: use one tensor for the additional keys and values."),
     pruning=Choice(
         "none",
@@ -98,8 +98,8 @@ PROMPTS = section(
             "dc": "discriminative groups only: VPT-DC",
         },
     ),
-    num_groups=Integer(5, "For group: the number of label groups per side.", above=0),
-    per_group=Integer(3, "For group: the number of prompts, and of experts, per label group.", above=0),
+    num_groups=Integer(5, "For group: the number of label groups per side.", above=0, most=1_000),
+    per_group=Integer(3, "For group: the number of prompts, and of experts, per label group.", above=0, most=1_000),
     attention_mask=Choice(
         "all_prompts",
         "For group: which prompts may attend to which.",

@@ -47,6 +47,7 @@ from mlmoe_jax.data.sources.listed import ids_of, images_folder, refuse_other_sp
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import spreadsheet
 from mlmoe_jax.runtime.text import some
 
 SPLIT_COLUMN = "split"
@@ -206,9 +207,12 @@ def _csv_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row
     if not separator:
         raise UserError("data.separator is empty; set it to the text between the label names in a cell, such as ;")
     for line, cells in rows:
-        labels = {name.strip(): POSITIVE for name in cells[labels_at].split(separator)}
+        names = spreadsheet.split_names(spreadsheet.plain(cells[labels_at]), separator)
+        labels = {name.strip(): POSITIVE for name in names}
         labels.pop("", None)
-        yield Row(line, cells[image_at], None if split_at is None else cells[split_at], labels, NEGATIVE)
+        yield Row(
+            line, spreadsheet.plain(cells[image_at]), None if split_at is None else cells[split_at], labels, NEGATIVE
+        )
 
 
 def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row]:
@@ -223,7 +227,7 @@ def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[R
         try:
             record = json.loads(text)
             image, given = record[image_key], record[label_key]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} line {line} is not a complete JSON object ({error}); correct it") from error
         except (KeyError, TypeError) as error:
             raise UserError(
@@ -281,7 +285,7 @@ def _by_column(
     codes = {cell: code % 256 for cell, code in CELLS.items()}
     table = bytearray()
     for line, cells in rows:
-        if chosen.admits(line, cells[image_at], None if split_at is None else cells[split_at]):
+        if chosen.admits(line, spreadsheet.plain(cells[image_at]), None if split_at is None else cells[split_at]):
             try:
                 table.extend(map(codes.__getitem__, compress(cells, is_class)))
             except KeyError as error:
@@ -322,7 +326,7 @@ def _csv_table(file: TextIO, path: Path) -> tuple[list[str], Iterator[tuple[int,
     """Return the header of a CSV, and its other rows with their line numbers; blank lines are skipped."""
     rows = _csv_lines(file, path)
     _, header = next(rows, (0, []))
-    header = [name.strip() for name in header]
+    header = [spreadsheet.plain(name.strip()) for name in header]
     if not header:
         raise UserError(f"{path} is empty; write a line with the column names, then one line per image")
     if repeated := _first_repeated(header):
