@@ -45,7 +45,10 @@ DATA = section(
         most=1,
     ),
     val_seed=Integer(
-        -1, "Seed that draws this fraction, so that runs with different seeds share it; -1 means seed.", least=-1, most=2**32 - 1
+        -1,
+        "Seed that draws this fraction, so that runs with different seeds share it; -1 means seed.",
+        least=-1,
+        most=2**32 - 1,
     ),
     image_size=Integer(64, "Side of the square images that the network gets.", above=0, most=8192, unit="pixels"),
     resize=Choice(
