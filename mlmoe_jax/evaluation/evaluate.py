@@ -15,15 +15,16 @@ from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation import thresholds
+from mlmoe_jax.evaluation import gate_shares, thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import GROUPS, evaluate_scores
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
+from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
-from mlmoe_jax.runs.folder import COOCCURRENCE, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
+from mlmoe_jax.runs.folder import COOCCURRENCE, GATES, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime import distributed
@@ -70,7 +71,7 @@ def score_split(
             "config.optim.learning_rate, or set model.dtype=float32 and eval.dtype=same"
         )
     scores[row[mask > 0]] = probabilities(logits[mask > 0])
-    return SplitScores.of(split, scores)
+    return SplitScores.of(split, scores, gate_shares.collect(outputs, len(split)))
 
 
 def measure(
@@ -143,7 +144,8 @@ def measure_and_write(
 ) -> dict[str, Metrics]:
     """Measure all splits and return the metrics of each; process 0 writes them under `prefix` in the run folder.
 
-    The files are results.json, scores.npz, per_class.csv, and cooccurrence.csv if pairs of labels co-occur in training.
+    The files are results.json, scores.npz, per_class.csv, gates.npz if the model has shared and task experts, and
+    cooccurrence.csv if pairs of labels co-occur in training.
     The metrics include the means over these pairs, and the drop of mAP from `test` to `test_shift`.
     """
     results = {name: measure(item, label_space, config, fitted) for name, item in scored.items()}
@@ -171,6 +173,7 @@ def write_results(
 ) -> None:
     """Write results.json, scores.npz and per_class.csv for all splits, under `prefix` in the run folder.
 
+    If the splits have shares of gates, gates.npz too, see `gate_shares`.
     names: those of the K labels. difficult: as in `data.batch.targets`.
     """
     folder.write_json(f"{prefix}{RESULTS}", dict(results))
@@ -181,6 +184,9 @@ def write_results(
         "split": np.concatenate([np.full(len(s), name) for name, s in scored.items()]),
     }
     folder.write_npz(f"{prefix}{SCORES}", **joined)
+    if shares := gate_shares.join(list(scored.values())):
+        del joined["scores"]
+        folder.write_npz(f"{prefix}{GATES}", **joined, **shares)
     figures, rows = ("positives", "AP", "AP_envelope", "AP_11point", "AUC"), []
     for name, item in scored.items():
         label, mask = targets(item.codes[item.read], difficult)
@@ -236,7 +242,8 @@ def evaluate_opened(folder: RunFolder, run: Run) -> dict[str, Metrics]:
 def _evaluate(folder: RunFolder, run: Run) -> dict[str, Metrics]:
     if not run.config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
-    eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
+    parts, shared = (run.definition, run.preprocess, run.mesh, run.label_axes), shared_entries(run.config)
+    eval_step = make_eval_step(*parts, shared=shared)
     scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
     fitted = read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
     results = measure_and_write(folder, scored, run.label_space, run.config, prefix="eval/", fitted=fitted)

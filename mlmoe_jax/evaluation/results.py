@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,7 +31,8 @@ class SplitScores:
 
     ids str[N]. scores: probabilities f64[N,K], computed from float32 logits in float64 so that order is kept; nan if an
     image could not be read. codes: i8[N,K] of data.split. source: the whole split as its data set has it; None for the
-    scores of a run folder and for a part of the images or labels.
+    scores of a run folder and for a part of the images or labels. shares: gate -> f32[N,K], the weight of each label's
+    gate on shared experts (f32[1,K] for static gates), of a scored split only.
     """
 
     name: str
@@ -38,11 +40,12 @@ class SplitScores:
     scores: np.ndarray
     codes: np.ndarray
     source: Split | None = None
+    shares: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, split: Split, scores: np.ndarray) -> SplitScores:
+    def of(cls, split: Split, scores: np.ndarray, shares: Mapping[str, np.ndarray] | None = None) -> SplitScores:
         """Return a split with its scores f64[N,K]."""
-        return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, split)
+        return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, split, shares or {})
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -8,12 +8,24 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import predictions
 from mlmoe_jax.models.experts import gate_entropy
+from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.runs.restore import Run
+
+
+def shared_entries(config: ConfigDict) -> dict[str, tuple[int, ...]]:
+    """Return the entries of shared experts in each gate that also has task experts, gate -> indices; {} without any."""
+    found = {}
+    for gate, names in head_of(config).gate_entries(config).items():
+        entries = tuple(e for e, name in enumerate(names) if name.startswith("shared "))
+        if 0 < len(entries) < len(names):
+            found[gate] = entries
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------- a split

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -67,16 +67,22 @@ def make_eval_step(
     label_axes: LabelAxes | None = None,
     *,
     gates: bool = False,
+    shared: Mapping[str, Sequence[int]] | None = None,
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step of evaluation and prediction: (values, frozen, batch) -> logits f32[B,K], `id` and `mask`.
 
     values: trainable and stats together. label_axes: those with which they and the frozen were placed. gates: also
-    return `gates`, name -> f32[B or 1,K,E]. Every process receives the results of the whole global batch.
+    return `gates`, name -> f32[B or 1,K,E]. shared: gate -> entries, see `gate_statistics.shared_entries`; also return
+    `shares`, the sum of their weights, gate -> f32[B or 1,K]. Every process receives the results of the whole global
+    batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
         prediction, _ = apply(definition, {**values, **frozen}, batch, preprocess, mesh, label_axes)
         found = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
+        if shared:
+            weights = {gate: prediction.gates[gate][..., np.array(entries)] for gate, entries in shared.items()}
+            found["shares"] = {gate: of_shared.sum(axis=-1) for gate, of_shared in weights.items()}
         return {**found, "gates": prediction.gates} if gates else found
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))

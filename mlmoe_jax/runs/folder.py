@@ -2,9 +2,10 @@
 
 A run folder holds all that evaluation, prediction and reports need: `config.json`, `labels.txt`, `label_space.npz`,
 `preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
-`per_class.csv`, `cooccurrence.csv`, `scores.npz`, `starts.json`, `checkpoints/`, and `skipped_images.csv` if images
-could not be read. Paths are etils.epath paths, so a folder can be local or in an object store. Files are replaced
-atomically: by renaming on local disk, and by the object store itself elsewhere.
+`per_class.csv`, `cooccurrence.csv`, `scores.npz`, `gates.npz` if labels are routed over shared and task experts,
+`starts.json`, `checkpoints/`, and `skipped_images.csv` if images could not be read. Paths are etils.epath paths, so a
+folder can be local or in an object store. Files are replaced atomically: by renaming on local disk, and by the object
+store itself elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_sp
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores.npz", "checkpoints", "frozen.safetensors"
 SKIPPED, TABLE, COOCCURRENCE, STARTS = "skipped_images.csv", "metrics.csv", "cooccurrence.csv", "starts.json"
+GATES = "gates.npz"
 SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples/explained.npz"
 
 

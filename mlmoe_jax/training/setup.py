@@ -23,6 +23,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params
@@ -188,7 +189,7 @@ def build_steps(
         optimizer=optimizer,
         learning_rate=jax.jit(learning_rate),
         train_step=train_step,
-        eval_step=make_eval_step(evaluated or parts.definition, preprocess, mesh, label_axes),
+        eval_step=make_eval_step(evaluated or parts.definition, preprocess, mesh, label_axes, shared=shared_entries(config)),
     )
 
 

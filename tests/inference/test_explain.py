@@ -12,6 +12,7 @@ from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.evaluation.evaluate import score_split
 from mlmoe_jax.inference import explain
 from mlmoe_jax.inference.explain import (
     choose_samples,
@@ -22,7 +23,8 @@ from mlmoe_jax.inference.explain import (
     thumbnail,
     write_samples,
 )
-from mlmoe_jax.inference.gate_statistics import gate_statistics, summarize_gates
+from mlmoe_jax.inference.gate_statistics import gate_statistics, shared_entries, summarize_gates
+from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models.prompts import prompt_groups
 from mlmoe_jax.report.run_files import RunFiles
 from mlmoe_jax.runs.folder import RunFolder
@@ -298,6 +300,19 @@ def test_statistics_leave_out_padding_and_unreadable_images(make_run):
     for name, found in gate_statistics(run, split).items():
         np.testing.assert_allclose(found.mean, np.asarray(gates[name])[real].mean(axis=0), atol=1e-6)
         np.testing.assert_allclose(found.deviation, np.asarray(gates[name])[real].std(axis=0), atol=1e-6)
+
+
+def test_an_evaluation_adds_the_weights_of_shared_experts(make_run):
+    run, split = make_run(MLMOE), made_up(SomeUnreadable)
+    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, shared=shared_entries(run.config))
+    scored = score_split(step, run.values, run.frozen, split, data_config=run.config.data, batch_size=8, mesh=run.mesh)
+    shared = run.config.model.head.routing.shared_experts
+    expected = np.array(predicted(run, split).gates["experts"][..., :shared].sum(-1))
+    expected[2] = np.nan
+    np.testing.assert_allclose(scored.shares["experts"], expected, atol=1e-6)
+    assert np.nanmax(scored.shares["experts"]) < 1, "task experts have weight"
+    mean = gate_statistics(run, split)["experts"].mean[:, :shared].sum(-1)
+    np.testing.assert_allclose(mean, np.nanmean(expected, axis=0), atol=1e-6)
 
 
 @pytest.mark.slow
