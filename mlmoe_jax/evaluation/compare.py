@@ -124,6 +124,21 @@ class ComparedRun:
         return cls(folder, labels, splits, config.data.difficult_eval, config.eval.threshold, config.data.test_splits)
 
 
+@dataclass(frozen=True)
+class MatchedImages:
+    """The images of a split that both runs have scored, in the order of the first run, with the labels of the first.
+
+    one, other: the scores of the first and of the second run. label, mask: f32[N,K], with the first run's treatment of
+    difficult labels.
+    """
+
+    one: SplitScores
+    other: SplitScores
+    label: np.ndarray
+    mask: np.ndarray
+    counts: ComparedImages
+
+
 # ---------------------------------------------------------------------------------------------------- the comparison
 def compare_runs(
     a: RunFolder, b: RunFolder, *, split: str = "", resamples: int = RESAMPLES, seed: int = SEED
@@ -153,6 +168,11 @@ def compare_split(
     first: ComparedRun, second: ComparedRun, split: str, *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Comparison:
     """Compare two runs on a split, see `compare_runs`."""
+    return compare_matched(first, second, match_images(first, second, split), resamples=resamples, seed=seed)
+
+
+def match_images(first: ComparedRun, second: ComparedRun, split: str) -> MatchedImages:
+    """Return the images of a split with scores in both runs; UserError as in `compare_runs`."""
     in_first, in_second = (require_split(run.folder, run.splits, split) for run in (first, second))
     in_second = in_second.with_labels(_columns(first, second))
     rows_first, rows_second = _shared_images(first, second, in_first, in_second)
@@ -163,13 +183,21 @@ def compare_split(
     if not read.any():
         raise UserError(f"none of the {len(read):,} common images of {split} has scores in both runs")
     one, other = in_first.take(read), in_second.take(read)
-    label, mask = one.targets(first.difficult)
+    counts = ComparedImages(len(one), only_first, only_second, unread=int((~read).sum()))
+    return MatchedImages(one, other, *one.targets(first.difficult), counts)
+
+
+def compare_matched(
+    first: ComparedRun, second: ComparedRun, images: MatchedImages, *, resamples: int = RESAMPLES, seed: int = SEED
+) -> Comparison:
+    """Compare two runs on matched images, see `compare_runs`."""
+    one, other, label, mask = images.one, images.other, images.label, images.mask
     metrics, ap = _changes(one, other, label, mask, first.threshold, resamples=resamples, seed=seed)
     return Comparison(
         a=str(first.folder),
         b=str(second.folder),
-        split=split,
-        counts=ComparedImages(len(one), only_first, only_second, unread=int((~read).sum())),
+        split=one.name,
+        counts=images.counts,
         metrics=metrics,
         ap=dict(zip(first.labels, ap, strict=True)),
         positives=dict(zip(first.labels, (label * mask).sum(axis=0).astype(int).tolist(), strict=True)),

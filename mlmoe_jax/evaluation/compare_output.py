@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from etils import epath
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.compare import RESAMPLES, Change, ComparedRun, Comparison, Move, compare_split, shared_splits
+from mlmoe_jax.evaluation import compare_pairs
+from mlmoe_jax.evaluation.compare import (
+    RESAMPLES,
+    Change,
+    ComparedRun,
+    Comparison,
+    Move,
+    compare_matched,
+    match_images,
+    shared_splits,
+)
+from mlmoe_jax.evaluation.compare_pairs import MeasuredPairs, pairs_of_runs
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.spreadsheet import row_writer
@@ -27,21 +38,26 @@ def compare_folders(
     output: str | None = None,
     as_json: bool = False,
     resamples: int = RESAMPLES,
+    pairs: str = "",
 ) -> int:
     """Compare two runs on one split, or on all that both have, and print tables, or JSON.
 
-    output: a .csv or .json file to write in addition. Returns the exit code. Raises UserError as `compare_runs`, and if
-    both folders are the same or the output cannot be written.
+    output: a .csv or .json file to write in addition. pairs: pairs of labels, see `compare_pairs.pairs_of_runs`.
+    Returns the exit code. Raises UserError as `compare_runs` and `pairs_of_runs`, and if both folders are the same or
+    the output cannot be written.
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
     target = _target(output)
     first, second = ComparedRun.of(a), ComparedRun.of(b)
     splits = [split] if split else shared_splits(first, second)
-    found = [compare_split(first, second, name, resamples=resamples) for name in splits]
+    found = []
+    for matched in [match_images(first, second, name) for name in splits]:
+        of_pairs = pairs_of_runs(first, second, matched, pairs=pairs)
+        found.append((compare_matched(first, second, matched, resamples=resamples), of_pairs))
     if first.difficult != second.difficult:
         status(f"difficult labels count as {first.difficult} for both runs, according to data.difficult_eval of {a}")
-    report = {one.split: as_dict(one) for one in found}
+    report = {one.split: as_dict(one) | {"label_pairs": compare_pairs.as_dict(of_pairs)} for one, of_pairs in found}
     if target is not None:
         with opened(target) as file:
             if target.kind == "json":
@@ -49,7 +65,8 @@ def compare_folders(
             else:
                 _write_table(file, found)
         status(f"written to {target}")
-    print(to_json(report, indent=2) if as_json else "\n\n".join(map(format_comparison, found)))
+    tables = (format_comparison(one) + "\n\n" + compare_pairs.format_pairs(of_pairs) for one, of_pairs in found)
+    print(to_json(report, indent=2) if as_json else "\n\n".join(tables))
     return 0
 
 
@@ -80,23 +97,34 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
-    """Write all as one CSV: fractions with all digits, empty if undefined; a and b of an image as in ChangedImage."""
-    write = row_writer(file)
-    write(["split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves"])
-    for one in comparisons:
-        for kind, changes in (("metric", one.metrics), ("AP", one.ap)):
-            for name, item in changes.items():
-                numbers = map(_cell, (item.a, item.b, item.difference, item.low, item.high))
-                write([one.split, kind, name, one.positives[name] if kind == "AP" else "", *numbers, ""])
-        for image in one.changed:
-            numbers = map(_cell, (image.a, image.b, image.b - image.a))
-            moves = "; ".join(map(_as_text, image.moves))
-            write([one.split, "image", image.id, len(image.labels), *numbers, "", "", moves])
+# The columns of the CSV; a and b of an image as in ChangedImage.
+_COLUMNS = ("split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves")
+_RUN_INTERVALS = ("a_low", "a_high", "b_low", "b_high")
 
 
-def _cell(value: float) -> float | str:
-    return "" if math.isnan(value) else value
+def _write_table(file: TextIO, found: Sequence[tuple[Comparison, MeasuredPairs]]) -> None:
+    """Write all as one CSV: fractions with all digits, empty if undefined or if a kind of row has no such value."""
+    write, columns = row_writer(file), (*_COLUMNS, *_RUN_INTERVALS)
+    write(columns)
+    for one, of_pairs in found:
+        for row in (*_rows(one), *compare_pairs.table_rows(of_pairs)):
+            cells = {"split": one.split} | {column: _cell(value) for column, value in row.items()}
+            write(cells.get(column, "") for column in columns)
+
+
+def _rows(one: Comparison) -> Iterator[dict[str, Any]]:
+    for kind, changes in (("metric", one.metrics), ("AP", one.ap)):
+        for name, item in changes.items():
+            positives = {"positives": one.positives[name]} if kind == "AP" else {}
+            yield {"kind": kind, "name": name, **positives, **vars(item), "difference": item.difference}
+    for image in one.changed:
+        of_runs = {"a": image.a, "b": image.b, "difference": image.b - image.a}
+        moves = "; ".join(map(_as_text, image.moves))
+        yield {"kind": "image", "name": image.id, "positives": len(image.labels), **of_runs, "moves": moves}
+
+
+def _cell(value: Any) -> Any:
+    return "" if isinstance(value, float) and math.isnan(value) else value
 
 
 def format_comparison(comparison: Comparison) -> str:

@@ -195,8 +195,13 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
             )
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
+    return config, read_label_space(folder)
+
+
+def read_label_space(folder: RunFolder) -> LabelSpace:
+    """Return the label space of a run; UserError if it is damaged."""
     with folder.reading(LABEL_SPACE):
-        return config, LabelSpace.load(io.BytesIO((folder / LABEL_SPACE).read_bytes()))
+        return LabelSpace.load(io.BytesIO((folder / LABEL_SPACE).read_bytes()))
 
 
 def has_checkpoint(folder: RunFolder) -> bool:

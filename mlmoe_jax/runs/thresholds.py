@@ -33,13 +33,15 @@ class Thresholds:
         {} if the thresholds were not fitted, or fitted on this split, whose metrics would be too optimistic. Raises
         UserError if a label has no threshold.
         """
-        if self.source.get("split", split) == split:
-            return {}
+        return {} if self.source.get("split", split) == split else {"fitted": self.of(names)}
+
+    def of(self, names: Sequence[str]) -> Floats:
+        """Return the thresholds of labels, f64[K]; UserError if one of them has none."""
         if missing := [name for name in names if name not in self.values]:
             raise UserError(
                 f"{THRESHOLDS} has no threshold for label {missing[0]}; fit it again with --mode=thresholds"
             )
-        return {"fitted": np.array([self.values[name] for name in names], np.float64)}
+        return np.array([self.values[name] for name in names], np.float64)
 
 
 def read_thresholds(folder: RunFolder) -> Thresholds:

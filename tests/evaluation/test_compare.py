@@ -149,7 +149,10 @@ def test_files_and_json(two, capsys, tmp_path):
     compare_folders(a, b, split="test", output=str(tmp_path / "c.csv"), as_json=True, resamples=40)
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == ["test"]
+    of_pairs = printed["test"].pop("label_pairs")
+    assert of_pairs == {"thresholds": dict.fromkeys("ab", "0.5 for every label"), "pairs": []}, "no label_space.npz"
     assert printed["test"] == json.loads(json.dumps(as_dict(found)))
+    printed["test"]["label_pairs"] = of_pairs
     assert printed["test"]["ap"]["a"]["difference"] == found.ap["a"].difference
     rows = list(csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text())))
     kinds = [row["kind"] for row in rows]

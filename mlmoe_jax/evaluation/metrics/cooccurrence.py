@@ -21,6 +21,7 @@ Shape letters: N images, K labels.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -213,12 +214,28 @@ def summarize(splits: Mapping[str, Sequence[PairBias]]) -> dict[str, dict[str, f
     return report
 
 
-def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, cut: np.float64, fewest: int) -> PairBias:
-    score, shows_a, shows_b = scores[:, pair.b], positive[:, pair.a], positive[:, pair.b]
+class CellMasks(NamedTuple):
+    """The images of each cell of a pair, bool[N], as in `Cells`."""
+
+    both: Bools
+    a_only: Bools
+    b_only: Bools
+    neither: Bools
+
+
+def cell_masks(pair: Pair, positive: Bools, valid: Bools) -> CellMasks:
+    """Return the images of each cell; positive, valid: bool[N,K], whether labels are present, and whether known."""
+    shows_a, shows_b = positive[:, pair.a], positive[:, pair.b]
     known = valid[:, pair.a] & valid[:, pair.b]
-    both, a_only = known & shows_a & shows_b, known & shows_a & ~shows_b
-    b_only, neither = known & ~shows_a & shows_b, known & ~shows_a & ~shows_b
-    cells = Cells(*(int(cell.sum()) for cell in (both, a_only, b_only, neither)))
+    return CellMasks(
+        known & shows_a & shows_b, known & shows_a & ~shows_b, known & ~shows_a & shows_b, known & ~shows_a & ~shows_b
+    )
+
+
+def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, cut: np.float64, fewest: int) -> PairBias:
+    score, shows_b = scores[:, pair.b], positive[:, pair.b]
+    both, a_only, b_only, neither = masks = cell_masks(pair, positive, valid)
+    cells = Cells(*(int(cell.sum()) for cell in masks))
     fpr, mean = [], []
     for cell in (a_only, neither):
         of_cell = score[cell].astype(np.float64)
