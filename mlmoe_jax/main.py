@@ -41,6 +41,12 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "batch-size": (("predict",), "the number of images per batch", {"type": int}),
     "split": (("compare",), "one split (default: all that both runs have)", {}),
     "against": (("report",), "another run folder to compare with", {}),
+    "pairs": (
+        ("compare", "report"),
+        "pairs of labels such as frisbee:dog,toilet:sink, to count how often the second is predicted with and without "
+        "the first (default: those of the ML-VPT paper, or the most frequent ones in training)",
+        {"default": ""},
+    ),
     "cost": (("report",), "count parameters and multiply-adds (takes seconds)", {"action": "store_true"}),
     "sample": (("data",), "the number of images to inspect per split (default: all)", {"type": int, "default": 0}),
     "configs": (("summary",), "several configs, separated by commas", {"default": ""}),
@@ -239,7 +245,7 @@ def _compare(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     from mlmoe_jax.runs.folder import RunFolder
 
     first, second = map(RunFolder, flags.workdir)
-    return compare_folders(first, second, split=flags.split, output=flags.output, as_json=flags.json)
+    return compare_folders(first, second, split=flags.split, output=flags.output, as_json=flags.json, pairs=flags.pairs)
 
 
 def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -250,7 +256,8 @@ def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     from mlmoe_jax.runs.folder import RunFolder
 
     against = RunFolder(flags.against) if flags.against else None
-    print(f"report: {write_report(folder, against=against, output=flags.output, cost=flags.cost)}")
+    path = write_report(folder, against=against, output=flags.output, cost=flags.cost, wanted_pairs=flags.pairs)
+    print(f"report: {path}")
     return 0
 
 

@@ -153,6 +153,10 @@ class Images:
         Image.fromarray(self.read(row)).save(buffer, "PNG")
         return buffer.getvalue()
 
+    def path(self, row: int) -> str | None:
+        """Return the path of the file that is image `row`; None if the image has no file of its own."""
+        return None
+
     def take(self, rows: np.ndarray) -> Images:
         """Return the images `rows`, i64[n], in that order."""
         return _Taken(self, rows)
@@ -182,6 +186,10 @@ class _Taken(Images):
     def encoded(self, row: int) -> bytes:
         """Return the bytes of the image that `row` refers to."""
         return self.whole.encoded(int(self.rows[row]))
+
+    def path(self, row: int) -> str | None:
+        """Return the path of the image that `row` refers to."""
+        return self.whole.path(int(self.rows[row]))
 
 
 class ArrayImages(Images):
@@ -226,6 +234,10 @@ class ImageFiles(EncodedImages):
     def name(self, row: int) -> str:
         """Return the path of image `row`."""
         return f"{self.folder}/{self.names[row]}"
+
+    def path(self, row: int) -> str:
+        """Return the path of image `row`."""
+        return self.name(row)
 
     def encoded(self, row: int) -> bytes:
         """Read the file of image `row`."""

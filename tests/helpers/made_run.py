@@ -21,7 +21,7 @@ from mlmoe_jax.runs.folder import RunFolder
 NAMES = ("cat", "dog", "<script>window.hurt=1</script>", "<img src=x onerror=window.hurt=1>", "pears & </script> plums")
 # The sections of a page, in order.
 SECTIONS = (
-    *("summary", "curves", "metrics", "labels", "differences", "groups", "gates", "attention"),
+    *("summary", "curves", "metrics", "labels", "differences", "groups", "pairs", "gates", "routing", "attention"),
     *("scores", "mistakes", "thresholds", "cost", "config"),
 )
 STEPS, IMAGES, GRID = (20, 40, 60), 40, (2, 3)
@@ -56,6 +56,7 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
         split: np.clip(0.35 + 0.3 * (c == 1) + 0.2 * draw.normal(size=c.shape), 0, 1) for split, c in codes.items()
     }
     write_evaluation(folder, codes, scores)
+    write_gates(folder, codes, draw)
     for step in STEPS:
         row = {"step": step, "epoch": step / 20, "loss": 100 / step, "loss/co": 40 / step, "learning_rate": 1e-3}
         row |= {"images_per_second": 80.0, "data_wait": 0.1, "gradient_norm": 2.0}
@@ -101,6 +102,18 @@ def write_evaluation(folder: RunFolder, codes: dict[str, np.ndarray], scores: di
         scores=np.concatenate(list(scores.values())),
         labels=np.concatenate(list(codes.values())),
         split=np.concatenate([np.full(len(c), split) for split, c in codes.items()]),
+    )
+
+
+def write_gates(folder: RunFolder, codes: dict[str, np.ndarray], draw: np.random.Generator) -> None:
+    """Write gates.npz with shares of one dynamic gate."""
+    joined = np.concatenate(list(codes.values()))
+    folder.write_npz(
+        "gates.npz",
+        ids=np.concatenate([image_ids(split, len(c)) for split, c in codes.items()]),
+        labels=joined,
+        split=np.concatenate([np.full(len(c), split) for split, c in codes.items()]),
+        **{"shared/experts": draw.uniform(0.6, 0.9, joined.shape).astype(np.float32)},
     )
 
 
