@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,12 +89,9 @@ def read_shares(folder: RunFolder) -> dict[str, SplitShares]:
 
 
 def _read_file(folder: RunFolder, name: str) -> dict[str, SplitShares]:
-    try:
-        with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
-            of, codes = stored["split"], stored["labels"]
-            gates = {key.removeprefix(_SHARED): stored[key] for key in stored.files if key.startswith(_SHARED)}
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"{folder / name} is damaged: it should hold split, labels and shared/GATE") from error
+    with folder.reading(name), np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
+        of, codes = stored["split"], stored["labels"]
+        gates = {key.removeprefix(_SHARED): stored[key] for key in stored.files if key.startswith(_SHARED)}
     fits = codes.ndim == 2 and of.shape == codes.shape[:1]
     for shares in gates.values():
         of_images = shares.ndim == 2 and len(shares) in (1, len(codes))

@@ -189,7 +189,9 @@ def build_steps(
         optimizer=optimizer,
         learning_rate=jax.jit(learning_rate),
         train_step=train_step,
-        eval_step=make_eval_step(evaluated or parts.definition, preprocess, mesh, label_axes, shared=shared_entries(config)),
+        eval_step=make_eval_step(
+            evaluated or parts.definition, preprocess, mesh, label_axes, shared=shared_entries(config)
+        ),
     )
 
 

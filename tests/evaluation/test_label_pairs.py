@@ -182,7 +182,7 @@ def two(tmp_path):
     order = np.random.default_rng(5).permutation(90)
     noise = np.random.default_rng(6).normal(0, 0.3, test.scores.shape)
     noisy = SplitScores("test", test.ids, np.clip(test.scores + noise, 0, 1), test.codes)
-    keys = {"data__test_splits": ("test",), "data__difficult": "ignore", "metrics__pair_support": 1}
+    keys = {"data__test_splits": ("test",), "data__difficult_eval": "ignore", "metrics__pair_support": 1}
     runs = write_run(tmp_path / "a", test, **keys), write_run(tmp_path / "b", noisy.take(order), **keys)
     for folder, cut in zip(runs, (0.5, 0.6), strict=True):
         write_space(folder, space_of((test.codes == 1).astype(np.int8), "abc"))
