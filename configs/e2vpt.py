@@ -9,6 +9,8 @@ every pruning level in `config.prune`, and choose a level on validation. Rerun t
 
 prompts: number per block (0 = 30; 18 on digits). key_values: additional keys and values per block. shared: use one
 tensor for keys and values. dropout: of prompts.
+pool: cls (the class token, as in the ML-VPT paper's comparison) | mean (of prompts and patches, as the authors' code on
+MAE).
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: 224 | 448. backbone: a ViT in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
@@ -20,8 +22,11 @@ from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning(arg, digits_rate=1e-2, prompts=0, key_values=10, shared=True, dropout=0.0)
+    config, options = prompt_tuning(
+        arg, digits_rate=1e-2, prompts=0, key_values=10, shared=True, dropout=0.0, pool="cls"
+    )
     prompts = config.model.prompts
     prompts.kind, prompts.count, prompts.dropout = "e2vpt", options.prompts or prompts.count, options.dropout
     prompts.key_values, prompts.share_key_values = options.key_values, options.shared
+    config.model.head.pool = options.pool
     return config

@@ -6,6 +6,8 @@
 variant: deep (one set of prompts per block) | shallow (one set, passed through all blocks). prompts: number of prompts
 (0 = as in the ML-VPT paper: 30; 18 on digits). dropout: of prompts; 0.1 in the VPT authors' runs. project: width in
 which prompts are learned before a linear layer; 0 = the backbone's width, without that layer.
+pool: cls (the class token, as in the ML-VPT paper's comparison) | mean (of prompts and patches, as the authors' code on
+MAE).
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: 224 | 448. backbone: a ViT in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.
 preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
@@ -18,10 +20,13 @@ from mlmoe_jax.errors import UserError
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning(arg, digits_rate=1e-2, variant="deep", prompts=0, dropout=0.0, project=0)
+    config, options = prompt_tuning(
+        arg, digits_rate=1e-2, variant="deep", prompts=0, dropout=0.0, pool="cls", project=0
+    )
     if options.variant not in ("deep", "shallow"):
         raise UserError(f"variant={options.variant} is not one of deep, shallow")
     prompts = config.model.prompts
     prompts.kind, prompts.count = options.variant, options.prompts or prompts.count
     prompts.dropout, prompts.project = options.dropout, options.project
+    config.model.head.pool = options.pool
     return config

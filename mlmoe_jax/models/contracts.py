@@ -28,7 +28,7 @@ from mlmoe_jax.models.macs import forward_macs
 if TYPE_CHECKING:
     from mlmoe_jax.data.labels.space import LabelSpace
 
-CLS, PROMPTS, PATCHES = "cls", "prompts", "patches"
+CLS, PROMPTS, PATCHES, MEAN = "cls", "prompts", "patches", "mean"
 LABELS = "labels"
 
 
@@ -62,6 +62,7 @@ class Features:
 
     cls: f32[B,D]. prompts: f32[B,P,D]. patches: f32[B,N,D], row-major over `grid` = (rows, columns).
     attention: see Prediction; of `cls` and `prompts`, if they are read and `return_attention` was set.
+    mean: f32[B,D], the mean over prompts (if any) and patches, to which the final norm is applied afterwards.
     """
 
     cls: jax.Array | None
@@ -69,6 +70,7 @@ class Features:
     patches: jax.Array | None
     grid: tuple[int, int] = field(metadata={"static": True})
     attention: dict[str, jax.Array] = field(default_factory=dict)
+    mean: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -116,7 +118,7 @@ class Backbone(Protocol):
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        read: which of `cls`, `prompts` and `patches` the head reads. norm: apply the final norm to them, if the
+        read: which of `cls`, `prompts`, `patches` and `mean` the head reads. norm: apply the final norm to them, if the
         backbone has one. return_attention: also return `Features.attention`, if the backbone has attention.
         Raises ValueError for features that the backbone does not have, and for prompts that it cannot take.
         """
@@ -186,7 +188,7 @@ class Head(nnx.Module):
 
     # ---- of the module; some heads set these per instance
     read: tuple[str, ...] = ()
-    """The features that the head reads: any of `cls`, `prompts` and `patches`."""
+    """The features that the head reads: any of `cls`, `prompts`, `patches` and `mean`."""
     by_label: bool = False
     """Whether labels are computed independently, so that the head can be sharded by label. If True, the head calls
     `partition.gathered` once on the inputs of its labels. If False, because labels interact, it is replicated."""

@@ -13,13 +13,16 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models import rules
 from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.layers.initializers import torch_linear, uniform
+from mlmoe_jax.models.params import Params
 
 MASKS = ("none", "all_prompts", "cross_group")
 PRUNING_MASKS = (r"^prompts/(token|segment)_mask$", False)  # the rule that freezes the masks
-
+TEMPERATURES = (0.01, 10.0)
+BOUNDS = ((r"^prompts/temperature$", TEMPERATURES),)  # of parameters, as rules: (pattern of paths, (low, high))
 
 SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per value of model.prompts.sides
 
@@ -68,6 +71,31 @@ def prompt_mask(kind: str, group_of: np.ndarray) -> np.ndarray | None:
     if kind == "all_prompts":
         return np.eye(len(group_of), dtype=bool)
     return group_of[:, None] == group_of[None, :]
+
+
+@jax.custom_jvp
+def clamped(value: jax.Array, low: float, high: float) -> jax.Array:
+    """Return `value` clamped to low … high, with the derivative 1 everywhere, also at the bounds and beyond them.
+
+    The derivative of a parameter that was clamped in place, as in GateVPT's code: that of `jnp.clip` is 0 beyond the
+    bounds, so that a parameter which left them would never return.
+    """
+    return jnp.clip(value, low, high)
+
+
+@clamped.defjvp
+def _derivative_of_clamped(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    return clamped(*primals), tangents[0]
+
+
+def within_bounds(params: Params) -> Params:
+    """Return parameters with those in `BOUNDS` clamped.
+
+    A training step begins with it: GateVPT's code clamps the stored temperatures before each forward pass, and its
+    optimizer updates and decays the clamped values.
+    """
+    found = {path: rules.first_match(BOUNDS, path, None) for path in params}
+    return {path: jnp.clip(value, *found[path]) if found[path] else value for path, value in params.items()}
 
 
 def _prompt_bound(patch: int, width: int) -> float:
@@ -135,11 +163,9 @@ class ShallowPrompts(_PromptTokens):
     gate_init: None for VPT-shallow. With a number θ₀, the prompts entering block i+1 are g·(prompts leaving block i) +
     (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ is initially −θ₀ (Yoo et al.,
     "Improving visual prompt tuning for self-supervised vision transformers", ICML 2023; initial value from its code).
-    learn_temperature: divide the attention logits of each block by a learned number, clipped to 0.01 … 10, initially 1
-    (same source).
+    learn_temperature: divide the attention logits of each block by a learned number, clamped to 0.01 … 10, initially 1
+    (same source; see `clamped` and `within_bounds`).
     """
-
-    TEMPERATURES = (0.01, 10.0)
 
     def __init__(
         self,
@@ -166,7 +192,7 @@ class ShallowPrompts(_PromptTokens):
         return Prompts(
             self.prepare(self.shallow[...], batch, rngs),
             carry=jnp.ones(self.depth - 1) if self.gate is None else jax.nn.sigmoid(self.gate[...]),
-            temperature=None if self.temperature is None else jnp.clip(self.temperature[...], *self.TEMPERATURES),
+            temperature=None if self.temperature is None else clamped(self.temperature[...], *TEMPERATURES),
         )
 
 

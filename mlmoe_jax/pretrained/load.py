@@ -207,6 +207,7 @@ def _recognise(tensors: dict[str, np.ndarray], path: Path) -> Source:
 def _wrapper(names: Collection[str], source: Source) -> str | None:
     """Return the common prefix of all names of a file in this layout; None for a file in another layout."""
     found = [name.removesuffix(source.marker) for name in names if name.endswith(source.marker)]
+    found = [wrapper for wrapper in found if all(f"{wrapper}{name}" in names for name in source.also)]
     return min((wrapper for wrapper in found if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)
 
 

@@ -22,6 +22,8 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.build import reads_final_norm
+from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.models.layers.positions import sine_positions
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognise
 from mlmoe_jax.pretrained.rules.base import INVERSES, Rule, Source
@@ -45,8 +47,8 @@ _EXPECTED = (
             "head.combine": "mean_logit",
         },
     ),
-    (r"e2vpt.*", {"head.pool": "cls", "prompts.pruned": "zeroed"}),
-    (r"(?:gate_)?vpt.*", {"head.pool": "cls"}),
+    (r"e2vpt.*", {"prompts.pruned": "zeroed"}),
+    (r"(?:gate_)?vpt.*", {}),
 )
 
 
@@ -55,8 +57,8 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
 
     A position table for another grid replaces the table of the backbone: the authors' code for ViT-B/16 resamples the
     table when it builds a model for larger images, and stores the result.
-    Raises UserError if the file is neither a whole model nor a head, has another number of labels, or does not fit the
-    model.
+    Raises UserError if the file is neither a whole model nor a head, has another number of labels, classifies other
+    tokens than the model, or does not fit the model.
     """
     mapped = map_file(path, whole=True)
     counts = [value.size for target, value in mapped.values.items() if re.fullmatch(_LABEL_BIAS, target)]
@@ -65,12 +67,45 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
             f"{path} ({mapped.source.name} layout) is a model of {counts[0]} labels, but the data has {labels}; such "
             "a file has no label names, so the labels must agree in number and order"
         )
+    table = mapped.values.get(POSITION_TABLE)
+    pool = _pooling(mapped.source.name, table)
+    if pool is not None and pool != _pool_of(model):
+        raise UserError(
+            f"{path} ({mapped.source.name} layout) comes from code that classifies {_POOLED[pool]}; set "
+            f"config.model.head.pool={pool}"
+        )
     if mapped.source.head_alone:
         mapped = replace(mapped, source=replace(mapped.source, optional=(r"(?!head/).*",)))
-    table = mapped.values.get(POSITION_TABLE)
     if isinstance(model.backbone, ViT) and table is not None and _is_table(table, model.backbone.shape.width):
         model.backbone.pos_embed = nnx.Param(jnp.zeros(table.shape))
     return fill(model, mapped)
+
+
+_POOLED = {"cls": "the class token", "mean": "the mean of prompts and patches, as on MAE"}
+
+
+def _pooling(layout: str, table: np.ndarray | None) -> str | None:
+    """Return the `model.head.pool` of the authors' code that writes a layout with these positions, f32[1,1+S·S,D].
+
+    The code of VPT, GateVPT and E2VPT classifies the mean of prompts and patches on MAE and the class token otherwise.
+    GateVPT's code has the same names for MAE and MoCo v3, but their tables of positions are fixed and differ. None if
+    the table is neither of them, and for layouts of other models.
+    """
+    if layout.endswith("_mae"):
+        return "mean"
+    if layout == "gate_vpt" or layout.endswith("_timm"):
+        if table is None or not _is_table(table, table.shape[-1]) or table.shape[-1] % 4:
+            return None
+        side = math.isqrt(table.shape[1] - 1)
+        mae = sine_positions(side, table.shape[-1], endpoint=False).reshape(side, side, -1)
+        given = table[0, 1:].reshape(mae.shape)
+        known = {"mean": mae, "cls": mae.swapaxes(0, 1)}  # of MAE, and of MoCo v3
+        return next((pool for pool, of in known.items() if np.allclose(given, of, rtol=0, atol=1e-2)), None)
+    return "cls" if layout.startswith(("vpt", "e2vpt")) else None
+
+
+def _pool_of(model: nnx.Module) -> str | None:
+    return model.head.pool if isinstance(model.head, LinearHead) else None
 
 
 def _is_table(value: np.ndarray, width: int) -> bool:
@@ -113,19 +148,29 @@ def require_writable(path: Path) -> None:
 def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
     """Return the layout of the authors' code for a whole model, and its values f32 with the names of that code.
 
-    Importing these tensors restores the same values. Raises UserError if no layout has names for all parameters.
+    Importing these tensors restores the same values. Raises UserError if no layout has names for all parameters, and if
+    the code of all that do classifies other tokens.
     """
     _, params, stats = ModelDef.split(model)
     values = {path: np.asarray(value, np.float32) for path, value in {**params, **stats}.items()}
     heads = model.backbone.shape.heads if isinstance(model.backbone, ViT) else 0
     close: list[tuple[int, bool, str, list[str]]] = []
+    pools: dict[str, str] = {}
     for source in (source for source in SOURCES if source.whole):
         tensors, missing = _named(source, values, heads)
         # A layout with names for all parameters may still belong to another class, which its marker distinguishes.
         if not missing and recognise(tensors) is source:
-            return source, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+            pools[source.name] = pool = _pooling(source.name, values.get(POSITION_TABLE))
+            if pool in (None, _pool_of(model)):
+                return source, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
         if missing:
             close.append((len(missing), source.marker not in tensors, source.name, missing))
+    if pools:
+        name, pool = next(iter(pools.items()))
+        raise UserError(
+            f"the authors' code that reads the {name} layout classifies {_POOLED[pool]} (model.head.pool={pool}), "
+            f"but this model has model.head.pool={_pool_of(model)}"
+        )
     *_, closest, missing = min(close)
     some = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
     raise UserError(

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.inference.step import apply
 from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.models.prompts import within_bounds
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, interleaved, placements
 from mlmoe_jax.training.objective import Metrics, Objective
 from mlmoe_jax.training.optim import ema_update
@@ -85,6 +86,7 @@ def make_train_step(
 
     def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), moving.step)
+        moving = moving.replace(trainable=within_bounds(moving.trainable))
         gradient, metrics, stats = gradient_of(moving, frozen, batch, batch, key)
         updates, opt = optimizer.update(gradient, moving.opt, moving.trainable)
         trainable = optax.apply_updates(moving.trainable, updates)

@@ -116,5 +116,6 @@ def family_config(name: str):
     prompts.gated = prompts.learn_temperature = case.gated
     prompts.key_values, prompts.share_key_values = family.KEY_VALUES, case.key_values == "shared"
     prompts.pruning, prompts.pruned = ("fixed" if case.masked else "none"), "zeroed"
+    config.model.head.pool = "mean" if case.mae else "cls"
     shape = ViTShape(family.WIDTH, family.DEPTH, family.HEADS, family.PATCH, family.IMAGE)
     return config, shape, family.LABELS

@@ -65,8 +65,8 @@ def naive(vit, image, tokens, mask_kind, masked_blocks=range(SHAPE.depth)):
     for i, block in enumerate(vit.blocks):
         x = x.at[:, 1 : 1 + P].set(jnp.broadcast_to(tokens[i], (3, P, 32)))
         x = naive_block(block, x, mask if i in masked_blocks else np.ones_like(mask))
-    x = normalized(vit.norm, x)
-    return {"cls": x[:, 0], "prompts": x[:, 1 : 1 + P], "patches": x[:, 1 + P :]}
+    mean, x = normalized(vit.norm, x[:, 1:].mean(1)), normalized(vit.norm, x)
+    return {"cls": x[:, 0], "prompts": x[:, 1 : 1 + P], "patches": x[:, 1 + P :], "mean": mean}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,8 @@ def difference(ours, theirs):
     return float(jnp.abs(ours - theirs).max() / jnp.abs(theirs).max())
 
 
-READS = [("prompts",), ("cls",), ("patches",), ("cls", "prompts"), ("cls", "patches"), ("cls", "prompts", "patches")]
+READS = [("prompts",), ("cls",), ("patches",), ("mean",), ("cls", "prompts"), ("cls", "patches"), ("cls", "mean")]
+READS += [("cls", "prompts", "patches")]
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -87,7 +88,7 @@ def test_equals_naive_reference(vit, image, tokens, references, mask, read):
     prompts = Prompts(tokens, prompt_mask(mask, GROUP_OF))
     features = vit(image, prompts, read=read)
     assert features.grid == (4, 4)
-    for name in ("cls", "prompts", "patches"):
+    for name in ("cls", "prompts", "patches", "mean"):
         if name in read:
             assert difference(getattr(features, name), references[mask][name]) < 2e-6
         else:
@@ -129,10 +130,27 @@ def test_mask_matters_in_the_last_block_only(vit, image, tokens):
 
 def test_without_prompts_is_the_plain_vit(vit, image):
     none = jnp.zeros((3, 1, 0, 32))
-    empty = vit(image, Prompts(none), read=("cls", "patches"))
-    plain = vit(image, read=("cls", "patches"))
+    empty = vit(image, Prompts(none), read=("cls", "patches", "mean"))
+    plain = vit(image, read=("cls", "patches", "mean"))
     assert difference(empty.cls, plain.cls) < 2e-6
     assert difference(empty.patches, plain.patches) < 2e-6
+    assert difference(empty.mean, plain.mean) < 2e-6
+    before_the_norm = vit(image, read=("patches",), norm=False).patches.mean(1)
+    assert difference(plain.mean, normalized(vit.norm, before_the_norm)) < 2e-6
+
+
+def test_prompts_that_are_absent_do_not_count_in_the_mean(vit, image, tokens):
+    present = jnp.array([True, False] * (P // 2))
+    fewer = vit(image, Prompts(tokens[:, :, ::2]), read=("mean",)).mean
+    assert difference(vit(image, Prompts(tokens, present=present), read=("mean",)).mean, fewer) < 2e-6
+
+
+def test_a_mean_alone_has_no_attention_maps(vit, image, tokens):
+    assert vit(image, Prompts(tokens), read=("mean",), return_attention=True).attention == {}
+    both = vit(image, Prompts(tokens), read=("cls", "mean"), return_attention=True).attention
+    alone = vit(image, Prompts(tokens), read=("cls",), return_attention=True).attention
+    assert both.keys() == alone.keys() == {"cls"}
+    assert difference(both["cls"], alone["cls"]) < 2e-6
 
 
 def test_fast_path_needs_fewer_operations(vit, image, tokens):

@@ -4,6 +4,7 @@ import pytest
 from flax import nnx
 from scipy.special import logsumexp
 
+from mlmoe_jax.config import default_config
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.heads.linear import LinearHead
 
@@ -13,7 +14,8 @@ B, N, D, K = 3, 4, 6, 5
 @pytest.fixture(scope="module")
 def features():
     cls, patches = jax.random.split(jax.random.key(1))
-    return Features(jax.random.normal(cls, (B, D)), None, jax.random.normal(patches, (B, N, D)), (2, 2))
+    cls, mean = jax.random.normal(cls, (2, B, D))
+    return Features(cls, None, jax.random.normal(patches, (B, N, D)), (2, 2), mean=mean)
 
 
 def linear(layer, x):
@@ -48,3 +50,15 @@ def test_both_has_two_terms_and_reports_their_mean(features):
     np.testing.assert_allclose(prediction.terms["patches"], logsumexp(votes, axis=1) - np.log(N), rtol=1e-5, atol=1e-5)
     mean = (prediction.terms["cls"] + prediction.terms["patches"]) / 2
     np.testing.assert_allclose(prediction.logits, mean, rtol=1e-6)
+
+
+def test_a_mean_is_classified_like_a_class_token(features):
+    head = LinearHead(D, K, pool="mean", rngs=nnx.Rngs(0))
+    assert head.read == ("mean",)
+    prediction = head(features)
+    np.testing.assert_allclose(prediction.logits, linear(head.classifier, features.mean), rtol=1e-5, atol=1e-6)
+    assert prediction.terms == {}
+    config = default_config()
+    config.model.head.pool = "mean"
+    assert LinearHead.terms(config) == ("logits",)
+    assert head.published_macs(N) == LinearHead(D, K, rngs=nnx.Rngs(0)).published_macs(N) == (D * K, 0)

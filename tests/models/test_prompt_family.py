@@ -11,7 +11,7 @@ from flax import nnx
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prompts
-from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts
+from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, clamped, within_bounds
 
 SHAPE = ViTShape(width=32, depth=3, heads=4, patch=8, native=32, layer_scale=0.5)
 PLACE = (SHAPE.depth, SHAPE.width, SHAPE.patch)
@@ -114,6 +114,32 @@ def test_gates_and_temperatures_start_as_in_the_authors_code():
     prompts.temperature[...] = jnp.array([1e-4, 2.0, 50.0])
     np.testing.assert_allclose(prompts(B).temperature, [0.01, 2, 10])
     assert ShallowPrompts(*PLACE, count=P, rngs=nnx.Rngs(0))(B).temperature is None
+
+
+def test_a_clamped_value_has_the_derivative_of_the_value():
+    values = jnp.array([-3.0, 0.01, 2.0, 10.0, 12.0])
+    np.testing.assert_array_equal(clamped(values, 0.01, 10.0), np.clip(values, 0.01, 10.0))
+    slope = jax.grad(lambda x: (clamped(x, 0.01, 10.0) ** 2).sum())(values)
+    np.testing.assert_allclose(slope, 2 * np.clip(values, 0.01, 10.0), rtol=1e-6)
+
+
+def test_only_temperatures_have_bounds():
+    values = jnp.array([-3.0, 0.01, 2.0, 12.0])
+    params = {"prompts/temperature": values, "prompts/gate": values, "head/temperature": values}
+    bounded = within_bounds(params)
+    np.testing.assert_allclose(bounded.pop("prompts/temperature"), [0.01, 0.01, 2, 10])
+    for path, value in bounded.items():
+        np.testing.assert_array_equal(value, params[path])
+
+
+def test_temperatures_beyond_their_bounds_have_a_gradient():
+    graph, state = nnx.split(ShallowPrompts(*PLACE, count=P, learn_temperature=True, rngs=nnx.Rngs(0)))
+
+    def total(state):
+        return (nnx.merge(graph, state)(B).temperature * jnp.array([1.0, 2.0, 3.0])).sum()
+
+    state["temperature"].set_value(jnp.array([1e-4, 10.0, 50.0]))
+    np.testing.assert_allclose(jax.grad(total)(state)["temperature"][...], [1, 2, 3])
 
 
 def test_a_temperature_divides_only_the_logits_of_its_block(vit, image, encode):

@@ -7,8 +7,10 @@ that code: the sequence is [class token, prompts, patches]. VPT-deep throws the 
 block's own prompts in their place; VPT-shallow lets them travel; GateVPT mixes what leaves a block with what entered
 it, and divides the attention logits by a temperature that is kept within 0.01 and 10; E2VPT puts further keys and
 values in front of the projected ones and multiplies the projected prompts by masks, where channel c belongs to segment
-c mod 16 and a prompt with mask 0 stays as a zero vector. Stored are the class token after the last LayerNorm and the
-logits. Torch is imported where it is used, so that tests can take the state dicts from here without it.
+c mod 16 and a prompt with mask 0 stays as a zero vector. The feature is the class token after the last LayerNorm; on
+MAE it is the mean of prompts and patches, and the norm comes after the mean (`fc_norm`; in GateVPT's code `norm`).
+Stored are the feature and the logits. Torch is imported where it is used, so that tests can take the state dicts from
+here without it.
 """
 
 import zlib
@@ -23,10 +25,11 @@ PROMPTS, KEY_VALUES, SEGMENTS = 5, 3, 16
 
 @dataclass(frozen=True)
 class Case:
-    """One method; `timm`: on MAE or MoCo v3, whose classes have timm's names."""
+    """One method; `timm`: on MAE or MoCo v3, whose classes have timm's names; `mae`: on MAE."""
 
     deep: bool = True
     timm: bool = False
+    mae: bool = False
     project: int = 0
     gated: bool = False
     key_values: str = ""  # "" | shared | two
@@ -43,6 +46,10 @@ CASES = {
     "e2vpt_projected": Case(key_values="shared", masked=True, project=16),
     "e2vpt_timm": Case(key_values="shared", masked=True, timm=True),
     "e2vpt_unshared": Case(key_values="two"),
+    "vpt_deep_mae": Case(timm=True, mae=True),
+    "vpt_shallow_mae": Case(deep=False, timm=True, mae=True),
+    "gate_vpt_mae": Case(deep=False, timm=True, mae=True, gated=True),
+    "e2vpt_mae": Case(key_values="shared", timm=True, mae=True),
 }
 
 
@@ -52,22 +59,41 @@ def image() -> np.ndarray:
     return (np.sin(0.37 * i) + 0.5 * np.cos(0.011 * i)).reshape(2, IMAGE, IMAGE, 3).astype(np.float32)
 
 
-def _backbone_shapes(timm: bool) -> dict[str, tuple[int, ...]]:
+def positions_of_mae() -> np.ndarray:
+    """Return the fixed table of MAE, f32[1,1+N,D]: zeros, then sines and cosines of the column and of the row."""
+    side, table = IMAGE // PATCH, np.zeros((1, 1 + (IMAGE // PATCH) ** 2, WIDTH))
+    frequencies = 1 / 10_000 ** (np.arange(WIDTH // 4) / (WIDTH / 4))
+    for row in range(side):
+        for column in range(side):
+            angles = column * frequencies, row * frequencies
+            table[0, 1 + row * side + column] = np.concatenate([f(angle) for angle in angles for f in (np.sin, np.cos)])
+    return table.astype(np.float32)
+
+
+def _norm_of(case: Case) -> str:
+    """Return the name of the last norm."""
+    if not case.timm:
+        return "encoder.encoder_norm"
+    return "fc_norm" if case.mae and not case.gated else "norm"
+
+
+def _backbone_shapes(case: Case) -> dict[str, tuple[int, ...]]:
     width = WIDTH
     linear = {"weight": (width, width), "bias": (width,)}
     norm = {"weight": (width,), "bias": (width,)}
     patches = {"weight": (width, 3, PATCH, PATCH), "bias": (width,)}
     up, down = ({"weight": (a, b), "bias": (a,)} for a, b in ((4 * width, width), (width, 4 * width)))
-    if timm:
+    if case.timm:
         qkv = {"weight": (3 * width, width), "bias": (3 * width,)}
         block = {"norm1": norm, "norm2": norm, "attn.qkv": qkv, "attn.proj": linear, "mlp.fc1": up, "mlp.fc2": down}
-        place, modules = "blocks.", {"patch_embed.proj": patches, "norm": norm}
+        place, modules = "blocks.", {"patch_embed.proj": patches}
         tokens = "cls_token", "pos_embed"
     else:
         block = {"attention_norm": norm, "ffn_norm": norm, "ffn.fc1": up, "ffn.fc2": down}
         block |= {f"attn.{name}": linear for name in ("query", "key", "value", "out")}
-        place, modules = "encoder.layer.", {"embeddings.patch_embeddings": patches, "encoder.encoder_norm": norm}
+        place, modules = "encoder.layer.", {"embeddings.patch_embeddings": patches}
         tokens = "embeddings.cls_token", "embeddings.position_embeddings"
+    modules |= {_norm_of(case): norm}
     modules |= {f"{place}{i}.{name}": shapes for i in range(DEPTH) for name, shapes in block.items()}
     positions = 1 + (IMAGE // PATCH) ** 2
     named = {f"{module}.{name}": shape for module, shapes in modules.items() for name, shape in shapes.items()}
@@ -96,10 +122,11 @@ def _prompt_shapes(case: Case) -> dict[str, tuple[int, ...]]:
 def state_dict(name: str) -> dict[str, np.ndarray]:
     """Return the tensors of a case, f32, by the names of its authors' code; they make every part of it count."""
     case, random = CASES[name], np.random.RandomState(zlib.crc32(name.encode()))
-    shapes = {**_backbone_shapes(case.timm), **_prompt_shapes(case)}
+    shapes = {**_backbone_shapes(case), **_prompt_shapes(case)}
     shapes = {key if case.timm else f"transformer.{key}": shape for key, shape in shapes.items()}
     shapes |= {"head.weight": (LABELS, WIDTH), "head.bias": (LABELS,)}
-    return {key: _draw(key, shape, random).astype(np.float32) for key, shape in sorted(shapes.items())}
+    tensors = {key: _draw(key, shape, random).astype(np.float32) for key, shape in sorted(shapes.items())}
+    return tensors | ({"pos_embed": positions_of_mae()} if case.mae else {})
 
 
 def _draw(name: str, shape: tuple[int, ...], random: np.random.RandomState) -> np.ndarray:
@@ -188,7 +215,7 @@ class Twin:
         return x + self.linear(hidden, f"{place}.{mlp}.fc2")
 
     def __call__(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the class token after the last LayerNorm and the logits, for f32[B,H,W,3]."""
+        """Return the feature that is classified and the logits, for f32[B,H,W,3]."""
         with self.torch.no_grad():
             tokens = self.embed(self.torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous())
             entering = self.prompts(0, len(pixels))
@@ -203,12 +230,13 @@ class Twin:
                     entering = gate * leaving + (1 - gate) * entering
                 else:
                     entering = leaving
-            cls = self.norm(tokens[:, 0], "norm" if self.case.timm else "encoder.encoder_norm")
-            return {"cls": cls.numpy(), "logits": self.linear(cls, "head").numpy()}
+            feature = x[:, 1:].mean(dim=1) if self.case.mae else x[:, 0]
+            feature = self.norm(feature, _norm_of(self.case))
+            return {"feature": feature.numpy(), "logits": self.linear(feature, "head").numpy()}
 
 
 def arrays() -> dict[str, np.ndarray]:
-    """Return {case}/cls and {case}/logits of all cases."""
+    """Return {case}/feature and {case}/logits of all cases."""
     return {f"{name}/{key}": value for name in CASES for key, value in Twin(name)(image()).items()}
 
 

@@ -12,6 +12,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess, prepare
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.params import ModelDef, split_trainable
+from mlmoe_jax.models.prompts import TEMPERATURES, clamped
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.objective import make_objective
@@ -106,6 +107,55 @@ def test_a_step_is_the_gradient_step_of_the_objective(plain):
         np.testing.assert_allclose(state.trainable[path], expected[path], rtol=1e-4, atol=1e-6)
         averaged = 0.9 * before.trainable[path] + 0.1 * np.asarray(state.trainable[path])
         np.testing.assert_allclose(state.ema[path], averaged, rtol=1e-5, atol=1e-7)
+
+
+class Heated(nnx.Module):
+    """A frozen linear layer, whose outputs are divided by temperatures with the bounds of GateVPT's."""
+
+    class Prompts(nnx.Module):
+        def __init__(self):
+            self.temperature = nnx.Param(jnp.array([0.05, 9.0, 12.0]))
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.backbone = nnx.Linear(SIDE * SIDE * 3, K, rngs=rngs)
+        self.prompts = Heated.Prompts()
+
+    def __call__(self, image, *, labels=None, rngs=None):
+        temperature = clamped(self.prompts.temperature[...], *TEMPERATURES)
+        return Prediction(self.backbone(image.reshape(len(image), -1)) / temperature)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_temperatures_move_as_if_clamped_in_place_before_each_forward_pass(name):
+    """The loop of GateVPT's code by hand: clamp the stored values, differentiate there, update what was clamped."""
+    config, path = default_config(), "prompts/temperature"
+    config.optim.update({"name": name, "schedule": "constant", "weight_decay": 0.1, "b1": 0.5})
+    config.optim.learning_rate = 6.0 if name == "adamw" else 1.0
+    definition, params, stats = ModelDef.split(Heated(rngs=nnx.Rngs(0)))
+    parts = Parts(definition, *split_trainable(params, config.trainable), stats, frozenset())
+    bench, batch, optim = Bench(config, parts, PREPROCESS, make_mesh(config.mesh), K), make_batch(), config.optim
+    assert set(parts.trainable) == {path}
+    pixels, frozen = prepare(batch, PREPROCESS).reshape(B, -1), parts.frozen
+    outputs = pixels @ frozen["backbone/kernel"] + frozen["backbone/bias"]
+    objective = make_objective(config.loss)
+    slope = jax.jit(jax.grad(lambda temperature: objective(Prediction(outputs / temperature), batch)[0]))
+    stored, first, second, seen = np.array([0.05, 9.0, 12.0]), 0.0, 0.0, []
+    for step in range(1, 9):
+        stored = np.clip(stored, *TEMPERATURES)
+        gradient = np.asarray(slope(stored.astype(np.float32)), np.float64)
+        if name == "sgd":
+            first = optim.b1 * first + gradient + optim.weight_decay * stored
+            stored = stored - optim.learning_rate * first
+        else:
+            first = optim.b1 * first + (1 - optim.b1) * gradient
+            second = optim.b2 * second + (1 - optim.b2) * gradient**2
+            direction = first / (1 - optim.b1**step) / (np.sqrt(second / (1 - optim.b2**step)) + optim.eps)
+            stored = stored - optim.learning_rate * (direction + optim.weight_decay * stored)
+        seen.append(stored)
+        state, _ = bench.run(batch, step)
+        np.testing.assert_allclose(state.trainable[path], stored, rtol=2e-3, atol=1e-4, err_msg=str(step))
+    beyond = (np.array(seen) < TEMPERATURES[0]) | (np.array(seen) > TEMPERATURES[1])
+    assert (beyond[:-1] & ~beyond[1:]).any(), "a temperature beyond its bounds returned"
 
 
 def test_the_parts_of_a_batch_give_the_gradients_of_the_whole(plain):

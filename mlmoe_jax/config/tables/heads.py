@@ -150,7 +150,12 @@ HEAD = section(
     pool=Choice(
         "cls",
         "For linear: which tokens are classified.",
-        of={"cls": "the class token", "patches": "every patch, then a smooth maximum", "both": "the mean of both"},
+        of={
+            "cls": "the class token",
+            "patches": "every patch, then a smooth maximum",
+            "both": "the mean of both",
+            "mean": "the mean of prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE",
+        },
     ),
     expert_hidden=Integer(5, "For group_experts: the width of the hidden layer of an expert.", above=0, most=65_536),
     activation=Choice(

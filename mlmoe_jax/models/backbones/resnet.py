@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
-from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, BackboneShape, Features, Prompts
+from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 
 EXPANSION = 4
@@ -106,26 +106,27 @@ def check_read(prompts: Prompts | None, read: Collection[str]) -> None:
     """Raise ValueError for prompts, and for features that convolutional backbones do not have."""
     if prompts is not None or PROMPTS in read:
         raise ValueError("a convolutional backbone takes no prompts: use a ViT")
-    if not read or set(read) - {CLS, PATCHES}:
-        raise ValueError(f"cannot read {sorted(read)} from a convolutional backbone: it has cls and patches")
+    if not read or set(read) - {CLS, PATCHES, MEAN}:
+        raise ValueError(f"cannot read {sorted(read)} from a convolutional backbone: it has cls, patches and mean")
 
 
 def read_map(
     feature_map: jax.Array, read: Collection[str], norm: Callable[[jax.Array], jax.Array] | None = None
 ) -> Features:
-    """Return the mean of a map f32[B,h,w,D] as `cls` and its cells as `patches`, normalized by `norm` if given.
+    """Return the mean of a map f32[B,h,w,D] as `cls` and `mean`, its cells as `patches`, normalized by `norm` if given.
 
     The mean is computed and returned in float32 for every type of the map.
     """
     batch, *grid, width = feature_map.shape
     parts = {}
-    if CLS in read:
-        parts[CLS] = feature_map.mean((1, 2), dtype=jnp.float32)
+    for name in (CLS, MEAN):
+        if name in read:
+            parts[name] = feature_map.mean((1, 2), dtype=jnp.float32)
     if PATCHES in read:
         parts[PATCHES] = feature_map.reshape(batch, -1, width)
     if norm is not None:
         parts = {name: norm(part) for name, part in parts.items()}
-    return Features(parts.get(CLS), None, parts.get(PATCHES), tuple(grid))
+    return Features(parts.get(CLS), None, parts.get(PATCHES), tuple(grid), mean=parts.get(MEAN))
 
 
 class ResNet(nnx.Module):

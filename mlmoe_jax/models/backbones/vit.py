@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD, Entry
-from mlmoe_jax.models.contracts import CLS, PATCHES, PROMPTS, BackboneShape, Features, Prompts
+from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.positions import resample_positions, sine_positions
 from mlmoe_jax.models.layers.transformer import Block, hidden_width, layer_norm
 
@@ -144,12 +144,12 @@ class ViT(nnx.Module):
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        read: which of `cls`, `prompts` and `patches` the head reads. norm: apply the final LayerNorm to them.
+        read: which of `cls`, `prompts`, `patches` and `mean` the head reads. norm: apply the final LayerNorm to them.
         return_attention: also return the attention of `cls` and `prompts` to the patches, if they are read.
         Raises ValueError if the sides of the image are not multiples of the patch size, or if prompts are read but not
         given.
         """
-        unknown = set(read) - {CLS, PROMPTS, PATCHES}
+        unknown = set(read) - {CLS, PROMPTS, PATCHES, MEAN}
         if unknown or not read or (PROMPTS in read and prompts is None):
             raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
         tokens, grid = self.embed(image)
@@ -165,13 +165,14 @@ class ViT(nnx.Module):
         first = 1 + self.shape.registers
         tokens = parts.pop(IMAGE)
         parts |= {CLS: tokens[:, :1], REGISTERS: tokens[:, 1:first], PATCHES: tokens[:, first:]}
-        queries = [name for name in parts if name in read]
-        attention = self._attention(parts, queries, prompts) if return_attention else {}
+        asked = [name for name in parts if name in read]
+        queries = [name for name in parts if name in asked or (MEAN in read and name in (PROMPTS, PATCHES))]
+        attention = self._attention(parts, asked, prompts) if return_attention else {}
         parts = self._block(self.shape.depth - 1, parts, queries, prompts)
-        if norm:
-            parts = {name: self.norm(part) for name, part in parts.items()}
-        cls = parts.get(CLS)
-        return Features(None if cls is None else cls[:, 0], parts.get(PROMPTS), parts.get(PATCHES), grid, attention)
+        parts |= {MEAN: _mean(parts, prompts)} if MEAN in read else {}
+        parts = {name: self.norm(part) if norm else part for name, part in parts.items() if name in read}
+        cls = None if CLS not in parts else parts[CLS][:, 0]
+        return Features(cls, parts.get(PROMPTS), parts.get(PATCHES), grid, attention, parts.get(MEAN))
 
     def _block(
         self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None
@@ -198,6 +199,17 @@ class ViT(nnx.Module):
         weights = self.blocks[last].weights(tokens, context, **settings).mean(axis=1)
         places = _places(parts, names)
         return {name: weights[:, places[name], places[PATCHES]] for name in names}
+
+
+def _mean(parts: dict[str, jax.Array], prompts: Prompts | None) -> jax.Array:
+    """Return the mean f32[B,D] over the prompts that are present, if there are any, and the patches."""
+    patches = parts[PATCHES]
+    if prompts is None:
+        return patches.mean(axis=1)
+    averaged = parts[PROMPTS]
+    present = jnp.ones(averaged.shape[1], bool) if prompts.present is None else prompts.present
+    total = averaged.sum(axis=1, where=present[:, None]) + patches.sum(axis=1)
+    return total / (present.sum() + patches.shape[1])
 
 
 def _arranged(

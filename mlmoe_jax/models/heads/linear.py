@@ -1,4 +1,4 @@
-"""Linear classifiers on the class token, on the patch tokens, or on both."""
+"""Linear classifiers on the class token, on the patch tokens, on both, or on a mean of tokens."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Head, LabelRows, Prediction
+from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, Features, Head, LabelRows, Prediction
 from mlmoe_jax.models.layers.initializers import torch_linear
 
-POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES)}
+POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (MEAN,)}
 
 
 class LinearHead(Head):
     """logits = V·x + b, with the initial values of torch.nn.Linear.
 
-    pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `patches` classifies every patch
+    pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `mean` classifies the mean over
+    prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch
     token and takes the log-mean-exp over patches, a smooth maximum, so that one patch is enough to show a label
     (Pinheiro and Collobert, CVPR 2015, eq. 6 with r = 1). `both` has both classifiers and reports the mean of their
     logits.
@@ -34,13 +35,13 @@ class LinearHead(Head):
     )
 
     def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
-        self.read, self.width, self.labels = POOLS[pool], width, labels
+        self.pool, self.read, self.width, self.labels = pool, POOLS[pool], width, labels
         draw = torch_linear(width)
 
         def linear() -> nnx.Linear:
             return nnx.Linear(width, labels, kernel_init=draw, bias_init=draw, rngs=rngs)
 
-        if CLS in self.read:
+        if pool != "patches":
             self.classifier = linear()
         if PATCHES in self.read:
             self.patch_classifier = linear()
@@ -55,15 +56,17 @@ class LinearHead(Head):
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
         """Return `logits`, and those of `cls` and `patches` that are read."""
-        return ("logits", *POOLS.get(config.model.head.pool, ()))
+        return ("logits", *(name for name in POOLS.get(config.model.head.pool, ()) if name != MEAN))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify `features.cls` f32[B,D] and `features.patches` f32[B,N,D], if they are read, into K labels.
+        """Classify `features.cls`, `features.mean` f32[B,D] and `features.patches` f32[B,N,D], those that are read.
 
         terms: `cls` and `patches`, f32[B,K] each.
         """
+        if MEAN in self.read:
+            return Prediction(self.classifier(partition.gathered(features.mean).astype(jnp.float32)))
         terms = {}
         if CLS in self.read:
             terms[CLS] = self.classifier(partition.gathered(features.cls).astype(jnp.float32))
@@ -74,5 +77,5 @@ class LinearHead(Head):
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
         """Return the multiply-adds per image, for `tokens` patch tokens; a full count adds nothing."""
-        classifiers = {CLS: 1, PATCHES: tokens}
+        classifiers = {CLS: 1, MEAN: 1, PATCHES: tokens}
         return sum(classifiers[name] for name in self.read) * self.width * self.labels, 0

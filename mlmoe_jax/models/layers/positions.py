@@ -42,15 +42,16 @@ def bicubic_weights(source: int, target: int, *, scale: float | None = None, ant
     return weights
 
 
-def sine_positions(side: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
+def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endpoint: bool = True) -> np.ndarray:
     """Return f32[1,side·side,width]: sines and cosines of the column, then of the row, at width/4 frequencies each.
 
-    The fixed table of Beyer et al., "Better plain ViT baselines" (2022). The tables of MAE and MoCo v3 have slightly
-    different frequencies and are read from their files. Raises ValueError if `width` is not a multiple of 4.
+    The frequencies fall from 1 to 1/temperature, as in the fixed table of Beyer et al., "Better plain ViT baselines"
+    (2022); without `endpoint`, the last of them is left out, as in the table of MAE. MoCo v3 has the table of MAE with
+    rows and columns exchanged. Raises ValueError if `width` is not a multiple of 4.
     """
     if width % 4:
         raise ValueError(f"a sine position table needs a width that is a multiple of 4, not {width}")
-    frequency = temperature ** -np.linspace(0, 1, width // 4)
+    frequency = temperature ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
     row, column = (axis.reshape(-1, 1) * frequency for axis in np.mgrid[:side, :side])
     table = np.concatenate([np.sin(column), np.cos(column), np.sin(row), np.cos(row)], axis=1)
     return table[None].astype(np.float32)

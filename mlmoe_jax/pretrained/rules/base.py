@@ -184,6 +184,7 @@ class Source:
     """A layout of tensor names.
 
     marker: the name of a tensor by which the layout is recognized, without the prefix common to all names.
+    also: the names of further tensors without which a file is in another layout.
     ignored: patterns of tensors that may be unused. optional: patterns of parameter paths that may be missing in the
     file; these parameters keep their values.
     beside: for a whole model, patterns of tensors that may also be unused if only its backbone is read.
@@ -197,6 +198,7 @@ class Source:
     optional: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     sorted_labels: bool = False
+    also: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:

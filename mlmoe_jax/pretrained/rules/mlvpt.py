@@ -103,17 +103,19 @@ _SHALLOW = (Rule("prompt_embeddings", "prompts/shallow", token_set), *linear("pr
 _GATES = (Rule("gate_logit", "prompts/gate"), Rule("temp", "prompts/temperature"))
 
 
-def _source(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, ...]) -> Source:
+def _source(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, ...], *, also: str = "") -> Source:
     """Return the layout of a classifier with `rules` for its encoder, whose names have the prefix `outer` + `inner`.
 
     outer: prefix of the encoder in a classifier, which has its own `head` beside it. inner: prefix inside the encoder
-    of everything but the encoder's own head, which is the head of an encoder stored alone.
+    of everything but the encoder's own head, which is the head of an encoder stored alone. also: see Source.
     """
     encoder = nested(rules, f"{outer}{inner}".replace(".", r"\."), "")
     head = linear(r"head(?:\.last_layer)?", "head/classifier")
     # Masks missing in a file keep their initial value 1. A hidden layer of the classifier is not part of the backbone.
     optional, beside = (r"prompts/(?:token|segment)_mask",), (r"head\..*",)
-    return Source(name, f"{outer}{inner}{marker}", (*encoder, *head), optional=optional, beside=beside)
+    further = (f"{outer}{inner}{also}",) if also else ()
+    marker = f"{outer}{inner}{marker}"
+    return Source(name, marker, (*encoder, *head), optional=optional, beside=beside, also=further)
 
 
 def _supervised(outer: str) -> tuple[Source, ...]:
@@ -132,16 +134,22 @@ def _supervised(outer: str) -> tuple[Source, ...]:
 
 
 def _self_supervised(outer: str) -> tuple[Source, ...]:
-    """Return the layouts of the VPT, E2VPT and GateVPT code on MAE and MoCo v3, which use timm's names."""
+    """Return the layouts of the VPT, E2VPT and GateVPT code on MAE and MoCo v3, which use timm's names.
+
+    On MAE, the code of VPT and E2VPT replaces the last norm by one with the name `fc_norm`. GateVPT's code keeps it.
+    """
     backbone, attention = nested(timm_rules(), "", "backbone/"), r"blocks\.(\d+)\.attn"
-    deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
-    shallow = (*backbone, *_SHALLOW, *_GATES)
-    keys = "blocks.0.attn.deep_QKV_embeddings"
+    further = (*_deep_prompts(), *_SHALLOW[1:], *_MASKS)
+    keys, key_values = "blocks.0.attn.deep_QKV_embeddings", _key_values(attention, shared=True)
+    mae, on_mae = nested(timm_rules(norm_name="fc_norm"), "", "backbone/"), {"also": "fc_norm.weight"}
     return (
-        _source("e2vpt_timm", outer, "", keys, (*deep, *_key_values(attention, shared=True))),
-        _source("vpt_deep_timm", outer, "", "deep_prompt_embeddings", deep),
-        _source("gate_vpt", outer, "", "gate_logit", shallow),
-        _source("vpt_shallow_timm", outer, "", "prompt_embeddings", shallow),
+        _source("e2vpt_mae", outer, "", keys, (*mae, *further, *key_values), **on_mae),
+        _source("vpt_deep_mae", outer, "", "deep_prompt_embeddings", (*mae, *further), **on_mae),
+        _source("e2vpt_timm", outer, "", keys, (*backbone, *further, *key_values)),
+        _source("vpt_deep_timm", outer, "", "deep_prompt_embeddings", (*backbone, *further)),
+        _source("gate_vpt", outer, "", "gate_logit", (*backbone, *_SHALLOW, *_GATES)),
+        _source("vpt_shallow_mae", outer, "", "prompt_embeddings", (*mae, *_SHALLOW), **on_mae),
+        _source("vpt_shallow_timm", outer, "", "prompt_embeddings", (*backbone, *_SHALLOW, *_GATES)),
     )
 
 

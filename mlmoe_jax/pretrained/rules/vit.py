@@ -50,10 +50,12 @@ def fused(
     return tuple(rules)
 
 
-def timm_rules(mask_token: bool = True, positions: Transform = same, block: str = BLOCK) -> tuple[Rule, ...]:
+def timm_rules(
+    mask_token: bool = True, positions: Transform = same, block: str = BLOCK, norm_name: str = "norm"
+) -> tuple[Rule, ...]:
     """Return the rules of the layout that timm and the repositories of DINOv2, MAE and MoCo v3 use.
 
-    block: the pattern of a block, with the block's index as its only group.
+    block: the pattern of a block, with the block's index as its only group. norm_name: the name of the last norm.
     """
     return (
         Rule(r"cls_token", "cls_token"),
@@ -66,7 +68,7 @@ def timm_rules(mask_token: bool = True, positions: Transform = same, block: str 
         *linear(rf"{block}\.mlp\.(?:fc1|w12)", r"blocks/\1/mlp/fc1"),
         *linear(rf"{block}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
         Rule(rf"{block}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
-        *norm("norm", "norm"),
+        *norm(norm_name, "norm"),
     )
 
 
