@@ -102,6 +102,16 @@ def test_what_the_full_count_adds():
     assert by_group == attention + moe - 2 * (labels - 5) * 3 * width
 
 
+@pytest.mark.parametrize("name", ["vpt", "vpt:variant=shallow", "gatevpt", "e2vpt"])
+def test_prompt_methods_can_pool_as_their_authors_do_on_mae(name):
+    reference = f"{name}{',' if ':' in name else ':'}backbone=vit_b16_mae"
+    assert load_config(reference).model.head.pool == "cls"  # as in the comparison of the ML-VPT paper
+    config, model = abstract(f"{reference},pool=mean")
+    assert model.head.read == ("mean",)
+    assert model.final_norm
+    assert counts(config, model) == counts(*abstract(reference))
+
+
 # ------------------------------------------------------------------------------------------------ two steps of each
 METHODS = [
     "linear_probe",
@@ -110,6 +120,7 @@ METHODS = [
     "vpt:dropout=0.5,project=8",
     "vpt:variant=shallow",
     "gatevpt:gate_init=1,temperature=true",
+    "gatevpt:gate_init=1,pool=mean",
     "e2vpt:key_values=2",
     "e2vpt:key_values=2,shared=false",
     "gvpt",
@@ -121,6 +132,7 @@ METHODS = [
 VARIANTS = (
     "vpt:dropout=0.5,project=8",
     "vpt:variant=shallow",
+    "gatevpt:gate_init=1,pool=mean",
     "e2vpt:key_values=2,shared=false",
     "gvpt",
     "gvpt:sides=dc",

@@ -51,6 +51,10 @@ def test_sine_positions_by_hand():
     np.testing.assert_allclose(table[0, row * 3 + column], expected, atol=1e-6)
     with pytest.raises(ValueError, match="multiple of 4"):
         sine_positions(3, 6)
+    # MAE's frequencies are 1/100^0 and 1/100^(1/2)
+    expected = [np.sin(1), np.sin(0.1), np.cos(1), np.cos(0.1), np.sin(2), np.sin(0.2), np.cos(2), np.cos(0.2)]
+    table = sine_positions(3, 8, temperature=100.0, endpoint=False)
+    np.testing.assert_allclose(table[0, row * 3 + column], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("grid", [(3, 5), (7, 7)])
