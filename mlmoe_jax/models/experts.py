@@ -33,7 +33,7 @@ SPREADS = ("compiler", "shard_map")
 
 
 class BottleneckExpert(nnx.Module):
-    """E(z) = z + W₂ᵀ act(W₁ᵀ z + b₁) + b₂ with a narrow hidden layer (ML-VPT, eq. 12–13).
+    """E(z) = z + W₂ᵀ act(W₁ᵀ z + b₁) + b₂ with a narrow hidden layer (ML-VPT, eq. 11).
 
     The activation is ReLU in the paper and the exact GELU in the authors' code.
     """
@@ -62,7 +62,7 @@ def apply_bank(bank: nnx.Module, tokens: jax.Array) -> jax.Array:
 
 
 class LabelGates(nnx.Module):
-    """A softmax over the M experts of a label's group, per label and image (ML-VPT, eq. 14).
+    """A softmax over the M experts of a label's group, per label and image (ML-VPT, eq. 12–13).
 
     The logit of expert e for label k is the product of a weight vector w[e,k] with the input token of that expert.
     bias: `used` adds b[e,k] as in the paper; `unused` allocates it without adding it, as in the authors' code (the
@@ -91,7 +91,7 @@ class LabelGates(nnx.Module):
 
 
 class ReluLinearExpert(nnx.Module):
-    """E(h) = ReLU(Wᵀh + b) with a narrower output, the experts of DR-MoE as printed (eq. 3–4)."""
+    """E(h) = ReLU(Wᵀh + b) with a narrower output, the experts as printed (DR-MoE, eq. 3–4)."""
 
     def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
         draw = torch_linear(width)
@@ -129,9 +129,9 @@ EXPERTS: dict[str, Callable[..., nnx.Module]] = {
 class LabelExperts(nnx.Module):
     """S experts shared by all labels and T task experts per label, applied to one feature per label.
 
-    The parameters of `shared` have a leading axis S, those of `task` leading axes K and T (DR-MoE, eq. 3 and 4, has
+    The parameters of `shared` have a leading axis S, those of `task` leading axes K and T (DR-MoE, eq. 3–4, with
     S = 4 and T = 1). Either number may be 0. The task experts of label k are applied only to the feature of label k.
-    kind: `relu_linear` is eq. 3–4 as printed, one layer from `width` to `hidden`, so that O = hidden. DR-MoE's text
+    kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so that O = hidden. Its text
     describes a feed-forward network with that hidden width: `ffn` is one, `ffn_relu` adds the printed outer ReLU, and
     O = width in both.
     spread: how the task experts are sharded by label over the mesh axis `expert`: by the `compiler`, or by `shard_map`,
@@ -196,7 +196,7 @@ class Gate(nnx.Module):
     """Logits over the experts from the feature of a label: linear, or with one hidden ReLU layer (DR-MoE's G).
 
     The layer that computes the logits is float32 for every `dtype`, because the softmax over them amplifies rounding
-    errors (Fedus et al., Switch Transformers, 2022, sec. 2.4).
+    errors (Switch Transformers, sec. 2.4).
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Gates(nnx.Module):
 
 
 def combine(weights: jax.Array, outputs: Sequence[jax.Array]) -> jax.Array:
-    """Return the outputs of the experts weighted by the routing weights, o_i = Σₑ w_ie·E_ie (DR-MoE; o of eq. 9).
+    """Return the outputs of the experts weighted by the routing weights, o_i = Σₑ w_ie·E_ie (DR-MoE, eq. 8).
 
     weights: f32[B or 1,K,E]. outputs: arrays f32[B,K,·,O] whose third axes together are the E experts in the order of
     the weights. Returns f32[B,K,O]. Raises ValueError if the number of experts is not E.

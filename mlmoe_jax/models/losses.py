@@ -29,7 +29,7 @@ def asymmetric_loss(
     eps: float = 1e-8,
     detach: bool = True,
 ) -> Array:
-    """Return the asymmetric loss (Ridnik et al. 2021, eqs. 4-7), per element.
+    """Return the asymmetric loss (ASL, eq. 4–7), per element.
 
     With p = sigmoid(logit) and q = min(1 − p + clip, 1):
     loss = −y (1 − p)^gamma_pos log max(p, eps) − (1 − y) (1 − q)^gamma_neg log max(q, eps).
@@ -84,7 +84,7 @@ def focal_loss(
     alpha: ArrayLike | None = None,
     detach: bool = False,
 ) -> Array:
-    """Return the focal loss (Lin et al. 2017, eqs. 4-5), per element: −α_t (1 − p_t)^gamma log p_t.
+    """Return the focal loss (Focal loss, eq. 4–5), per element: −α_t (1 − p_t)^gamma log p_t.
 
     Args:
       logits: f32[B,K].

@@ -62,7 +62,7 @@ def prompt_mask(kind: str, group_of: np.ndarray) -> np.ndarray | None:
     """Return bool[P,P], True if a prompt (row) may attend to a prompt (column), or None if all may.
 
     With `all_prompts`, each prompt attends only to itself (the authors' code). With `cross_group`, prompts attend only
-    to prompts of the same group (ML-VPT, sec. 3.2). `none` has no mask.
+    to prompts of the same group (ML-VPT, sec. 4.2). `none` has no mask.
     """
     if kind not in MASKS:
         raise ValueError(f"unknown prompt mask {kind!r}; choose from {MASKS}")
@@ -129,7 +129,7 @@ class _PromptTokens(nnx.Module):
 
 
 class DeepPrompts(_PromptTokens):
-    """One set of P prompt tokens per block, f32[L,1,P,D] (VPT-deep, eq. 6; ML-VPT, eq. 8).
+    """One set of P prompt tokens per block, f32[L,1,P,D] (VPT, sec. 3.2; ML-VPT, eq. 8).
 
     mask: bool[P,P], True if a prompt (row) may attend to a prompt (column), or None. Initial values are drawn from
     U(±√(6/(3·patch² + D))) as in the visual-prompt-tuning code.
@@ -158,7 +158,7 @@ class DeepPrompts(_PromptTokens):
 
 
 class ShallowPrompts(_PromptTokens):
-    """P prompts that are carried from the first block through all blocks (VPT-shallow, eq. 4–5), or gated (GateVPT).
+    """P prompts that are carried from the first block through all blocks (VPT, sec. 3.2), or gated (GateVPT).
 
     gate_init: None for VPT-shallow. With a number θ₀, the prompts entering block i+1 are g·(prompts leaving block i) +
     (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ is initially −θ₀ (Yoo et al.,
@@ -197,13 +197,13 @@ class ShallowPrompts(_PromptTokens):
 
 
 class PrunablePrompts(DeepPrompts):
-    """The prompts of E2VPT (Han et al., ICCV 2023): deep prompts, additional keys and values, and pruning masks.
+    """The prompts of E2VPT: deep prompts, additional keys and values, and pruning masks.
 
-    key_values: m tokens per block that are appended to the keys and values after the projection (its sec. 3.2), with
-    the heads concatenated. shared: keys and values are one tensor, the default of its code.
+    key_values: m tokens per block that are appended to the keys and values after the projection (E2VPT, sec. 3.2),
+    with the heads concatenated. shared: keys and values are one tensor, the default of its code.
     segments: 0 = no masks. Otherwise each projected prompt is multiplied by its token mask, and its channel c by its
-    segment mask c mod `segments`; all blocks share the masks (its sec. 3.3; segments are contiguous channels in the
-    paper and interleaved in its code).
+    segment mask c mod `segments`; all blocks share the masks (E2VPT, sec. 3.3; segments are contiguous channels in
+    the paper and interleaved in its code).
     token_mask, segment_mask: f32[P], f32[P,segments], initial values; None = ones.
     absent: prompts whose token mask is 0 are masked out for all tokens. Otherwise they remain as zero vectors that are
     attended to, as in its code.

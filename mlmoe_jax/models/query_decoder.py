@@ -49,7 +49,7 @@ def fixed_queries(settings: ConfigDict) -> tuple[tuple[str, bool], ...]:
 class QueryDecoder(nnx.Module):
     """Map image tokens f32[B,N,C] to one feature per query f32[B,Q,D], by an encoder over patches and a decoder.
 
-    The defaults follow DR-MoE (sec. 3: D = 512, two and two layers, eight heads), and torch.nn.Transformer for settings
+    The defaults follow DR-MoE (D = 512, two and two layers, eight heads), and torch.nn.Transformer for settings
     that the paper does not specify: post-norm, ReLU, hidden layers of 2048, dropout 0.1, one norm after the decoder.
     Q2L and ML-Decoder are settings of this class (`heads.query`).
 

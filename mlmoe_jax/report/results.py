@@ -146,7 +146,7 @@ def _number(text: str | None) -> float | None:
 
 # ------------------------------------------------------------------------------------------------------ differences
 def differences(files: RunFiles, other: RunFiles | None) -> Section:
-    """Return the differences between this run and another, in total and per label (ML-VPT, figure 4).
+    """Return the differences between this run and another, in total and per label (DR-MoE, table 6).
 
     Raises UserError if the runs cannot be compared: no scores, different labels, or no common image.
     """

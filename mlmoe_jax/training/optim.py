@@ -171,8 +171,8 @@ def _scale_by_adam(beta1: Schedule, b2: float, eps: float) -> optax.GradientTran
 def _scale_by_muon() -> optax.GradientTransformation:
     """Muon (Jordan et al., 2024): the momentum of a matrix, its singular values moved to 1 by Newton–Schulz steps.
 
-    Scaled by 0.2·√max(rows, columns), so that updates are as large as with AdamW and both use one rate (Liu et
-    al., "Muon is scalable for LLM training", arXiv:2502.16982, sec. 2.2).
+    Scaled by 0.2·√max(rows, columns), so that updates are as large as with AdamW and both use one rate
+    (Moonlight, sec. 2.2).
     """
     # explicit, although they are documented as the default for matrices: optax fails without them
     axes = optax.contrib.MuonDimensionNumbers()

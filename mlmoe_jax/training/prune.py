@@ -1,4 +1,4 @@
-"""E2VPT's pruning (Han et al., ICCV 2023, sec. 3.3): train with masks, rank, prune, rewind, choose.
+"""E2VPT's pruning (E2VPT, sec. 3.3): train with masks, rank, prune, rewind, choose.
 
 1. Train with a learned mask for every prompt and every segment of it. 2. Measure the importance of each mask. 3. For
 every level of pruning, mask the least important prompts and segments, restart from the same initial values with these
@@ -119,7 +119,7 @@ def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray
     """Return the mean over training batches of ∂loss/∂mask for the masks `tokens` f64[P] and `segments` f64[P,S].
 
     how: `signed`, as in the authors' code, or `absolute`, the mean of the absolute value, as in the paper's definition
-    (Michel et al., 2019, eq. 3). The authors' code also updates the weights while it measures; here they are constant.
+    (Michel et al., sec. 4.1). The authors' code also updates the weights while it measures; here they are constant.
     Raises UserError if the training split is smaller than a batch.
     """
     config = run.config

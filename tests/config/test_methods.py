@@ -105,7 +105,7 @@ def test_what_the_full_count_adds():
 @pytest.mark.parametrize("name", ["vpt", "vpt:variant=shallow", "gatevpt", "e2vpt"])
 def test_prompt_methods_can_pool_as_their_authors_do_on_mae(name):
     reference = f"{name}{',' if ':' in name else ':'}backbone=vit_b16_mae"
-    assert load_config(reference).model.head.pool == "cls"  # as in the comparison of the ML-VPT paper
+    assert load_config(reference, []).model.head.pool == "cls"  # as in the comparison of the ML-VPT paper
     config, model = abstract(f"{reference},pool=mean")
     assert model.head.read == ("mean",)
     assert model.final_norm

@@ -87,8 +87,8 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
     """Set ML-VPT: group prompts, group-aware experts with one gate per label, and one classifier per side.
 
     The presets `code` / `paper` set: prompt mask all_prompts / cross_group; experts GELU / ReLU; gate bias unused /
-    used; four loss terms / two; mean logit / mean probability. The paper's eq. 16 prints one classifier for both sides,
-    but its text and its parameter count say two; both presets have two.
+    used; four loss terms / two; mean logit / mean probability. One classifier for both sides is printed (ML-VPT,
+    eq. 16), but the text and the parameter count say two; both presets have two.
     """
     if preset not in PRESETS:
         raise UserError(f"preset={preset} is not one of {', '.join(PRESETS)}")

@@ -32,15 +32,15 @@ def label_graph(
 ) -> NDArray[np.float32]:
     """Return the normalized adjacency Ā of ML-GCN's layers H ← act(Ā H W).
 
-    There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ threshold (eq. 7). The neighbors of a label have
-    the total weight `share` and the label itself has 1 − share (eq. 8). The scale of the weights cancels in Ā, so the
-    authors' 0.25 with a diagonal of 1 equals share = 0.2.
+    There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ threshold (ML-GCN, eq. 7). The neighbors of a
+    label have the total weight `share` and the label itself has 1 − share (ML-GCN, eq. 8). The scale of the weights
+    cancels in Ā, so the authors' 0.25 with a diagonal of 1 equals share = 0.2.
 
     transpose=True follows the authors' code: W = share/(1 − share)·B/(column sums of B + 1e-6) + I and
     Ā = diag(d) Wᵀ diag(d) with d = (row sums of W)^(−1/2). A label receives information from the labels that imply it
     (`person` from 55 of the 80 labels of COCO); its degrees and weights belong to opposite directions.
-    transpose=False follows eq. 8: row sums in W, and Ā = diag(d) W diag(d). A label receives information from the
-    labels that it implies.
+    transpose=False follows ML-GCN, eq. 8: row sums in W, and Ā = diag(d) W diag(d). A label receives information from
+    the labels that it implies.
 
     Args:
       counts: i64[K,K], the number of images with both labels, with a zero diagonal.

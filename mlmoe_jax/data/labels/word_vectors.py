@@ -67,16 +67,16 @@ def cooccurrence_vectors(
 ) -> NDArray[np.float32]:
     """Compute vectors of labels from the training labels alone, for use without a file of word vectors.
 
-    Like word vectors from co-occurring words (Levy and Goldberg, "Neural word embedding as implicit matrix
-    factorization", NIPS 2014, sec. 5), they are computed from the spectrum of the positive pointwise mutual information
+    Like word vectors from co-occurring words (Levy and Goldberg, sec. 5), they are computed from the spectrum of the
+    positive pointwise mutual information
 
         M[i,j] = max(0, log(p(i,j) / (p(i) p(j)))),   p(i,i) = p(i).
 
     A label co-occurs with itself, so the diagonal is −log p(i). With M = Q Λ Qᵀ, the vectors are the rows of Q √Λ for
     the largest positive eigenvalues: among vectors of this width, their products are closest to M (Eckart and Young).
     The sign of a column makes its largest entry positive. Columns are padded with zeros to `width`, and each row is
-    scaled to the length 0.377·√width, the length of GloVe vectors: Levy, Goldberg and Dagan (TACL 2015, sec. 3.3) find
-    that vectors of equal length work best, and the published learning rates of ML-GCN fit this length.
+    scaled to the length 0.377·√width, the length of GloVe vectors: vectors of equal length work best
+    (Levy, Goldberg and Dagan, sec. 3.3), and the published learning rates of ML-GCN fit this length.
 
     Imaginary images keep every vector away from zero: one image per label without positives, with this label only, and
     one image without labels. Without any counts, the vectors are orthogonal.

@@ -73,7 +73,7 @@ def percentile_interval(values: Floats, confidence: float = 0.95) -> tuple[Float
     """Return the ends of the percentile interval of values f64[R,…] over resamples, nan if all are nan.
 
     Resamples whose value is nan, such as the AP of a class without a positive in them, are left out.
-    Source: B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", 1993, section 13.3.
+    Source: Efron and Tibshirani, sec. 13.3.
     """
     undefined = np.isnan(values).all(axis=0)
     tails = 100 * np.array([(1 - confidence) / 2, (1 + confidence) / 2])

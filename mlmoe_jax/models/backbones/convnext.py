@@ -73,7 +73,7 @@ def _convolution(
 
 
 class ConvNeXtBlock(nnx.Module):
-    """x + s·MLP(LN(depthwise 7×7 of x)), s a learned factor per channel (Liu et al., figure 4)."""
+    """x + s·MLP(LN(depthwise 7×7 of x)), s a learned factor per channel (ConvNeXt, figure 4)."""
 
     def __init__(self, width: int, *, layer_scale: float, dtype: jnp.dtype | None, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)

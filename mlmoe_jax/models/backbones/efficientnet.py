@@ -19,7 +19,7 @@ from mlmoe_jax.models.backbones.resnet import check_read, read_map
 from mlmoe_jax.models.contracts import CLS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 
-# Of each stage (Tan and Le, table 1): the size of the depthwise kernel, the stride, and the expansion of the channels.
+# Of each stage (EfficientNet, table 1): size of the depthwise kernel, stride, and expansion of the channels.
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
 # The authors' decay of 0.99 is torch's momentum of 0.01.
 BATCH_NORM = {"epsilon": 1e-3, "momentum": 0.01}
@@ -87,7 +87,7 @@ class ConvNorm(nnx.Module):
 class MBConv(nnx.Module):
     """An inverted bottleneck: 1×1 expansion, depthwise convolution, 1×1 projection, added to x if the shapes agree.
 
-    ReLU6 follows the first two (Sandler et al., CVPR 2018, figure 3b). There is no expansion if its factor is 1.
+    ReLU6 follows the first two (MobileNetV2, figure 3b). There is no expansion if its factor is 1.
     """
 
     def __init__(

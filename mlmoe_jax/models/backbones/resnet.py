@@ -79,7 +79,7 @@ class ConvNorm(nnx.Module):
 
 
 class Bottleneck(nnx.Module):
-    """relu(shortcut(x) + 1×1, 3×3, 1×1 convolutions of x), each with batch normalization (He et al., figure 5)."""
+    """relu(shortcut(x) + 1×1, 3×3, 1×1 convolutions of x), each with batch normalization (ResNet, figure 5)."""
 
     def __init__(self, into: int, inner: int, stride: int, *, dtype: jnp.dtype | None, batch_norm: str, rngs: nnx.Rngs):
         out = inner * EXPANSION

@@ -29,9 +29,9 @@ def _leaky(x: jax.Array) -> jax.Array:
 class MLGCNHead(Head):
     """ML-GCN: a graph network computes the classifiers from the word vectors of the labels (Chen et al., CVPR 2019).
 
-    H₁ = LeakyReLU(Ā X W₁), H₂ = Ā H₁ W₂ (eq. 2, twice), and logits = f·H₂ᵀ for the maximum f over all cells of the map
-    (eq. 3–4), without biases. The only learned parameters are W₁ and W₂, `gc1/kernel` and `gc2/kernel`, with initial
-    values from U(±1/√columns) as in the authors' code.
+    H₁ = LeakyReLU(Ā X W₁), H₂ = Ā H₁ W₂ (ML-GCN, eq. 2, twice), and logits = f·H₂ᵀ for the maximum f over all cells of
+    the map (ML-GCN, eq. 3–4), without biases. The only learned parameters are W₁ and W₂, `gc1/kernel` and `gc2/kernel`,
+    with initial values from U(±1/√columns) as in the authors' code.
 
     word_vectors: X f32[K,d]. adjacency: Ā f32[K,K], see `data.labels.graph.label_graph`.
     """
@@ -145,9 +145,9 @@ class ADDGCNHead(Head):
     """ADD-GCN: label features by attention over the map, and a graph per image (Ye et al., ECCV 2020).
 
     A linear layer without bias computes a score per label and cell of the map. The largest score of a label is its
-    logit s_m. The sigmoids of the scores, not normalized over cells, weight the cells in the label features V (sec.
-    3.2). The output of the graph network is added to V and classified per label, with logits s_r. The reported logits
-    are (s_m + s_r)/2, in training and evaluation (sec. 3.4).
+    logit s_m. The sigmoids of the scores, not normalized over cells, weight the cells in the label features V
+    (ADD-GCN, sec. 3.2). The output of the graph network is added to V and classified per label, with logits s_r. The
+    reported logits are (s_m + s_r)/2, in training and evaluation (ADD-GCN, sec. 3.4).
 
     The classifier of a label is applied only to the feature of that label. The authors' code applies all K classifiers
     to all features and multiplies by an identity matrix, which their files store as `mask_mat`.

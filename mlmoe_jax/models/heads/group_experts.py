@@ -80,14 +80,15 @@ def combine_sides(sides: Sequence[jax.Array], how: str) -> jax.Array:
 
 
 class GroupExpertsHead(Head):
-    """The group-aware mixture of experts of ML-VPT (sec. 3.3–3.4) on the prompts of the last block.
+    """The group-aware mixture of experts (ML-VPT, sec. 4.3–4.4) on the prompts of the last block.
 
-    terms: `co`, `dc` are the logits of the classifiers on the label features Σₑ w·E(z) (eq. 15–16); `co_gate`,
+    terms: `co`, `dc` are the logits of the classifiers on the label features Σₑ w·E(z) (ML-VPT, eq. 14–16); `co_gate`,
     `dc_gate` are the gate logits weighted by the gates, Σₑ w·g, which the authors' code also supervises.
     gates: `co`, `dc` f32[B,K,M].
     group_of: {side: the group of each label}, for `co`, `dc` or both. gates_of: one gate per `label` (strategy 2 of the
     paper, used by its model) or per `group` (strategy 1).
-    combine: `mean_logit` reports σ((co + dc)/2) as in the code, `mean_probability` (σ(co) + σ(dc))/2 (eq. 17).
+    combine: `mean_logit` reports σ((co + dc)/2) as in the code, `mean_probability` (σ(co) + σ(dc))/2 as in the
+    paper, where it has no number.
     """
 
     read = (PROMPTS,)

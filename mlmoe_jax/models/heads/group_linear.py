@@ -20,7 +20,7 @@ from mlmoe_jax.models.prompts import SIDES, by_side, groups_by_side
 class GroupLinearHead(Head):
     """One classifier per side on the mean of the prompts of each label's group (GVPT; with one side VPT-CO, VPT-DC).
 
-    The ML-VPT paper (sec. 4.3) does not specify how the M prompts of a group are combined. Their mean needs no
+    The paper does not specify how the M prompts of a group are combined (ML-VPT, sec. 5.3). Their mean needs no
     parameters, which agrees with the published parameter count (0.39 M).
 
     group_of: {side: the group of each label}, for `co`, `dc` or both.

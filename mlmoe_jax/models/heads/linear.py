@@ -22,10 +22,9 @@ class LinearHead(Head):
     """logits = V·x + b, with the initial values of torch.nn.Linear.
 
     pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `mean` classifies the mean over
-    prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch
-    token and takes the log-mean-exp over patches, a smooth maximum, so that one patch is enough to show a label
-    (Pinheiro and Collobert, CVPR 2015, eq. 6 with r = 1). `both` has both classifiers and reports the mean of their
-    logits.
+    prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch token and
+    takes the log-mean-exp over patches, a smooth maximum, so that one patch is enough to show a label (Pinheiro and
+    Collobert, CVPR 2015, with r = 1). `both` has both classifiers and reports the mean of their logits.
     """
 
     by_label = True

@@ -41,7 +41,8 @@ _DR_MOE = {
 # Settings of RoutedExpertsHead by name:
 #   recommended  DR-MoE with one classifier per label (a shared bias cannot fit the frequencies of all labels) and an
 #                entropy term with the effect that the text describes
-#   literal      DR-MoE as printed: the classifier of eq. 9 has no label index, the sign of eq. 11 lowers the entropy
+#   literal      as printed: the classifier (DR-MoE, eq. 9) has no label index, and the sign of the entropy term
+#                (DR-MoE, eq. 11) lowers the entropy
 #   static       `recommended` with gates that do not depend on the image, the ablation of dynamic routing
 #   hsq          the RECONSTRUCTION of HSQ: one linear gate and several task experts per label, feed-forward experts, no
 #                entropy term; depth, widths and numbers of experts are our choice
@@ -74,7 +75,7 @@ class FeatureClassifier(nnx.Module):
 def entropy_penalty(gates: jax.Array, sign: str, weight: float) -> jax.Array:
     """Return ±λ · mean over labels of H(w), in nats, with λ = `weight`: f32[B,K,E] -> f32[B] (static gates: f32[1]).
 
-    sign: `paper` is DR-MoE's eq. 11 as printed, −λ Σ w log w added to the loss. It LOWERS the entropy and collapses the
+    sign: `paper` is DR-MoE, eq. 11, as printed: −λ Σ w log w added to the loss. It LOWERS the entropy and collapses the
     gates onto one expert each, the opposite of its stated purpose. `maximize` has the sign that raises the entropy.
     """
     return ENTROPY[sign] * weight * jnp.mean(gate_entropy(gates), axis=-1)

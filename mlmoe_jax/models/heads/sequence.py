@@ -71,7 +71,7 @@ def log_odds(scores: jax.Array) -> jax.Array:
 
 
 def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_labels: int) -> BeamResult:
-    """Find the most probable sequence of distinct labels by beam search (CNN-RNN, sec. 3.3 and eq. 6).
+    """Find the most probable sequence of distinct labels by beam search (CNN-RNN, sec. 3.3).
 
     The probability of a path is the product of the softmax probabilities of its labels and its end. A label cannot
     occur twice on a path, and the other probabilities are not rescaled. Each step keeps the W most probable extensions.
@@ -149,9 +149,9 @@ def _update(beam: _Beam, log_p: jax.Array, scores: jax.Array) -> BeamResult:
 class CNNRNNHead(Head):
     """An LSTM over label embeddings, combined with the image feature (CNN-RNN, sec. 3).
 
-    With the embedding u of the previous label (eq. 2): o = LSTM(u) (eq. 3), x = ReLU(P_o o + P_I I) (eq. 4), and scores
-    U·x with the same embeddings (eq. 5); their softmax is over the K labels and the end. `embedding` f32[K+2,E] has the
-    labels, the end and the start, in this order; the projections have no bias, as in eq. 4. The cell is flax's LSTM
+    With the embedding u of the previous label: o = LSTM(u), x = ReLU(P_o o + P_I I), and scores U·x with the same
+    embeddings (CNN-RNN, eq. 2–5); their softmax is over the K labels and the end. `embedding` f32[K+2,E] has the
+    labels, the end and the start, in this order; the projections have no bias, as printed. The cell is flax's LSTM
     with tanh; the paper's formula has ReLU instead.
 
     Training (labels given): teacher forcing on the labels of each image by decreasing training frequency, then the end.
@@ -281,9 +281,9 @@ class CNNRNNHead(Head):
         return zeros, zeros
 
     def _joint(self, image: jax.Array, output: jax.Array) -> jax.Array:
-        """Return x of eq. 4: f32[...,E]."""
+        """Return x (CNN-RNN, eq. 4): f32[...,E]."""
         return jax.nn.relu(self.state_projection(output).astype(jnp.float32) + image)
 
     def _scores(self, joint: jax.Array) -> jax.Array:
-        """Return the scores of the labels and the end (eq. 5): f32[...,E] -> f32[...,K+1]."""
+        """Return the scores of the labels and the end (CNN-RNN, eq. 5): f32[...,E] -> f32[...,K+1]."""
         return joint @ self.embedding[: self.end + 1].T

@@ -22,7 +22,7 @@ INITS = ("xavier", "torch")
 
 
 class QueryAttention(nnx.Module):
-    """softmax(QKᵀ/√d)·V with h heads of width d = D/h (Vaswani et al., 2017, eq. 1), with separate tokens for Q, K, V.
+    """softmax(QKᵀ/√d)·V with h heads of width d = D/h (Transformer, eq. 1), with separate tokens for Q, K, V.
 
     The projections of queries, keys and values, with biases, are the columns of one matrix, in that order. In training,
     `dropout` applies to the attention weights, as in torch.nn.MultiheadAttention.

@@ -48,7 +48,7 @@ def hidden_width(width: int, ratio: float, mlp: str) -> int:
 
 
 class LayerScale(nnx.Module):
-    """A learned factor per channel (CaiT, eq. 4)."""
+    """A learned factor per channel (CaiT, sec. 2)."""
 
     def __init__(self, width: int, init: float):
         self.gamma = nnx.Param(jnp.full((width,), init))

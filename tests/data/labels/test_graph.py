@@ -52,7 +52,7 @@ def test_label_graph_by_hand():
     d = np.array([1.25, 1.125, 1.125]) ** -0.5
     expected = np.diag(d) @ weights.T @ np.diag(d)
     np.testing.assert_allclose(graphs.label_graph(counts, positives), expected, rtol=2e-6)
-    # eq. 8: the weights are normalized by row, not by column
+    # ML-GCN, eq. 8: the weights are normalized by row, not by column
     weights = np.array([[1, 0.25, 0], [0.25, 1, 0], [0.25, 0, 1]])
     expected = weights / 1.25
     np.testing.assert_allclose(graphs.label_graph(counts, positives, transpose=False), expected, rtol=2e-6)

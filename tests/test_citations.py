@@ -1,0 +1,107 @@
+"""Citations of equations, sections, tables and figures: in one form, and of places that docs/references.md lists."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+import pytest
+from helpers.paths import REPOSITORY
+
+REFERENCES = REPOSITORY / "docs" / "references.md"
+# references.md is the list; papers.md is about the tables of the papers; configuration.md is made from the package.
+PAGES = [
+    page for page in (REPOSITORY / "docs").glob("*.md") if page.stem not in ("references", "papers", "configuration")
+]
+MODULES = [
+    module for room in ("mlmoe_jax", "configs", "benchmarks", "tests") for module in (REPOSITORY / room).rglob("*.py")
+]
+FILES = sorted({*PAGES, *MODULES, *REPOSITORY.glob("*.md")} - {REPOSITORY / "tests" / "test_citations.py"})
+
+NUMBER = r"\d+(?:\.\d+)*[a-z]?\b"
+KINDS = r"(?:eqs?\.|equations?|secs?\.|sections?|figs?\.|figures?|tables?)"
+# A reference to a numbered place, in any wording; a row of numbers is not one.
+MENTION = re.compile(rf"\b{KINDS} \(?{NUMBER}(?:(?:-|–|, | to | and ){NUMBER})*(?! \d)", re.I)
+PLACE = re.compile(rf"(eq\.|sec\.|table|figure) ({NUMBER})(?:–({NUMBER}))?")
+
+
+def places(text: str) -> Iterator[str]:
+    """Yield the single places of `eq. 3–5`: eq. 3, eq. 4, eq. 5; of another text nothing."""
+    if found := PLACE.fullmatch(text):
+        kind, first, last = found.groups()
+        before, _, number = first.rpartition(".")
+        numbers = [number] if last is None else map(str, range(int(number), int(last.rpartition(".")[2]) + 1))
+        yield from (f"{kind} {before}{'.' if before else ''}{number}" for number in numbers)
+
+
+def listed(page: str) -> dict[str, set[str]]:
+    """Return the places of each source on the page of references."""
+    sources = {}
+    for part in page.split("\n## ")[1:]:
+        name, _, rest = part.partition("\n")
+        rows = re.findall(r"^\| ((?:eq\.|sec\.|table|figure) .*?) \| (.+) \|$", rest, re.M)
+        sources[name] = {place for text, _ in rows for place in places(text)}
+        assert len(rows) == len(re.findall(r"^\|", rest, re.M)) - 2, f"{name}: a row has another form"
+    return sources
+
+
+def wrong(text: str, sources: Mapping[str, set[str]]) -> list[str]:
+    """Return the citations in a text that have another form or cite a place that is not listed."""
+    flat = re.sub(r"\s*\n\s*(?:# +)?", " ", text)
+    names, found = "|".join(map(re.escape, sorted(sources, key=len, reverse=True))), []
+    for mention in MENTION.finditer(flat):
+        source = re.search(rf"(?<!\w)({names}), $", flat[: mention.start()])
+        cited = set(places(mention[0]))
+        if not source or not cited:
+            found.append(f"{mention[0]!r} is not of the form 'NAME, eq. 3–4' with a name in docs/references.md")
+        elif unknown := cited - sources[source[1]]:
+            found.append(f"docs/references.md does not list {source[1]}, {', '.join(sorted(unknown))}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return listed(REFERENCES.read_text())
+
+
+def test_every_citation_names_its_source_and_a_place_that_exists(sources):
+    found = {str(file.relative_to(REPOSITORY)): wrong(file.read_text(), sources) for file in FILES}
+    assert {name: problems for name, problems in found.items() if problems} == {}
+
+
+def test_every_source_that_is_listed_is_cited(sources):
+    text = " ".join(re.sub(r"\s*\n\s*(?:# +)?", " ", file.read_text()) for file in FILES)
+    assert [name for name in sources if not re.search(rf"(?<!\w){re.escape(name)}, (eq|sec|table|figure)", text)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(A, eq. 3)",
+        "as printed: A, eq. 3–5, and A,\n    sec. 2.3–2.4",
+        "A and B, table 1; A, figure 3b",
+        "# (A,\n#   eq. 4)",
+        "table 3 3 3",
+    ],
+)
+def test_citations_in_the_form_are_accepted(text):
+    sources = {"A": {"eq. 3", "eq. 4", "eq. 5", "sec. 2.3", "sec. 2.4", "figure 3b"}, "A and B": {"table 1"}}
+    assert wrong(text, sources) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("(eq. 3)", "'eq. 3' is not of the form"),
+        ("(its sec. 3)", "'sec. 3' is not of the form"),
+        ("(C, eq. 3)", "'eq. 3' is not of the form"),
+        ("(AA, eq. 3)", "'eq. 3' is not of the form"),
+        ("(A, eqs. 3-4)", "'eqs. 3-4' is not of the form"),
+        ("(A, eq. 3 and 4)", "'eq. 3 and 4' is not of the form"),
+        ("A's equation 3", "'equation 3' is not of the form"),
+        ("(A, eq. 4)", "does not list A, eq. 4"),
+        ("(A, eq. 3–4)", "does not list A, eq. 4"),
+        ("(A, sec. 3)", "does not list A, sec. 3"),
+    ],
+)
+def test_other_citations_are_found(text, problem):
+    (found,) = wrong(text, {"A": {"eq. 3"}})
+    assert problem in found
