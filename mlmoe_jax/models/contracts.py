@@ -164,6 +164,10 @@ class BackboneShape(abc.ABC):
         layers, features = forward_macs(lambda: self.build(rngs=nnx.Rngs(0)), (1, side, side, 3))
         return layers, 0, math.prod(features.grid)
 
+    def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
+        """Return how much of the first count of `published_macs` is norms; the default counts none."""
+        return 0
+
 
 # ---------------------------------------------------------------------------------------------------------------- heads
 @dataclass(frozen=True)
@@ -230,6 +234,10 @@ class Head(nnx.Module):
     @abc.abstractmethod
     def published_macs(self, tokens: int) -> tuple[int, int]:
         """Return the multiply-adds per image with N = `tokens` patches: of layers, and those that a full count adds."""
+
+    def norm_macs(self, tokens: int) -> int:
+        """Return how much of the first count of `published_macs` is norms."""
+        return 0
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
         """Return the attention of each label, `labels` f32[B,K,N], see Prediction; {} if the head has no attention."""

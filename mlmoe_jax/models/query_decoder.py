@@ -235,18 +235,21 @@ class QueryDecoder(nnx.Module):
         width, queries, memory = self.width, self.num_queries, tokens + extra
         square, feed = width**2, 2 * width * self.hidden
         layers = 0 if self.project is None else memory * self.project.kernel.size
-        layers += len(self.encoder) * tokens * (4 * square + feed + 8 * width)
+        layers += len(self.encoder) * tokens * (4 * square + feed) + self.norm_macs(tokens)
         products = len(self.encoder) * 2 * tokens**2 * width
         for layer in self.layers:
-            layers += queries * (2 * square + feed + 8 * width) + memory * 2 * square
+            layers += queries * (2 * square + feed) + memory * 2 * square
             products += 2 * queries * memory * width
-            if layer.norm1 is not None:
-                layers += 4 * queries * width
             if layer.self_attn is not None:
                 layers += 4 * queries * square
                 products += 2 * queries**2 * width
-        layers += 4 * width * ((self.encoder_norm is not None) * tokens + (self.norm is not None) * queries)
         return layers, products
+
+    def norm_macs(self, tokens: int) -> int:
+        """Return 4·tokens·D per norm, those of the encoder over N = `tokens` patches and the others over queries."""
+        of_patches = 2 * len(self.encoder) + (self.encoder_norm is not None)
+        of_queries = sum(2 + (layer.norm1 is not None) for layer in self.layers) + (self.norm is not None)
+        return 4 * self.width * (of_patches * tokens + of_queries * self.num_queries)
 
     def _projected(self, tokens: jax.Array) -> jax.Array:
         """f32[b,T,C] -> f32[b,T,D]."""

@@ -313,7 +313,8 @@ def test_macs_as_published_and_as_executed():
     layers, extra = head.published_macs(196)
     in_front = head.decoder.published_macs(196)
     assert (layers - in_front[0], extra - in_front[1]) == (20_480, 52_428_800 + 10_588_160)
-    norms = 4 * 512 * (2 * 2 * 196 + (2 * 3 + 1) * 80)
+    norms = head.norm_macs(196)
+    assert norms == 4 * 512 * (2 * 2 * 196 + (2 * 3 + 1) * 80)
     assert layers + extra - norms == 33_615_732_736 - 31_197_429_760, "DR-MoE at 448 pixels without its ResNet-101"
     for settings in SETTINGS.values():
         definition, params = drawn(**{**settings, **SMALL})

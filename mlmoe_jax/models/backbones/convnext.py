@@ -47,12 +47,16 @@ class ConvNeXtShape(BackboneShape):
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
         """Return the layers with 4·cells·D per LayerNorm; 0; and the number of cells of the last map."""
         layers, extra, cells = super().published_macs(side, prompts)
+        return layers + self.norm_macs(side, prompts), extra, cells
+
+    def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
+        """Return 4·cells·D per LayerNorm."""
         grids = [(side // (4 * 2**stage)) ** 2 for stage in range(len(self.widths))]
         # one in each block, one after the stem, one before each downsampling, one on the pooled feature
         norms = sum(blocks * grid * width for blocks, width, grid in zip(self.blocks, self.widths, grids, strict=True))
         norms += grids[0] * self.widths[0] + self.widths[-1]
         norms += sum(grid * width for grid, width in zip(grids, self.widths[:-1], strict=False))
-        return layers + 4 * norms, extra, cells
+        return 4 * norms
 
 
 def _convolution(

@@ -62,14 +62,20 @@ class ViTShape(BackboneShape):
 
         All tokens are counted in all blocks, as in the papers; the fast path computes less.
         """
-        patches, width, carried, further = (side // self.patch) ** 2, self.width, 0, 0
-        if prompts is not None:
-            carried, further = prompts.count, prompts.key_values
-        tokens = 1 + self.registers + carried + patches
+        patches, width, tokens = (side // self.patch) ** 2, self.width, self._tokens(side, prompts)
+        further = 0 if prompts is None else prompts.key_values
         mlp = (3 if self.mlp == "swiglu" else 2) * width * hidden_width(width, self.mlp_ratio, self.mlp)
         linear = patches * 3 * self.patch**2 * width + self.depth * tokens * (4 * width**2 + mlp)
-        norms = (2 * self.depth + 1) * 4 * tokens * width
+        norms = self.norm_macs(side, prompts)
         return linear + norms, self.depth * 2 * tokens * (tokens + further) * width, patches
+
+    def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
+        """Return 4·tokens·D per LayerNorm."""
+        return (2 * self.depth + 1) * 4 * self._tokens(side, prompts) * self.width
+
+    def _tokens(self, side: int, prompts: nnx.Module | None) -> int:
+        """Return the number of tokens in a block: class token, registers, prompts and patches."""
+        return 1 + self.registers + (0 if prompts is None else prompts.count) + (side // self.patch) ** 2
 
 
 class ViT(nnx.Module):

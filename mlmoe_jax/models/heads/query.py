@@ -134,3 +134,7 @@ class QueryHead(Head):
         """Return the multiply-adds per image with N = `tokens` patches: of layers, and of attention products."""
         layers, products = self.decoder.published_macs(tokens)
         return layers + self.classifier.kernel.size, products
+
+    def norm_macs(self, tokens: int) -> int:
+        """Return those of the decoder."""
+        return self.decoder.norm_macs(tokens)

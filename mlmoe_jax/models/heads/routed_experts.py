@@ -85,9 +85,9 @@ class RoutedExpertsHead(Head):
     """DR-MoE: label features h_i from a query decoder, a dense mixture of shared and task experts, a classifier.
 
     decoder: a module that maps the features in its attribute `read` to one feature per label,
-    `decoder(features, rngs=rngs)` -> f32[B,K,width], with the methods `published_macs(tokens)` and
-    `attention(features)` -> f32[B,K,N]. After the decoder, labels are independent: parameters per label are stacked
-    along a leading axis K.
+    `decoder(features, rngs=rngs)` -> f32[B,K,width], with the methods `published_macs(tokens)`,
+    `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N]. After the decoder, labels are independent: parameters
+    per label are stacked along a leading axis K.
     expert, expert_hidden, shared_experts, task_experts: see LabelExperts. gate, gate_hidden, gate_share: see Gates.
     spread: see LabelExperts. classifier: `per_label` or `shared`, see FeatureClassifier.
     entropy, entropy_weight: sign and λ of the penalty `entropy`, see entropy_penalty; `off`: no penalty.
@@ -221,3 +221,7 @@ class RoutedExpertsHead(Head):
         """Return the multiply-adds per image with N = `tokens` patches: of layers, and those of experts and gates."""
         layers, extra = self.decoder.published_macs(tokens)
         return layers + self._classifier_macs, extra + self.experts.macs() + self.gates.macs()
+
+    def norm_macs(self, tokens: int) -> int:
+        """Return those of the decoder."""
+        return self.decoder.norm_macs(tokens)

@@ -1,10 +1,11 @@
 """The cost of a config before training: parameters, multiply-adds per image, bytes of state.
 
-There are three counts of multiply-adds, because publications use the first and devices execute the last:
+There are four counts of multiply-adds, because publications use the first and the third, and devices execute the last:
 
 * `layers`: as counted by the profiler of the prompt-tuning papers. Convolutions, linear layers, 4·tokens·D per
   LayerNorm and K·D for the classifier, with every token in every block; without attention products, experts and gates.
 * `full`: `layers` with attention products, experts and gates.
+* `products`: `full` without the norms, which is how the papers on heads over feature maps count.
 * `executed`: dot products and convolutions of the actual evaluation step, counted in its jaxpr.
 """
 
@@ -24,15 +25,15 @@ from mlmoe_jax.training.setup import abstract_steps
 
 
 def summarize(config: ConfigDict) -> dict[str, Any]:
-    """Return params.{total,trainable,backbone}, macs.{layers,full,executed}, memory in bytes, and one row per module.
+    """Return params.{total,trainable,backbone}, macs.{layers,full,products,executed}, memory in bytes, and `modules`.
 
-    The number of labels is that of the published data set, or else of the training labels of `config.data`.
+    `modules` has one row per module. The number of labels is that of the published data set, or else of the training labels of `config.data`.
     Raises UserError if neither is available.
     """
     parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
     trainable, frozen = parts.trainable, parts.frozen
     params, learned = {**trainable, **frozen}, {**trainable, **parts.stats}
-    layers, extra = published_macs(config, parts.definition.merge(params, parts.stats))
+    layers, extra, norms = published_macs(config, parts.definition.merge(params, parts.stats))
     moments = jax.eval_shape(steps.optimizer.init, trainable)
     side, size = steps.preprocess.image_size, config.eval.batch_size
     shapes = {"image": (size, side, side, 3), "id": (size,), "mask": (size,)}
@@ -47,6 +48,7 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
         "macs": {
             "layers": layers,
             "full": layers + extra,
+            "products": layers + extra - norms,
             "executed": round(count_macs(evaluation.jaxpr) / size),
         },
         "memory": {
@@ -64,18 +66,23 @@ def _bytes(params: dict[str, Any]) -> int:
     return sum(p.size * p.dtype.itemsize for p in params.values())
 
 
-def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int]:
-    """Return `layers` and the addition of `full` to it, for one image of the config's size; `model` may be abstract."""
-    layers, extra, patches = backbone_shape(config).published_macs(config.data.image_size, model.prompts)
+def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int]:
+    """Return `layers`, the addition of `full` to it, and the norms in it, for one image of the config's size.
+
+    `model` may be abstract.
+    """
+    shape, side = backbone_shape(config), config.data.image_size
+    layers, extra, patches = shape.published_macs(side, model.prompts)
     of_head = model.head.published_macs(patches)
-    return layers + of_head[0], extra + of_head[1]
+    norms = shape.norm_macs(side, model.prompts) + model.head.norm_macs(patches)
+    return layers + of_head[0], extra + of_head[1], norms
 
 
 def format_summary(rows: dict[str, dict[str, Any]]) -> str:
     """Return the results of `summarize` for several configs as one table, and the modules of each."""
     width = max(len(name) for name in rows)
-    columns = ("total", "trainable", "backbone", "layers", "full", "executed", "state, MB")
-    lines = [f"{'':<{width}}  {'parameters':^39}  {'multiply-adds per image':^50}"]
+    columns = ("total", "trainable", "backbone", "layers", "full", "products", "executed", "state, MB")
+    lines = [f"{'':<{width}}  {'parameters':^39}  {'multiply-adds per image':^70}"]
     titles = "".join(f"  {column:>{13 if k < 3 else 16}}" for k, column in enumerate(columns))
     lines.append(f"{'config':<{width}}{titles}")
     for name, row in rows.items():
@@ -83,6 +90,7 @@ def format_summary(rows: dict[str, dict[str, Any]]) -> str:
         cells = "".join(f"  {count:>{13 if k < 3 else 16},}" for k, count in enumerate(counts))
         lines.append(f"{name:<{width}}{cells}  {sum(row['memory'].values()) / 1e6:>16,.1f}")
     lines.append("layers: as the prompt-tuning papers count; full: with attention products, experts and gates;")
+    lines.append("products: full without norms, as the papers on heads over feature maps count;")
     lines.append("executed: dot products and convolutions of the actual evaluation step")
     for name, row in rows.items():
         longest = max(len(module) for module in row["modules"])

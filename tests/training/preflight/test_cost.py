@@ -30,8 +30,21 @@ def test_macs_as_the_papers_count(ml_vpt, probe):
     assert probe["macs"]["layers"] == 21_963_611_136
     assert ml_vpt["macs"]["layers"] == 24_513_954_816
     norms = 25 * 4 * 768
-    assert round((probe["macs"]["full"] - 257 * norms) / 1e9, 2) == 23.16, "with attention products, without norms"
-    assert round((ml_vpt["macs"]["full"] - 287 * norms) / 1e9, 2) == 26.01
+    assert probe["macs"]["full"] - probe["macs"]["products"] == 257 * norms
+    assert ml_vpt["macs"]["full"] - ml_vpt["macs"]["products"] == 287 * norms
+    assert round(probe["macs"]["products"] / 1e9, 2) == 23.16
+    assert round(ml_vpt["macs"]["products"] / 1e9, 2) == 26.01
+
+
+def test_macs_of_dr_moe_as_papers_count_and_as_executed():
+    """In a batch, the layers of the label queries before the first attention to the image run once."""
+    of_448 = summary("drmoe_resnet101:preset=literal,dataset=coco2014")
+    assert of_448["macs"] == {
+        "layers": 33_431_572_480,
+        "full": 33_618_485_248,
+        "products": 33_615_732_736,
+        "executed": 33_507_803_136,
+    }
 
 
 def test_fewer_macs_are_executed_than_the_papers_count(ml_vpt, probe):
@@ -69,6 +82,7 @@ def test_macs_of_a_convnext_count_its_norms():
     of_224 = summary("linear_probe:dataset=voc2012,backbone=convnext_tiny", eval__batch_size=1)
     assert of_224["params"]["backbone"] == 27_820_128
     norms = of_224["macs"]["layers"] - of_224["macs"]["executed"]
+    assert of_224["macs"]["products"] == of_224["macs"]["executed"]
     positions = {96: 56**2, 192: 28**2, 384: 14**2, 768: 7**2}
     blocks = {96: 3, 192: 3, 384: 9, 768: 3}
     inside = sum(blocks[width] * positions[width] * width for width in positions)
