@@ -27,8 +27,8 @@ from mlmoe_jax.training.setup import abstract_steps
 def summarize(config: ConfigDict) -> dict[str, Any]:
     """Return params.{total,trainable,backbone}, macs.{layers,full,products,executed}, memory in bytes, and `modules`.
 
-    `modules` has one row per module. The number of labels is that of the published data set, or else of the training labels of `config.data`.
-    Raises UserError if neither is available.
+    `modules` has one row per module. The number of labels is that of the published data set, or else of the training
+    labels of `config.data`. Raises UserError if neither is available.
     """
     parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
     trainable, frozen = parts.trainable, parts.frozen
