@@ -7,12 +7,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from helpers import twins
 from helpers.paths import REPOSITORY
 
 from mlmoe_jax.errors import UserError
 
 # Most of the time of a test goes into compiling tiny models; unoptimized, they compile in half of it.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+UNOPTIMIZED = "--xla_backend_optimization_level=0"
+os.environ.setdefault("XLA_FLAGS", UNOPTIMIZED)
 
 # Programs that many tests compile, and scenes that they render, are made once, outside the caches of the user. The
 # first process creates the folder; all others find it in the environment.
@@ -29,6 +31,21 @@ os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fe
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+    parser.addoption(
+        "--optimized", action="store_true", help="compile as users do, and print the differences from other packages"
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("--optimized"):
+        os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(UNOPTIMIZED, "")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("--optimized"):
+        terminalreporter.section("largest differences, relative to the largest entry of the reference")
+        for test, value in sorted(twins.LARGEST.items()):
+            terminalreporter.write_line(f"{value:.1e}  {test}")
 
 
 def pytest_collection_modifyitems(config, items):

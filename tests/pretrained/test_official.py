@@ -35,7 +35,7 @@ def forward(case, name: str):
         run = jax.jit(lambda params, image: definition.merge(params)(image).logits)
         with jax.default_matmul_precision("highest"):
             lowered = run.lower(params, family.image())
-        _FORWARD[case] = lowered.compile({"xla_backend_optimization_level": 0})  # in half the time
+        _FORWARD[case] = lowered.compile()
     return _FORWARD[case]
 
 
@@ -47,14 +47,6 @@ def test_prompt_tuned_models_equal_pytorch(tmp_path, name):
     _, params, _ = ModelDef.split(model)
     logits = forward(replace(family.CASES[name], timm=False), name)(params, family.image())
     assert error(logits, reference[f"{name}/logits"]) < TOLERANCE
-
-
-def test_the_stored_numbers_are_reproduced_by_the_script():
-    pytest.importorskip("torch")
-    stored, made = np.load(PARITY / "prompt_family.npz"), family.arrays()
-    assert set(stored) == set(made)
-    for key in stored:
-        assert error(made[key], stored[key]) < 1e-5, key
 
 
 # ------------------------------------------------------------------------------------------------ import and export
