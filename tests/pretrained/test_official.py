@@ -166,6 +166,14 @@ def test_wrapped_files_are_read(tmp_path, name, wrapper):
         np.testing.assert_array_equal(value, tensors[key], err_msg=key)
 
 
+def test_a_wrapped_file_on_mae_is_recognized(tmp_path):
+    tensors = in_a_classifier(family.state_dict("vpt_deep_mae"))
+    model = make_model("vpt_deep_mae")
+    report = load_official(model, write(tmp_path / "weights.npz", tensors), family.LABELS)
+    assert report.source == "vpt_deep_mae"
+    np.testing.assert_array_equal(model.backbone.norm.scale[...], tensors["enc.fc_norm.weight"])
+
+
 @pytest.mark.parametrize("wrapping", ["model", "state_dict", ""])
 @pytest.mark.parametrize("name", ["ML-VPT on DINOv2", "GateVPT"])
 def test_files_of_torch_are_read(tmp_path, name, wrapping):
