@@ -53,11 +53,11 @@ def ours(changes: dict, files: list[str], size: int, seconds: float) -> float:
 
 def mean_difference(files: list[str], size: int) -> float:
     """Return the mean absolute difference caused by reduced decoding after resizing, in gray levels."""
-    from mlmoe_jax.data.images import read_image
+    from mlmoe_jax.data.images import Decoding, read_image
     from mlmoe_jax.data.transforms import resize_square
 
     full = (resize_square(read_image(file), size) for file in files)
-    reduced = (resize_square(read_image(file, at_least=size), size) for file in files)
+    reduced = (resize_square(read_image(file, decoding=Decoding(size)), size) for file in files)
     return float(np.mean([np.abs(a.astype(int) - b).mean() for a, b in zip(full, reduced, strict=True)]))
 
 

@@ -28,6 +28,7 @@ def get_config(arg=""):
     evaluate_like(config, "asl")
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     use_unit_input(config, options.tune)
+    config.data.exif = "ignore"
     config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-4
     config.optim.decay_rules = ((r"(bias|scale)$", 0.0),)
     config.train.epochs, config.train.batch_size = 40, 56

@@ -27,6 +27,11 @@ def warnings(config: ConfigDict) -> list[str]:
             f"loss.gamma_neg={loss.gamma_neg:g} is for the asymmetric loss; the exponent of focal is loss.gamma, which "
             f"is {loss.gamma:g}"
         )
+    if config.data.bad_images == "skip" and config.model.backbone.batch_norm == "trainable":
+        found.append(
+            "model.backbone.batch_norm=trainable would count the blank of an unreadable image, so in training "
+            "data.bad_images=skip only leaves out missing images, and an unreadable one is an error"
+        )
     return found
 
 
@@ -47,11 +52,6 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
     data, select_on, wrong = config.data, config.eval.select_on, []
     if data.val_fraction and not data.val_split:
         wrong.append("data.val_fraction holds out data.val_split, which is empty")
-    if data.bad_images == "skip" and config.model.backbone.batch_norm == "trainable":
-        wrong.append(
-            "model.backbone.batch_norm=trainable would count the blanks that data.bad_images=skip leaves, so take "
-            "batch_norm=running, or leave bad images out with --mode=pack"
-        )
     if select_on == "val" and not data.val_split:
         wrong.append("eval.select_on=val needs data.val_split")
     if select_on == "test" and not data.test_splits:

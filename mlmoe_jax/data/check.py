@@ -14,9 +14,9 @@ from ml_collections import ConfigDict
 from scipy.sparse import csr_array
 
 from mlmoe_jax.data.duplicates import Duplicates, InspectedImages, duplicates, inspect, repeats
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.images import BadImage, Decoding
 from mlmoe_jax.data.labels.grouping import cooccurrence
-from mlmoe_jax.data.sources.open import open_splits
+from mlmoe_jax.data.sources.open import open_splits, root_of
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import Progress
@@ -90,10 +90,12 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     if sample < 0:
         raise UserError(f"--sample={sample} should be a number of images per split, or 0 for all")
     splits, problems = _open_splits(config)
-    rows = [_spread(len(split), sample) for split in splits]
+    rows, decoding = [_spread(len(split), sample) for split in splits], Decoding.of(config.data)
     progress = Progress("check", sum(map(len, rows)), 1)
     try:
-        inspected = [inspect(split, chosen, progress.advance) for split, chosen in zip(splits, rows, strict=True)]
+        inspected = [
+            inspect(split, chosen, progress.advance, decoding) for split, chosen in zip(splits, rows, strict=True)
+        ]
     finally:
         progress.close()
     if config.data.name == "packed":
@@ -102,7 +104,7 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     checked = list(zip(splits, inspected, strict=True))
     return {
         "name": config.data.name,
-        "root": config.data.root,
+        "root": root_of(config.data),
         "classes": list(splits[0].classes),
         "splits": {split.name: _of_split(split, found) for split, found in checked},
         "cooccurrence": _together(splits[0]),
@@ -121,7 +123,9 @@ def _open_splits(config: ConfigDict) -> tuple[list[Split], list[str]]:
     data_config = config.data.copy_and_resolve_references()
     data_config.bad_images = "skip"  # missing images are counted here instead of raising when a split is opened
     names, errors = (data_config.val_split, *data_config.test_splits), []
-    train, *others = open_splits(data_config, names, seed=config.seed, refused=errors.append).values()
+    train, *others = open_splits(
+        data_config, names, seed=config.seed, keep_missing=True, refused=errors.append
+    ).values()
     check_splits(train, [])
     usable = [train]
     for split in others:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import numpy as np
 from PIL import Image
 
-from mlmoe_jax.data.images import BadImage, read_image
+from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
 
 CHUNK = 16  # images per task of the pool
@@ -69,11 +69,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
-def inspect(split: Split, rows: np.ndarray, advance: Callable[[], None]) -> InspectedImages:
+def inspect(
+    split: Split, rows: np.ndarray, advance: Callable[[], None], decoding: Decoding = STRICT
+) -> InspectedImages:
     """Decode the images i64[n] `rows` in one thread per core, calling `advance` after each."""
 
     def look_at(chunk: np.ndarray) -> list[tuple[int, int, int, int] | BadImage]:
-        return [_inspect(split, row) for row in chunk.tolist()]
+        return [_inspect(split, row, decoding) for row in chunk.tolist()]
 
     found, bad = [], {}
     chunks = [rows[at : at + CHUNK] for at in range(0, len(rows), CHUNK)]
@@ -92,10 +94,10 @@ def inspect(split: Split, rows: np.ndarray, advance: Callable[[], None]) -> Insp
     return InspectedImages(*columns[:3].astype(np.int64), columns[3], columns[4], bad)
 
 
-def _inspect(split: Split, row: int) -> tuple[int, int, int, int] | BadImage:
+def _inspect(split: Split, row: int, decoding: Decoding) -> tuple[int, int, int, int] | BadImage:
     try:
         data = split.images.encoded(row)
-        pixels = read_image(data, name=split.ids[row])
+        pixels = read_image(data, name=split.ids[row], decoding=decoding)
     except BadImage as error:
         return error
     height, width = pixels.shape[:2]

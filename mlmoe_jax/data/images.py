@@ -7,10 +7,12 @@ import io
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 from PIL import Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
@@ -24,6 +26,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Listed, because some of Pillow's formats run programs outside Python on untrusted files (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
+JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 EXIF_ORIENTATION = 0x0112
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -40,11 +43,34 @@ class BadImage(UserError):
     """A file, or a byte string, that cannot be read as an image."""
 
 
-def read_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: int = 0) -> np.ndarray:
-    """Decode a file, or the bytes of one, to u8[h,w,3], read-only: RGB, rotated upright by its EXIF orientation.
+@dataclass(frozen=True)
+class Decoding:
+    """How image files are decoded.
 
-    name: for errors; by default its path or its length. at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8
-    of its size, as long as both sides keep at least this number of pixels.
+    at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides keep at least this
+    number of pixels. truncated: of a JPEG that is cut short, `read` what is there and leave the rest gray, as Pillow
+    does with LOAD_TRUNCATED_IMAGES, or `refuse` it; other formats, and a cut in a
+    header, are always refused. exif: `apply` the orientation in
+    the EXIF data, so that the image is upright, or `ignore` it, as `Image.open(…).convert("RGB")` does.
+    """
+
+    at_least: int = 0
+    truncated: str = "refuse"
+    exif: str = "apply"
+
+    @classmethod
+    def of(cls, data_config: ConfigDict, at_least: int = 0) -> Decoding:
+        """Return the decoding that `config.data` sets."""
+        return cls(at_least, data_config.truncated, data_config.exif)
+
+
+STRICT = Decoding()  # the defaults of the config, at full size
+
+
+def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> np.ndarray:
+    """Decode a file, or the bytes of one, to u8[h,w,3], read-only: RGB.
+
+    name: for errors; by default its path or its length.
 
     Gray, palette and CMYK become RGB; of 16 bits per channel the upper 8 are kept; an animation becomes its first
     frame; color profiles are not applied (nor are they by the authors of the methods here). Transparent pixels are
@@ -52,16 +78,16 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: i
 
     Raises BadImage for files that are missing, empty, cut short, damaged, above MAX_PIXELS or in none of FORMATS.
     """
-    return np.asarray(open_image(source, name=name, at_least=at_least))  # one copy less than np.array, and read-only
+    return np.asarray(open_image(source, name=name, decoding=decoding))  # one copy less than np.array, and read-only
 
 
-def open_image(source: str | os.PathLike | bytes, *, name: str = "", at_least: int = 0) -> Image.Image:
+def open_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> Image.Image:
     """Decode like `read_image`, to a Pillow image, which saves two copies if it is only resized next."""
     if not isinstance(source, bytes):
         name, source = name or os.fspath(source), read_file(source)
     name = name or f"{len(source):,} bytes"
     try:
-        return _decode(source, at_least)
+        return _decode(source, decoding)
     except _Unreadable as error:
         raise BadImage(f"cannot read {name} as an image: {error}") from error
 
@@ -78,7 +104,17 @@ class _Unreadable(Exception):
     """The reason why bytes cannot be decoded, to follow 'cannot read … as an image:'."""
 
 
-def _decode(data: bytes, at_least: int) -> Image.Image:
+def _decode(data: bytes, decoding: Decoding) -> Image.Image:
+    try:
+        return _decode_complete(data, decoding)
+    except _Unreadable:
+        if decoding.truncated == "refuse" or not data.startswith(JPEG_START):
+            raise
+        # Pillow's lenient mode ends the data in the same way, but it is a switch for all threads of the process.
+        return _decode_complete(data + JPEG_END, decoding)
+
+
+def _decode_complete(data: bytes, decoding: Decoding) -> Image.Image:
     if not data:
         raise _Unreadable("it is empty")
     too_large = f"it has more than {MAX_PIXELS:,} pixels; store it smaller"
@@ -86,10 +122,10 @@ def _decode(data: bytes, at_least: int) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=_formats())
         if image.width * image.height > MAX_PIXELS:
             raise _Unreadable(too_large)
-        if at_least:
-            image.draft(None, (at_least, at_least))
+        if decoding.at_least:
+            image.draft(None, (decoding.at_least, decoding.at_least))
         image.load()
-        return _rgb(_upright(image))
+        return _rgb(_upright(image) if decoding.exif == "apply" else image)
     except _Unreadable:
         raise
     except Image.DecompressionBombError as error:
@@ -136,16 +172,16 @@ class Images:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
-        """Return image `row` as u8[h,w,3], RGB, at its own size or possibly reduced (see `read_image`).
+    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
+        """Return image `row` as u8[h,w,3], RGB, at its own size or possibly reduced.
 
         Raises BadImage if it cannot be read.
         """
         raise NotImplementedError
 
-    def open(self, row: int, at_least: int = 0) -> np.ndarray | Image.Image:
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
         """Return image `row` like `read`, or as a Pillow image if that saves a copy."""
-        return self.read(row, at_least)
+        return self.read(row, decoding)
 
     def encoded(self, row: int) -> bytes:
         """Return image `row` as the bytes of an image file: the stored ones if there are any, else those of a PNG."""
@@ -156,6 +192,10 @@ class Images:
     def path(self, row: int) -> str | None:
         """Return the path of the file that is image `row`; None if the image has no file of its own."""
         return None
+
+    def missing(self) -> np.ndarray:
+        """Return the rows i64[n] of the images that have no file, without reading any file."""
+        return np.zeros(0, np.int64)
 
     def take(self, rows: np.ndarray) -> Images:
         """Return the images `rows`, i64[n], in that order."""
@@ -175,13 +215,13 @@ class _Taken(Images):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         """Return the image that `row` refers to."""
-        return self.whole.read(int(self.rows[row]), at_least)
+        return self.whole.read(int(self.rows[row]), decoding)
 
-    def open(self, row: int, at_least: int = 0) -> np.ndarray | Image.Image:
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
         """Open the image that `row` refers to."""
-        return self.whole.open(int(self.rows[row]), at_least)
+        return self.whole.open(int(self.rows[row]), decoding)
 
     def encoded(self, row: int) -> bytes:
         """Return the bytes of the image that `row` refers to."""
@@ -190,6 +230,10 @@ class _Taken(Images):
     def path(self, row: int) -> str | None:
         """Return the path of the image that `row` refers to."""
         return self.whole.path(int(self.rows[row]))
+
+    def missing(self) -> np.ndarray:
+        """Return the rows that refer to images without a file."""
+        return np.flatnonzero(np.isin(self.rows, self.whole.missing()))
 
 
 class ArrayImages(Images):
@@ -201,7 +245,7 @@ class ArrayImages(Images):
     def __len__(self) -> int:
         return len(self.array)
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         """Return image `row` of the array."""
         return self.array[row]
 
@@ -213,13 +257,13 @@ class EncodedImages(Images):
         """Return the name of image `row` in errors."""
         raise NotImplementedError
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         """Decode image `row`."""
-        return np.asarray(self.open(row, at_least))
+        return np.asarray(self.open(row, decoding))
 
-    def open(self, row: int, at_least: int = 0) -> Image.Image:
+    def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
         """Decode image `row` to a Pillow image."""
-        return open_image(self.encoded(row), name=self.name(row), at_least=at_least)
+        return open_image(self.encoded(row), name=self.name(row), decoding=decoding)
 
 
 class ImageFiles(EncodedImages):
@@ -243,24 +287,28 @@ class ImageFiles(EncodedImages):
         """Read the file of image `row`."""
         return read_file(self.name(row))
 
+    def missing(self) -> np.ndarray:
+        """Return the rows of the files that do not exist, by listing each of their folders once."""
+        places = [os.path.split(name) for name in self.names]
+        present = {parent: _listing(Path(self.folder, parent)) for parent in {parent for parent, _ in places}}
+        return np.flatnonzero([name not in present[parent] for parent, name in places])
+
 
 def image_files(folder: Path, names: Sequence[str], *, check: bool = True) -> ImageFiles:
     """Return the files `names`, which may be in subfolders of `folder`.
 
-    check: verify that all exist, by listing each subfolder once; otherwise a missing file raises when it is read.
+    check: verify that all exist (see `ImageFiles.missing`); otherwise a missing file raises when it is read.
     Raises UserError if the folder or, with `check`, any of the files is missing.
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder} with the {len(names):,} listed images; unpack the images there")
-    if check:
-        present = {parent: _listing(folder / parent) for parent in {os.path.dirname(name) for name in names}}
-        missing = [name for name in names if os.path.basename(name) not in present[os.path.dirname(name)]]
-        if missing:
-            raise UserError(
-                f"{len(missing):,} of the {len(names):,} listed images are not in {folder}, the first is {missing[0]}; "
-                "unpack the images there"
-            )
-    return ImageFiles(folder, names)
+    images = ImageFiles(folder, names)
+    if check and len(missing := images.missing()):
+        raise UserError(
+            f"{len(missing):,} of the {len(names):,} listed images are not in {folder}, the first is "
+            f"{names[missing[0]]}; unpack the images there, or leave the missing ones out with data.bad_images=skip"
+        )
+    return images
 
 
 def _listing(folder: Path) -> set[str]:

@@ -62,7 +62,7 @@ def _open_splits(config: ConfigDict) -> list[Split]:
     data_config = config.data.copy_and_resolve_references()
     others = [data_config.val_split if not data_config.val_fraction else "", *data_config.test_splits]
     data_config.val_fraction = 0.0
-    splits = list(open_splits(data_config, others).values())
+    splits = list(open_splits(data_config, others, keep_missing=True).values())
     for split in splits:
         if not len(split):
             raise UserError(f"split {split.name} has no images; check the data set or name another split")
@@ -86,7 +86,7 @@ def _empty_manifest(config: ConfigDict, settings: Settings, splits: Sequence[Spl
     return {
         "format": FORMAT,
         "source": config.data.name,
-        "settings": {key: value for key, value in asdict(settings).items() if key != "skip_bad"},
+        "settings": {key: value for key, value in asdict(settings).items() if key not in ("skip_bad", "decoding")},
         "classes": list(splits[0].classes),
         "splits": {
             split.name: {

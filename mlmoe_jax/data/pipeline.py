@@ -16,7 +16,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.batch import targets
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.images import BadImage, Decoding
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
 from mlmoe_jax.runtime import distributed
@@ -37,7 +37,8 @@ class _Examples(grain.transforms.MapWithIndex):
         self.difficult = data_config.difficult_train
         self.transform = make_host_transform(data_config, augment, training=training)
         reduced = data_config.reduced_decoding
-        self.at_least = smallest_useful_side(data_config, augment, training=training) if reduced else 0
+        least = smallest_useful_side(data_config, augment, training=training) if reduced else 0
+        self.decoding = Decoding.of(data_config, least)
 
     def map_with_index(self, index: int, element: np.ndarray) -> Batch:
         share, count = self.process
@@ -51,7 +52,7 @@ class _Examples(grain.transforms.MapWithIndex):
         if row >= len(self.split):
             return self._blank(-1)
         try:
-            image = self.transform(self.split.images.open(row, self.at_least), random)
+            image = self.transform(self.split.images.open(row, self.decoding), random)
         except BadImage:
             if not self.skip:
                 raise
@@ -111,7 +112,7 @@ def build_loader(
 
 
 class SkippedImages:
-    """The images of a split that could not be read and were left out, by row."""
+    """The images of a split that could not be read and were left out, by row; and those without a file."""
 
     def __init__(self, split: Split, rows: Iterable[int] = ()):
         self.split, self.rows = split, set(rows)
@@ -129,11 +130,18 @@ class SkippedImages:
 
     def table(self) -> list[list[str]]:
         """Return (split, id, reason) per image; each image is read again to find the reason."""
-        return [[self.split.name, str(self.split.ids[row]), self._reason(row)] for row in sorted(self.rows)]
+        missing = self.split.missing
+        table = _reasons(self.split, sorted(self.rows))
+        return table if missing is None else table + _reasons(missing, range(len(missing)))
 
-    def _reason(self, row: int) -> str:
-        try:
-            self.split.images.read(row)
-        except BadImage as error:
-            return str(error)
-        return "it could not be read before, but now it can"
+
+def _reasons(split: Split, rows: Iterable[int]) -> list[list[str]]:
+    return [[split.name, str(split.ids[row]), _reason(split, row)] for row in rows]
+
+
+def _reason(split: Split, row: int) -> str:
+    try:
+        split.images.read(row)
+    except BadImage as error:
+        return str(error)
+    return "it could not be read before, but now it can"

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.data.duplicates import cores
-from mlmoe_jax.data.images import BadImage, Images, read_image
+from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
 from mlmoe_jax.data.sources.packed import UNFINISHED
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -41,12 +41,16 @@ RECORD_OPTIONS = "group_size:1,uncompressed"
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that determine the content of shards: `config.pack`; skip_bad: leave out unreadable images."""
+    """The settings that determine the content of shards: `config.pack`.
+
+    skip_bad: leave out unreadable images. decoding: how the images are read.
+    """
 
     shard_images: int
     short_side: int
     quality: int
     skip_bad: bool
+    decoding: Decoding = STRICT
 
     @classmethod
     def of(cls, config: ConfigDict) -> Settings:
@@ -54,7 +58,8 @@ class Settings:
         pack = config.pack
         if pack.short_side < 0 or pack.processes < 0 or pack.quality > 100:
             raise UserError("pack.short_side and pack.processes must be at least 0 and pack.quality at most 100")
-        return cls(pack.shard_images, pack.short_side, pack.quality, config.data.bad_images == "skip")
+        skip_bad, decoding = config.data.bad_images == "skip", Decoding.of(config.data)
+        return cls(pack.shard_images, pack.short_side, pack.quality, skip_bad, decoding)
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ def stored_bytes(images: Images, row: int, name: str, settings: Settings) -> byt
     Raises BadImage with `name` if the image cannot be read.
     """
     data = images.encoded(row)
-    pixels = read_image(data, name=name)
+    pixels = read_image(data, name=name, decoding=settings.decoding)
     height, width = pixels.shape[:2]
     if not settings.short_side or min(height, width) <= settings.short_side:
         return data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Split:
 
     `labels` is i8[N,K] with the values NEGATIVE, POSITIVE, UNKNOWN and DIFFICULT above; the pipeline, not the source,
     decides how UNKNOWN and DIFFICULT are treated in training. `ids` names each image (a path or a generated name); `id`
-    in a batch is the row in this table.
+    in a batch is the row in this table. `missing` has the images that were left out because they have no file.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Split:
     labels: np.ndarray
     ids: Sequence[str]
     images: Images
+    missing: Split | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,6 +44,14 @@ class Split:
         """Return the images i64[n] `rows` of this split, in that order, as a separate split."""
         ids = [self.ids[row] for row in rows]
         return Split(name, self.classes, self.labels[rows], ids, self.images.take(rows))
+
+    def without_missing(self) -> Split:
+        """Return the split without the images that have no file, which are then in its `missing`."""
+        absent = self.images.missing()
+        if not len(absent):
+            return self
+        present = np.setdiff1d(np.arange(len(self)), absent)
+        return replace(self.take(present, self.name), missing=self.take(absent, self.name))
 
     def __post_init__(self):
         if self.labels.shape != (len(self.ids), len(self.classes)) or len(self.images) != len(self.ids):

@@ -26,7 +26,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from mlmoe_jax.data.images import EXIF_ORIENTATION, BadImage, Images, open_image
+from mlmoe_jax.data.images import EXIF_ORIENTATION, STRICT, BadImage, Decoding, Images, open_image
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
 from mlmoe_jax.errors import UserError
 
@@ -119,11 +119,11 @@ class GivenImages(Images):
         image = self.given[row]
         return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         """Return image `row` as u8[h,w,3]; BadImage if it cannot be read or is of another type."""
-        return np.asarray(self.open(row, at_least))
+        return np.asarray(self.open(row, decoding))
 
-    def open(self, row: int, at_least: int = 0) -> np.ndarray | Image.Image:
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
         """Return image `row` as an array if it is given as one, else as a Pillow image."""
         image, name = self.given[row], self.name(row)
         if isinstance(image, np.ndarray):
@@ -134,7 +134,7 @@ class GivenImages(Images):
             image = _encoded(image, name)
         elif not isinstance(image, str | os.PathLike | bytes):
             raise BadImage(f"{name} is a {type(image).__name__}, not a path, bytes, an array or a Pillow image")
-        return open_image(image, name=name, at_least=at_least)
+        return open_image(image, name=name, decoding=decoding)
 
 
 def _encoded(image: Image.Image, name: str) -> bytes:

@@ -55,8 +55,12 @@ class Predictor:
 
         overrides: config keys under data, eval and mesh that differ from those of the run; eval.threshold replaces all
         of its thresholds. checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
+        data.exif is "apply" unless it is set here: a method may have ignored the orientation of the
+        images of a benchmark, but a photograph of a camera is labeled as people see it.
         """
         folder, pairs = RunFolder(workdir), as_pairs(overrides)
+        if all(key != "data.exif" for key, _ in pairs):
+            pairs = [*pairs, ("data.exif", "apply")]
         run = open_run(folder, pairs, which=checkpoint)
         if any(key == "eval.threshold" for key, _ in pairs):
             return cls(run, dict.fromkeys(run.label_space.names, run.config.eval.threshold))

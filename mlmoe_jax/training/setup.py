@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from mlmoe_jax.data.check import check_splits
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name
+from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name, root_of
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
@@ -71,18 +71,25 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     fitting = split_to_fit(config) if config.thresholds.at_end else ""
     names = [name for name in (selecting, fitting, *config.data.test_splits) if name]
     splits = open_splits(config.data, names, seed=config.seed)
+    _tell_missing(config.data.name, splits.values())
     train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
     if resumes:
         _, label_space = read_run(folder)
         if label_space.names != tuple(train_split.classes):
             raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
+        if label_space.images != len(train_split):
+            status(
+                f"warning: the run in {folder} started with {label_space.images:,} training images and now has "
+                f"{len(train_split):,}, so that it goes on with another order of images"
+            )
     else:
         label_space = label_space_for(config, train_split)
     if head_of(config).unknown_labels and (train_split.labels == UNKNOWN).any():
         status(f"warning: {config.model.head.kind} {head_of(config).unknown_labels}")
     for warning in [*configuration.warnings(config), *check_splits(train_split, list(eval_splits.values()))]:
         status(f"warning: {warning}")
-    status(f"{config.data.name}: {len(train_split):,} training images, {len(label_space.names)} labels")
+    where = f" in {root}" if (root := root_of(config.data)) else ""
+    status(f"{config.data.name}{where}: {len(train_split):,} training images, {len(label_space.names)} labels")
     return TrainingData(
         train_split,
         eval_splits,
@@ -93,6 +100,22 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     )
 
 
+def _tell_missing(name: str, splits: Iterable[Split]) -> None:
+    """Print in one line how many images were left out because they have no file; all processes must call it.
+
+    Raises UserError if the processes do not find the same images.
+    """
+    counts = {split.name: [len(split), len(split.missing) if split.missing else 0] for split in splits}
+    for other in distributed.gather(counts):
+        if other != counts:
+            raise UserError(
+                f"the processes find different images of {name} ({counts} and {other}); give all hosts the same files"
+            )
+    parts = [f"{lost:,} of the {lost + left:,} images of {split}" for split, (left, lost) in counts.items() if lost]
+    if parts:
+        status(f"{name}: {' and '.join(parts)} have no file and are left out")
+
+
 def training_batches(
     config: ConfigDict, split: Split, skipped: SkippedImages, *, first_step: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
@@ -100,8 +123,12 @@ def training_batches(
 
     skipped: collects the images that could not be read.
     """
+    data_config = config.data
+    if config.model.backbone.batch_norm == "trainable":  # the blank of an unreadable image would be in its statistics
+        data_config = data_config.copy_and_resolve_references()
+        data_config.bad_images = "error"
     loader = build_loader(
-        config.data,
+        data_config,
         split,
         batch_size=config.train.batch_size,
         augment=config.augment,

@@ -238,8 +238,6 @@ def test_limits_of_the_data_keys(refusal):
     assert listed_for(refusal, "data.test_splits", (1,)) == [
         "data.test_splits is (1,) and must be texts separated by commas"
     ]
-    (blanks,) = mistakes(refusal, data__bad_images="skip", model__backbone__batch_norm="trainable")
-    assert blanks.startswith("model.backbone.batch_norm=trainable would count the blanks")
 
 
 def test_keys_that_do_not_exist_are_mistakes(refusal):
@@ -303,3 +301,11 @@ def test_selecting_on_test_needs_a_test_split(refusal):
 def test_something_must_be_evaluated(refusal):
     listed = mistakes(refusal, eval__select_on="none", data__val_split="", data__test_splits=())
     assert listed == ["data.val_split and data.test_splits are both empty, so that there is nothing to evaluate"]
+
+
+def test_what_bad_images_does_beside_a_trained_batch_normalization():
+    config = default_config()
+    config.data.bad_images, config.model.backbone.batch_norm = "skip", "trainable"
+    validate(config)
+    (blanks,) = warnings(config)
+    assert blanks.endswith("skip only leaves out missing images, and an unreadable one is an error")

@@ -114,8 +114,9 @@ def data_set(tmp_path, monkeypatch):
                     content = image if isinstance(image, bytes) else jpeg(image)
                     (tmp_path / "images" / name).write_bytes(content)
 
-        def open_split(data, wanted, *, classes=None, seed=0):
+        def open_split(data, wanted, *, classes=None, seed=0, keep_missing=False):
             assert data.bad_images == "skip"
+            assert keep_missing
             if wanted not in splits:
                 raise check.UserError(f"data set mine has no split '{wanted}'; it has {', '.join(splits)}")
             names = [name for name, _, _ in splits[wanted]]
@@ -123,6 +124,7 @@ def data_set(tmp_path, monkeypatch):
             return Split(wanted, CLASSES, labels, names, ImageFiles(tmp_path / "images", names))
 
         monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", open_split)
+        monkeypatch.setattr(check, "root_of", lambda data: data.root)
         config = default_config()
         config.data.name, config.data.root, config.data.test_splits = "mine", str(tmp_path), ("test",)
         return config

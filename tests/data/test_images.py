@@ -1,3 +1,4 @@
+import contextlib
 import io
 import pickle
 import subprocess
@@ -5,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from mlmoe_jax.data import images
-from mlmoe_jax.data.images import BadImage, ImageFiles, data_folder, image_files, read_image
+from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles, data_folder, image_files, read_image
 from mlmoe_jax.data.transforms import resize_square
 from mlmoe_jax.errors import UserError
 
@@ -122,8 +123,10 @@ def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_
     exif = Image.Exif()
     exif[images.EXIF_ORIENTATION] = orientation
     stored = np.ascontiguousarray(stored_from_upright(upright))
-    image = read_image(encoded(stored, file_format, exif=exif))
-    np.testing.assert_allclose(image.astype(int), upright, atol=12)  # JPEG and WEBP are lossy
+    data = encoded(stored, file_format, exif=exif)
+    np.testing.assert_allclose(read_image(data).astype(int), upright, atol=12)  # JPEG and WEBP are lossy
+    published = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))  # as the authors of the methods read an image
+    np.testing.assert_array_equal(read_image(data, decoding=Decoding(exif="ignore")), published)
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
@@ -164,6 +167,26 @@ def test_a_file_cut_short_is_refused(file_format, refusal):
     data = encoded(random_image(64, 64), file_format)
     sentence = refusal(read_image, data[: len(data) // 2], error=BadImage)
     assert "as an image: it is damaged or cut short (" in sentence
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_cut_short_is_read_as_pillow_reads_it_leniently(progressive, monkeypatch, refusal):
+    data = encoded(random_image(64, 48), "JPEG", progressive=progressive)
+    cuts = [len(data) - 1, len(data) - 2, *range(len(data) - 3, 700, -97)]
+    lenient, read = Decoding(truncated="read"), {}
+    for cut in cuts:
+        with contextlib.suppress(*[BadImage] if progressive else []):  # a cut in the header of a later scan
+            read[cut] = read_image(data[:cut], decoding=lenient)
+    assert len(read) > 0.8 * len(cuts)
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES, "it would hold for all threads"
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        for cut, image in read.items():
+            np.testing.assert_array_equal(image, np.asarray(Image.open(io.BytesIO(data[:cut])).convert("RGB")))
+    np.testing.assert_array_equal(read_image(data, decoding=lenient), read_image(data))
+    assert "cut short" in refusal(read_image, data[: cuts[3]], error=BadImage)
+    for unreadable in (data[:20], encoded(random_image(64, 64))[:900], b""):  # no pixels; a PNG; nothing
+        assert refusal(read_image, unreadable, decoding=lenient, error=BadImage)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -216,8 +239,16 @@ def test_image_files_are_random_access_and_picklable(tmp_path):
 def test_image_files_report_the_number_of_missing_files_and_the_first(tmp_path, refusal):
     (tmp_path / "b.jpg").write_bytes(b"")
     assert len(image_files(tmp_path, ["b.jpg"])) == 1
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "a.jpg").write_bytes(b"")
+    names = ["a.jpg", "below/a.jpg", "b.jpg", "below/b.jpg", "no/a.jpg"]
+    listed = image_files(tmp_path, names, check=False)
+    assert listed.missing().tolist() == [0, 3, 4]
+    assert listed.take(np.array([3, 2, 4])).missing().tolist() == [0, 2]
     sentence = refusal(image_files, tmp_path, ["a.jpg", "b.jpg", "c.jpg"])
-    assert sentence == f"2 of the 3 listed images are not in {tmp_path}, the first is a.jpg; unpack the images there"
+    assert sentence == f"2 of the 3 listed images are not in {tmp_path}, the first is a.jpg; " + (
+        "unpack the images there, or leave the missing ones out with data.bad_images=skip"
+    )
     sentence = refusal(image_files, tmp_path / "no", ["a.jpg"])
     assert sentence == f"there is no folder {tmp_path}/no with the 1 listed images; unpack the images there"
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.batch import targets
-from mlmoe_jax.data.images import BadImage, EncodedImages, Images
+from mlmoe_jax.data.images import STRICT, BadImage, Decoding, EncodedImages, Images
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
 
@@ -22,7 +22,7 @@ class PlainImages(Images):
     def __len__(self) -> int:
         return self.count
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         if row == self.broken:
             raise BadImage(f"cannot read image {row} as an image: it is empty")
         return np.full((SIDE, 6, 3), row, np.uint8)
@@ -189,7 +189,7 @@ HOST = augmentation(where="host", flip=True, shift=0.5, brightness=0.5, cutout=0
 class Noise(PlainImages):
     """Images of random values, on which augmentation is visible."""
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         super().read(row)
         return np.random.default_rng(row).integers(0, 256, (SIDE, 6, 3), np.uint8)
 
@@ -290,9 +290,9 @@ class Photos(EncodedImages):
     def encoded(self, row: int) -> bytes:
         return self.data
 
-    def open(self, row: int, at_least: int = 0) -> Image.Image:
-        image = super().open(row, at_least)
-        self.opened.append((at_least, np.asarray(image).shape))
+    def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
+        image = super().open(row, decoding)
+        self.opened.append((decoding.at_least, np.asarray(image).shape))
         return image
 
 

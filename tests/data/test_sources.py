@@ -7,9 +7,12 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.pack import pack
+from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.sources.open import SOURCES, count_labels, open_split, open_splits, original_name
 from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.split import Split
 
 PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500")
 KNOWN = (
@@ -61,8 +64,10 @@ def test_data_sets_are_found_below_the_root(shared_data):
     ],
 )
 def test_settings_are_passed_to_the_source(monkeypatch, name, opener, before, more, keep_empty, bad_images):
-    calls = []
-    monkeypatch.setattr(f"mlmoe_jax.data.sources.{opener}", lambda *args, **options: calls.append((args, options)))
+    split, calls = Split("train", (), np.zeros((0, 0), np.int8), [], ImageFiles("", [])), []
+    monkeypatch.setattr(
+        f"mlmoe_jax.data.sources.{opener}", lambda *args, **options: calls.append((args, options)) or split
+    )
     data = settings(name, "somewhere", keep_empty=keep_empty, bad_images=bad_images, classes="names.txt")
     open_split(data, "train")
     options = {"keep_empty": keep_empty, "check": bad_images == "error", **more}
@@ -129,6 +134,7 @@ import numpy as np
 
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split import Split
 
 
@@ -213,8 +219,24 @@ def test_missing_images_are_refused_on_opening_unless_skipped(table, refusal):
     (table / "3.png").unlink()
     sentence = refusal(open_split, settings("csv", table, table="all.csv"), "train")
     assert sentence.startswith(f"1 of the 20 listed images are not in {table}, the first is 3.png; ")
-    split = open_split(settings("csv", table, table="all.csv", bad_images="skip"), "train")
-    assert refusal(split.images.read, 3).startswith(f"cannot read {table}/3.png as an image: ")
+    skip = settings("csv", table, table="all.csv", bad_images="skip")
+    kept = open_split(skip, "train", keep_missing=True)
+    assert (len(kept), kept.missing) == (20, None)
+    split = open_split(skip, "train")
+    assert list(split.ids) == [f"{k}.png" for k in range(20) if k != 3]
+    np.testing.assert_array_equal(split.labels, np.delete(kept.labels, 3, axis=0))
+    assert [image[0, 0, 0] for image in split.images] == [k for k in range(20) if k != 3]
+    reason = f"cannot read {table}/3.png as an image: No such file or directory"
+    assert SkippedImages(split).table() == [["train", "3.png", reason]]
+
+
+def test_missing_images_do_not_change_which_images_are_held_out(table):
+    data = settings("csv", table, table="all.csv", bad_images="skip", val_fraction=0.3, val_split="val")
+    before = {name: set(open_split(data, name).ids) for name in ("train", "val")}
+    for k in (0, 7, 8):
+        (table / f"{k}.png").unlink()
+    for name, ids in before.items():
+        assert set(open_split(data, name).ids) == ids - {"0.png", "7.png", "8.png"}
 
 
 def test_slow_libraries_are_imported_only_when_needed():

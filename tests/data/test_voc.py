@@ -106,18 +106,16 @@ def test_both_years_in_one_folder(voc):
 
 
 def test_root_without_voc(voc, tmp_path, refusal):
-    assert refusal(open_voc, "", 2012, "train").startswith(
-        "data.root is empty; set it to the folder that holds VOCdevkit"
-    )
-    assert "which is not a folder" in refusal(open_voc, tmp_path / "no", 2012, "train")
+    assert "no folder" in refusal(open_voc, tmp_path / "no", 2012, "train")
     (tmp_path / "else").mkdir()
     sentence = refusal(open_voc, tmp_path / "else", 2012, "train")
     assert sentence == (
-        f"voc2012 was not found: ImageSets/Main is not in {tmp_path}/else/VOCdevkit/VOC2012, {tmp_path}/else/VOC2012 "
-        f"or {tmp_path}/else; set data.root to the folder that holds VOCdevkit"
+        f"ImageSets/Main is not in {tmp_path}/else/VOCdevkit/VOC2012, {tmp_path}/else/VOC2012 or {tmp_path}/else; "
+        "voc2012 needs VOCdevkit/VOC2012, published at http://host.robots.ox.ac.uk/pascal/VOC/voc2012/: put it there, "
+        "or set data.root to its folder (docs/datasets.md#voc-2012 shows how)"
     )
     # the other year's own folder must not pass for this one
-    assert refusal(open_voc, voc, 2007, "train").startswith("voc2007 was not found: ImageSets/Main is not in ")
+    assert refusal(open_voc, voc, 2007, "train").startswith("ImageSets/Main is not in ")
 
 
 def test_missing_splits(voc, refusal):

@@ -8,7 +8,7 @@ from helpers import published_run
 from helpers.published_run import CLASSES, write_run
 
 from mlmoe_jax.config import default_config, flatten
-from mlmoe_jax.data.images import ArrayImages, BadImage
+from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.source import Source
@@ -252,10 +252,10 @@ def test_a_data_set_with_other_labels_is_a_user_error(config, tmp_path, refusal,
 class Unreadable(ArrayImages):
     """Images of which the first cannot be read."""
 
-    def read(self, row, at_least=0):
+    def read(self, row, decoding=STRICT):
         if row == 0:
             raise BadImage("cannot read val/0 as an image: it is empty")
-        return super().read(row, at_least)
+        return super().read(row, decoding)
 
 
 def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch, refusal):

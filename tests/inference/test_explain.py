@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.config import load_config
-from mlmoe_jax.data.images import ArrayImages, BadImage
+from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import POSITIVE, Split
@@ -40,10 +40,10 @@ class SomeUnreadable(ArrayImages):
 
     bad = (2,)
 
-    def read(self, row, at_least=0):
+    def read(self, row, decoding=STRICT):
         if row in self.bad:
             raise BadImage(f"image {row} is damaged")
-        return super().read(row, at_least)
+        return super().read(row, decoding)
 
 
 def made_up(kind=ArrayImages):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlmoe_jax.data.images import BadImage, read_image
+from mlmoe_jax.data.images import BadImage, Decoding, read_image
 from mlmoe_jax.inference import inputs
 from mlmoe_jax.inference.inputs import GivenImages, find_images
 
@@ -159,4 +159,4 @@ def test_a_truncated_pillow_image_is_a_bad_image(refusal):
 
 def test_a_jpeg_may_be_decoded_smaller(tmp_path):
     Image.new("RGB", (64, 48), "red").save(tmp_path / "a.jpg")
-    assert GivenImages([tmp_path / "a.jpg"]).read(0, at_least=10).shape == (12, 16, 3)
+    assert GivenImages([tmp_path / "a.jpg"]).read(0, Decoding(10)).shape == (12, 16, 3)

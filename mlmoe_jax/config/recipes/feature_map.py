@@ -131,6 +131,7 @@ def q2l_recipe(config: ConfigDict, tune: str) -> None:
     """
     tune_backbone(config, tune, frozen=(Q2L_FROZEN,))
     config.data.keep_empty = config.data.name != "vg256"
+    config.data.exif = "ignore"
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.optim.learning_rate = 1e-4
     config.train.epochs, config.train.batch_size, config.train.patience = 80, 64, 8
@@ -144,6 +145,7 @@ def gcn_recipe(config: ConfigDict, *, rate: float, epochs: int) -> None:
     """
     config.data.difficult_train, config.data.difficult_eval = "positive", "ignore"
     evaluate_like(config, "mlgcn")
+    config.data.exif = "ignore"
     config.optim.name, config.optim.b1 = "sgd", 0.9
     config.optim.learning_rate, config.optim.weight_decay, config.optim.clip_norm = rate, 1e-4, 10.0
     config.optim.rate_rules = ((r"^backbone/", 0.1),)

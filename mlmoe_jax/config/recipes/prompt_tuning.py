@@ -61,6 +61,7 @@ def prompt_tuning(
         config.model.prompts.count = 18  # equals 3 groups of 3 on both sides
         return config, options
     evaluate_like(config, "mlvpt", metric="mAP_envelope")
+    config.data.truncated, config.data.exif = "read", "ignore"  # as the authors' code opens images
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.train.patience = 6
     if options.preset == "paper":

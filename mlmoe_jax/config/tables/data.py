@@ -10,7 +10,11 @@ DATA = section(
         "Name of the data set; tfds:NAME stands for any data set of TFDS, such as tfds:coco/2014.",
         of=SOURCES,
     ),
-    root=Text("", "Folder of the data set; digits and synthetic need none."),
+    root=Text(
+        "",
+        "Folder of the data set; digits and synthetic need none, and without it a published data set is read from "
+        "$MLMOE_DATA/NAME or else data/NAME, where NAME is data.name.",
+    ),
     table=Text(
         "{split}.csv",
         "For csv, jsonl and coco_json: the file with the labels, below data.root, in which {split} stands for the name "
@@ -70,8 +74,22 @@ DATA = section(
     ),
     bad_images=Choice(
         "error",
-        "Treatment of an image that is missing or unreadable.",
+        "Treatment of an image that is missing or unreadable; with model.backbone.batch_norm=trainable, skip leaves "
+        "only missing images out of the training.",
         of={"error": "stop with an error", "skip": "leave it out, and list it in the run folder"},
+    ),
+    truncated=Choice(
+        "refuse",
+        "Treatment of a JPEG that is cut short; other formats are always refused.",
+        of={
+            "refuse": "it is unreadable",
+            "read": "read what is there and leave the rest gray, as ML-VPT's code does with LOAD_TRUNCATED_IMAGES",
+        },
+    ),
+    exif=Choice(
+        "apply",
+        "Treatment of the orientation in an image's EXIF data; --mode=predict applies it unless this key is set there.",
+        of={"apply": "rotate the image upright", "ignore": "keep the stored rows, as the published codes do"},
     ),
     difficult_train=Choice(
         "negative",

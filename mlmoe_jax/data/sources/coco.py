@@ -17,25 +17,32 @@ from pathlib import Path
 
 import numpy as np
 
-from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.images import image_files
+from mlmoe_jax.data.sources.published import Published
 from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.split import POSITIVE, Split, has_positive
 from mlmoe_jax.errors import UserError
 
 SPLITS = ("train", "val")
+PUBLISHED = Published(
+    "coco2014", "annotations, train2014 and val2014", "https://cocodataset.org/#download", "coco-2014"
+)
 
 
 def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
     """Open train or val of COCO 2014; images sorted by number as text (the authors' order), ids relative to `root`.
 
-    root: the folder that holds annotations, train2014 and val2014. keep_empty: keep images without any annotation.
+    root: the folder that holds annotations, train2014 and val2014, or "", see `Published.folder`. keep_empty: keep
+    images without any annotation.
     check: verify now that all images exist.
     Raises UserError for an unknown split, or annotations or images that are missing, malformed or empty.
     """
     if split not in SPLITS:
         raise UserError(f"data set coco2014 has no split '{split}'; it has {', '.join(SPLITS)}")
-    folder = data_folder(root, "coco2014", "annotations, train2014 and val2014")
+    folder = PUBLISHED.folder(root)
     source = folder / "annotations" / f"instances_{split}2014.json"
+    if not source.is_file():
+        raise PUBLISHED.wanted(f"there is no file {source}")
     classes, files, labels = read_instances(source)
     if not keep_empty:
         files, labels = with_positive(files, labels)
@@ -104,10 +111,7 @@ def _parse(path: Path):
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}); set data.root to the folder that holds annotations, train2014 and "
-            "val2014 of coco2014"
-        ) from error
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{path} is not a complete JSON file ({error}); download or export it again") from error
 
@@ -125,4 +129,5 @@ def _places(ids: list[Hashable], known: list[Hashable], what: str, path: Path) -
 COCO2014 = Source(
     lambda data_config, split, classes: open_coco(data_config.root, split, **kept_and_checked(data_config)),
     labels=lambda data_config: 80,
+    published=PUBLISHED,
 )

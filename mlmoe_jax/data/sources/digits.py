@@ -36,7 +36,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mlmoe_jax.data.images import ArrayImages, Images
+from mlmoe_jax.data.images import STRICT, ArrayImages, Decoding, Images
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -333,7 +333,7 @@ class SingleImages(Images):
     def __len__(self) -> int:
         return SINGLES[self.split]
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         """Render image `row`."""
         render = render_varied_single if self.split == "train" else render_single
         return render(_stream(self.split, 2, row), row % 10, self.scans)

@@ -15,13 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.images import image_files
 from mlmoe_jax.data.sources.coco import with_positive
+from mlmoe_jax.data.sources.published import Published
 from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
 SPLITS = ("train", "test")
+PUBLISHED = Published(
+    "nuswide",
+    "ImageList, Groundtruth and Flickr",
+    "https://lms.comp.nus.edu.sg/wp-content/uploads/2019/research/nuswide/NUS-WIDE.html",
+    "nus-wide",
+)
 CONCEPTS = """
 airport animal beach bear birds boats book bridge buildings cars castle cat cityscape clouds computer coral cow
 dancing dog earthquake elk fire fish flags flowers food fox frost garden glacier grass harbor horses house lake leaf
@@ -35,13 +42,14 @@ CLASSES = tuple(CONCEPTS.split())
 def open_nuswide(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
     """Open train or test; images in the order of the lists, ids relative to `root`.
 
-    root: the folder that holds ImageList, Groundtruth and Flickr. keep_empty: keep images without a positive label.
+    root: the folder that holds ImageList, Groundtruth and Flickr, or "", see `Published.folder`. keep_empty: keep
+    images without a positive label.
     check: verify now that all images exist.
     Raises UserError for an unknown split, or lists, labels or images that are missing, malformed or empty.
     """
     if split not in SPLITS:
         raise UserError(f"data set nuswide has no split '{split}'; it has {', '.join(SPLITS)}")
-    folder = data_folder(root, "nuswide", "ImageList, Groundtruth and Flickr")
+    folder = PUBLISHED.folder(root)
     _check_concepts(folder)
     list_path = folder / "ImageList" / f"{split.capitalize()}Imagelist.txt"
     lines = _read(list_path).decode("utf-8", errors="replace").splitlines()
@@ -119,13 +127,11 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}); set data.root to the folder that holds ImageList, Groundtruth and "
-            "Flickr of nuswide"
-        ) from error
+        raise PUBLISHED.wanted(f"cannot read {path} ({error.strerror})") from error
 
 
 NUSWIDE = Source(
     lambda data_config, split, classes: open_nuswide(data_config.root, split, **kept_and_checked(data_config)),
     labels=lambda data_config: len(CLASSES),
+    published=PUBLISHED,
 )

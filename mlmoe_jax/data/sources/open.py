@@ -41,13 +41,30 @@ def source_named(name: str) -> Source:
     return SOURCES[name]
 
 
-def open_split(data_config: ConfigDict, split: str, *, classes: Sequence[str] | None = None, seed: int = 0) -> Split:
+def root_of(data_config: ConfigDict) -> str:
+    """Return the folder of the data set of `config.data`: for a published one as `Published.folder` finds it.
+
+    Raises UserError if a published data set has none.
+    """
+    published = source_named(data_config.name).published
+    return str(published.folder(data_config.root)) if published else data_config.root
+
+
+def open_split(
+    data_config: ConfigDict,
+    split: str,
+    *,
+    classes: Sequence[str] | None = None,
+    seed: int = 0,
+    keep_missing: bool = False,
+) -> Split:
     """Open a split of the data set `data.name`.
 
     data_config: `config.data`. classes: the ordered class names of the model, which are those of the training split. A
     source without fixed classes uses them to read its labels; the classes of other sources must be equal to them.
     seed: selects the `data.val_fraction` of the training split that is used as `data.val_split`, unless `data.val_seed`
-    does; the rest remains the training split.
+    does; the rest remains the training split. With data.bad_images=skip, images without a file are left out
+    (`Split.missing`), after the drawing, so that it does not depend on them; keep_missing: they stay.
     Raises UserError for a name that is not in SOURCES, for other classes, and for the errors of the source.
     """
     in_part = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
@@ -63,7 +80,8 @@ def open_split(data_config: ConfigDict, split: str, *, classes: Sequence[str] | 
             f"split {split} of {data_config.name} has the labels {some(opened.classes, 4)}, but the model was trained "
             f"on {some(classes, 4)}"
         )
-    return _hold_out(opened, split, data_config, seed) if in_part else opened
+    opened = _hold_out(opened, split, data_config, seed) if in_part else opened
+    return opened.without_missing() if data_config.bad_images == "skip" and not keep_missing else opened
 
 
 def open_splits(
@@ -71,21 +89,23 @@ def open_splits(
     names: Iterable[str],
     *,
     seed: int = 0,
+    keep_missing: bool = False,
     refused: Callable[[UserError], None] | None = None,
 ) -> dict[str, Split]:
     """Open the training split and the splits `names` with its classes; return name -> split, the training split first.
 
-    names: repeated and empty names are ignored. refused: a function that takes the error of a split that cannot be
-    opened, which is then left out; if it is None, the error is raised.
+    names: repeated and empty names are ignored. keep_missing: as in `open_split`. refused: a function that
+    takes the error of a split that cannot be opened, which is then left out; if it is None, the error is raised.
     Raises UserError if the training split cannot be opened.
     """
-    train = open_split(data_config, data_config.train_split, seed=seed)
+    options = {"seed": seed, "keep_missing": keep_missing}
+    train = open_split(data_config, data_config.train_split, **options)
     splits = {data_config.train_split: train}
     for name in dict.fromkeys(names):
         if name in ("", *splits):
             continue
         try:
-            splits[name] = open_split(data_config, name, classes=train.classes, seed=seed)
+            splits[name] = open_split(data_config, name, classes=train.classes, **options)
         except UserError as error:
             if refused is None:
                 raise

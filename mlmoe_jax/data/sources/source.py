@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.sources.published import Published
 from mlmoe_jax.data.split import Split
 
 
@@ -19,11 +20,13 @@ class Source:
     other sources ignore them.
     labels: `config.data` -> the number of labels; None if the data set has to be opened to count them.
     original: `config.data` -> the name of the data set of which this is a copy; None if it is not a copy.
+    published: where the files of a published data set are; None for other data.
     """
 
     open: Callable[[ConfigDict, str, Sequence[str] | None], Split]
     labels: Callable[[ConfigDict], int] | None = None
     original: Callable[[ConfigDict], str] | None = None
+    published: Published | None = None
 
 
 def difficult_of(data_config: ConfigDict, split: str) -> str:

@@ -6,7 +6,7 @@ them colored and the others gray. A label is one color at one position, so all l
 
 import numpy as np
 
-from mlmoe_jax.data.images import Images
+from mlmoe_jax.data.images import STRICT, Decoding, Images
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -47,7 +47,7 @@ class _Mosaics(Images):
         colors = draw.random(SHOWN) * ((self.labels - 1 - places) // TILES**2 + 1)
         return places + TILES**2 * colors.astype(int)
 
-    def read(self, row: int, at_least: int = 0) -> np.ndarray:
+    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         """Paint image `row`."""
         tiles = np.full((TILES**2, 3), 128)
         shown = self.shown(row)

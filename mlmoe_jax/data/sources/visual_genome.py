@@ -22,8 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlmoe_jax.data.images import ImageFiles, data_folder, image_files
+from mlmoe_jax.data.images import ImageFiles, image_files
 from mlmoe_jax.data.sources.coco import with_positive
+from mlmoe_jax.data.sources.published import Published
 from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.sources.tables import read_classes
 from mlmoe_jax.data.split import POSITIVE, Split
@@ -41,13 +42,26 @@ ATTRIBUTES = frozenset((*COLORS, "small", "large", "wooden", "metal", "tall", "l
 LABELS_500 = 500
 INDEX_500 = "vg_category_500_labels_index.json"
 
+PUBLISHED_256 = Published(
+    "vg256",
+    "VG_100K and objects_v1_2.json",
+    "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html",
+    "visual-genome-256",
+)
+PUBLISHED_500 = Published(
+    "vg500",
+    f"VG_100K, train_list_500.txt, test_list_500.txt and {INDEX_500}",
+    "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html",
+    "visual-genome-500",
+)
+
 
 # ------------------------------------------------------------------------------------------------------------ vg256
 def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
     """Open train or test of the 256 categories; images sorted by number, ids such as VG_100K/1.jpg.
 
-    root: the folder that holds VG_100K and the objects. keep_empty is refused: the published split is drawn from the
-    images that have a label. check: verify now that all images exist.
+    root: the folder that holds VG_100K and the objects, or "", see `Published.folder`. keep_empty is refused: the
+    published split is drawn from the images that have a label. check: verify now that all images exist.
     Raises UserError for an unknown split, or objects or images that are missing or malformed.
     """
     _check_split("vg256", split)
@@ -55,10 +69,10 @@ def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False,
         raise UserError(
             "data.keep_empty cannot be used with vg256, which is a split of the images with a label; clear it"
         )
-    folder = data_folder(root, "vg256", "VG_100K and objects_v1_2.json")
+    folder = PUBLISHED_256.folder(root)
     path = next((folder / name for name in OBJECTS if (folder / name).is_file()), None)
     if path is None:
-        raise UserError(f"there is neither {OBJECTS[0]} nor {OBJECTS[1]} in {folder}; unpack the objects there")
+        raise PUBLISHED_256.wanted(f"there is neither {OBJECTS[0]} nor {OBJECTS[1]} in {folder}")
     found = path.stat()
     numbers, labels = _read_objects(path, found.st_size, found.st_mtime_ns)
     order = np.random.RandomState(1).permutation(len(numbers))
@@ -100,7 +114,7 @@ def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.
         return category_of(names[0], of_name) if names else None
 
     try:
-        images = json.loads(_read(path, "vg256"), object_hook=shrink)
+        images = json.loads(_read(path, PUBLISHED_256), object_hook=shrink)
         images = sorted((number, categories) for number, categories in images if categories)
     except ValueError as error:
         raise UserError(f"{path} is not a complete JSON file ({error}); download it again") from error
@@ -121,19 +135,20 @@ def open_vg500(
 ) -> Split:
     """Open train or test of the 500 labels; images in the order of the list, ids such as VG_100K/1.jpg.
 
-    root: the folder that holds VG_100K, the lists and the labels. names: a file in it with the 500 names, or empty.
+    root: the folder that holds VG_100K, the lists and the labels, or "", see `Published.folder`. names: a file in it
+    with the 500 names, or empty.
     keep_empty: keep images without a label. check: verify now that all images exist.
     Raises UserError for an unknown split, or lists, labels or images that are missing or malformed.
     """
     _check_split("vg500", split)
-    folder = data_folder(root, "vg500", f"VG_100K, {split}_list_500.txt and {INDEX_500}")
+    folder = PUBLISHED_500.folder(root)
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
     if len(classes) != LABELS_500:
         raise UserError(
             f"{folder / names} lists {len(classes)} labels, but vg500 has {LABELS_500}; correct data.classes"
         )
     list_path, index_path = folder / f"{split}_list_500.txt", folder / INDEX_500
-    lines = _read(list_path, "vg500").decode("utf-8", errors="replace").split("\n")
+    lines = _read(list_path, PUBLISHED_500).decode("utf-8", errors="replace").split("\n")
     files = [line.strip().rpartition("/")[2] for line in lines if line.strip()]
     labels = _read_index(index_path, files, list_path)
     if not keep_empty:
@@ -145,7 +160,7 @@ def open_vg500(
 
 def _read_index(path: Path, files: list[str], list_path: Path) -> np.ndarray:
     try:
-        of_file = json.loads(_read(path, "vg500"))
+        of_file = json.loads(_read(path, PUBLISHED_500))
     except ValueError as error:
         raise UserError(f"{path} is not a complete JSON file ({error}); download it again") from error
     labels = np.zeros((len(files), LABELS_500), np.int8)
@@ -176,22 +191,22 @@ def _image_files(folder: Path, files: list[str], check: bool) -> ImageFiles:
     return image_files(folder, [f"{second if file in in_second else first}/{file}" for file in files], check=check)
 
 
-def _read(path: Path, data_set: str) -> bytes:
+def _read(path: Path, data_set: Published) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}); set data.root to the folder that holds the files of {data_set}"
-        ) from error
+        raise data_set.wanted(f"cannot read {path} ({error.strerror})") from error
 
 
 VG256 = Source(
     lambda data_config, split, classes: open_vg256(data_config.root, split, **kept_and_checked(data_config)),
     labels=lambda data_config: 256,
+    published=PUBLISHED_256,
 )
 VG500 = Source(
     lambda data_config, split, classes: open_vg500(
         data_config.root, split, names=data_config.classes, **kept_and_checked(data_config)
     ),
     labels=lambda data_config: LABELS_500,
+    published=PUBLISHED_500,
 )

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.images import image_files
 from mlmoe_jax.data.sources.coco import with_positive
+from mlmoe_jax.data.sources.published import Published
 from mlmoe_jax.data.sources.source import Source, difficult_of, kept_and_checked
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
@@ -44,6 +45,12 @@ CLASSES = (
     "train",
     "tvmonitor",
 )
+PUBLISHED = {
+    year: Published(
+        f"voc{year}", f"VOCdevkit/VOC{year}", f"http://host.robots.ox.ac.uk/pascal/VOC/voc{year}/", f"voc-{year}"
+    )
+    for year in (2007, 2012)
+}
 MEANING = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
@@ -58,15 +65,15 @@ def open_voc(
 ) -> Split:
     """Open train, val, trainval or test of VOC `year`; images sorted by name, ids relative to the year's folder.
 
-    root: the VOCdevkit folder, its parent, or the year's own folder. keep_empty: keep images without a positive label.
-    difficult: how difficult labels count, as in `data.batch.targets`; unless as `negative`, images with only difficult
-    labels are kept too. check: verify now that all images exist.
+    root: the VOCdevkit folder, its parent, or the year's own folder, or "", see `Published.folder`. keep_empty: keep
+    images without a positive label. difficult: how difficult labels count, as in `data.batch.targets`; unless as
+    `negative`, images with only difficult labels are kept too. check: verify now that all images exist.
     Raises UserError for an unknown split, or lists or images that are missing, malformed or empty.
     """
     data_set = f"voc{year}"
     if split not in SPLITS:
         raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(SPLITS)}")
-    folder = _find(data_folder(root, data_set, "VOCdevkit"), year)
+    folder = _find(PUBLISHED[year].folder(root), year)
     lists = folder / "ImageSets" / "Main"
     names, labels = read_lists(lists, split)
     if not keep_empty:
@@ -105,10 +112,7 @@ def _find(root: Path, year: int) -> Path:
     for folder in folders:
         if (folder / "ImageSets" / "Main").is_dir():
             return folder
-    raise UserError(
-        f"voc{year} was not found: ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}; "
-        "set data.root to the folder that holds VOCdevkit"
-    )
+    raise PUBLISHED[year].wanted(f"ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}")
 
 
 def _read_list(folder: Path, name: str, split: str) -> dict[str, int]:
@@ -143,6 +147,7 @@ def _source(year: int) -> Source:
             **kept_and_checked(data_config),
         ),
         labels=lambda data_config: len(CLASSES),
+        published=PUBLISHED[year],
     )
 
 
