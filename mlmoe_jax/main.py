@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--mode", choices=tuple(MODES), default="train")
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
-    parser.add_argument("--workdir", action="append", default=[], help="run folder; compare: give it twice")
+    parser.add_argument("--workdir", action="append", default=[], help="run folder (compare: twice; train: runs/…)")
     for name, (modes, text, options) in _FLAGS.items():
         parser.add_argument(f"--{name}", help=f"{', '.join(modes)}: {text}", **options)
     parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
@@ -141,6 +141,18 @@ def _workdir(flags: argparse.Namespace):
     return RunFolder(flags.workdir)
 
 
+def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
+    """Return the config and the folder of a run that starts or resumes: --workdir, or a name made of the command."""
+    config = _load_config(flags, overrides, validate=validate)
+    if flags.workdir is None:
+        from mlmoe_jax.runs.naming import default_folder
+        from mlmoe_jax.runtime.progress import status
+
+        flags.workdir = default_folder(flags.config, overrides, config, mode=flags.mode, sweep=flags.sweep)
+        status(f"run folder: {flags.workdir}")
+    return config, _workdir(flags)
+
+
 def _no_config(flags: argparse.Namespace) -> None:
     if flags.config is not None:
         raise UserError(f"--mode={flags.mode} takes its config from the run folder; leave --config out")
@@ -154,14 +166,14 @@ def _no_overrides(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -
 def _train(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     if flags.sweep:
         return _sweep(flags, overrides)
-    config, folder = _load_config(flags, overrides), _workdir(flags)
+    config, folder = _new_run(flags, overrides)
     from mlmoe_jax.training.loop import train
 
     return _finish_training(lambda: train(config, folder), config, folder, flags)
 
 
 def _prune(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    config, folder = _load_config(flags, overrides), _workdir(flags)
+    config, folder = _new_run(flags, overrides)
     from mlmoe_jax.training.prune import prune
 
     return _finish_training(lambda: prune(config, folder), config, folder, flags)
@@ -187,7 +199,7 @@ def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Na
 
 def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     # The config without the swept values need not be valid.
-    config, folder = _load_config(flags, overrides, validate=False), _workdir(flags)
+    config, folder = _new_run(flags, overrides, validate=False)
     from mlmoe_jax.training.sweep.grid import parse as parse_sweep
     from mlmoe_jax.training.sweep.run import sweep
 
@@ -319,7 +331,7 @@ def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _import(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    config, folder = _load_config(flags, overrides), _workdir(flags)
+    config, folder = _new_run(flags, overrides)
     from mlmoe_jax.training.convert import import_run
 
     import_run(config, folder)

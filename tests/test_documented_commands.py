@@ -26,6 +26,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.training.sweep import grid
 
 FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-keygen", "tensorboard", "xpk"}
+FOREIGN |= {"curl", "mkdir", "tar", "unzip"}
 BLANK = "…"  # what the reader fills in
 # Pages whose programs have tests of their own, which write the files that the programs import.
 FOLLOWED_ELSEWHERE = {"extending.md", "api.md"}
@@ -48,7 +49,7 @@ def check_main(arguments: list[str]) -> None:
             grid.plan(config, RunFolder("none"), grid.parse(flags.sweep, config))
         else:
             validate(config)
-    needs_no_folder = flags.mode in ("summary", "compile", "data", "pack")
+    needs_no_folder = flags.mode in ("summary", "compile", "data", "pack", "train", "prune", "import")
     assert flags.workdir or needs_no_folder
     assert flags.config or flags.configs or flags.mode not in ("train", "import", "prune", "compile", "data", "pack")
     assert flags.images or flags.mode != "predict"

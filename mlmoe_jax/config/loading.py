@@ -62,7 +62,7 @@ def load_config(reference: str, overrides: list[tuple[str, str]]) -> ConfigDict:
     Raises UserError for a missing file, an unknown key, and a value of another type.
     """
     location, _, arg = reference.partition(":")
-    path = _find_config(location)
+    path = find_config(location)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None:
         raise UserError(f"config {path} is not a Python file")
@@ -76,7 +76,8 @@ def load_config(reference: str, overrides: list[tuple[str, str]]) -> ConfigDict:
     return apply_overrides(module.get_config(arg), overrides)
 
 
-def _find_config(location: str) -> Path:
+def find_config(location: str) -> Path:
+    """Return the file of a config by its path, or by its name in configs/; UserError if there is none."""
     candidates = [Path(location), Path(f"{location}.py"), CONFIG_FOLDER / location, CONFIG_FOLDER / f"{location}.py"]
     for candidate in candidates:
         if candidate.is_file():

@@ -55,8 +55,8 @@ class Predictor:
 
         overrides: config keys under data, eval and mesh that differ from those of the run; eval.threshold replaces all
         of its thresholds. checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
-        data.exif is "apply" unless it is set here: a method may have ignored the orientation of the
-        images of a benchmark, but a photograph of a camera is labeled as people see it.
+        data.exif is "apply" unless it is set here: a method may have ignored the orientation of the images of a
+        benchmark, but a photograph of a camera is labeled as people see it.
         """
         folder, pairs = RunFolder(workdir), as_pairs(overrides)
         if all(key != "data.exif" for key, _ in pairs):

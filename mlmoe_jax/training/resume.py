@@ -1,4 +1,4 @@
-"""Resuming a training: the keys that may change, and the restored progress."""
+"""Resuming a training: the comparison of configs, and the restored progress."""
 
 from __future__ import annotations
 
@@ -13,32 +13,13 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
 from mlmoe_jax.runs.history import record_start
+from mlmoe_jax.runs.naming import FREE_KEYS, TOLD_KEYS
 from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Job
 from mlmoe_jax.training.state import TrainState, copied
-
-# Keys that may differ when a run resumes, because they do not change its results.
-FREE_KEYS = (
-    "data.root",
-    "data.threads",
-    "data.workers",
-    "pack.",
-    "prune.",
-    "init_from",  # only read when a run starts
-    "train.accumulate",
-    "train.divergence_limit",
-    "train.log_every",
-    "eval.batch_size",
-    "checkpoint.",
-    "mesh.",
-    "log.",
-    "metrics.",
-    "thresholds.",
-    "report.",
-)
 
 
 def restore_progress(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[TrainState, Selection]:
@@ -69,22 +50,30 @@ def _require_progress(notes: Mapping[str, Any]) -> None:
 
 
 def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
-    """Raise UserError if the folder holds a run with a different config."""
+    """Raise UserError if the folder holds a run with a different config; tell differences that are allowed."""
     if changed := changed_keys(config, folder):
         raise UserError(
             f"{folder} was trained with a different config ({'; '.join(changed)}); rerun the original command to "
             "resume, or choose another --workdir"
         )
+    if told := [text for key, text in _differences(config, folder).items() if key in TOLD_KEYS]:
+        status(f"{'; '.join(told)}: the numbers can differ from those of a run without this change")
 
 
 def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
-    """Describe each key whose value differs from the config of the run in the folder; [] if it holds no run."""
+    """Describe each key that differs from the run in the folder and must not; [] if it holds no run."""
+    differences = _differences(config, folder)
+    return [text for key, text in differences.items() if key not in TOLD_KEYS and not key.startswith(FREE_KEYS)]
+
+
+def _differences(config: ConfigDict, folder: RunFolder) -> dict[str, str]:
+    """Describe each key whose value differs from the config of the run in the folder; {} if it holds no run."""
     if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in (CHECKPOINTS, RESULTS)):
-        return []
+        return {}
     before, now = (configuration.flatten(c) for c in (read_config(folder), config))
     # Only terms of the loss can be missing in one of them, where their weight is 0.
-    return [
-        f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"
+    return {
+        key: f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"
         for key in now | before
-        if before.get(key, 0.0) != now.get(key, 0.0) and not key.startswith(FREE_KEYS)
-    ]
+        if before.get(key, 0.0) != now.get(key, 0.0)
+    }

@@ -290,7 +290,7 @@ def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, train
         (["--mode=eval", "--workdir={damaged}"], ["label_space.npz is damaged"]),
         (["--mode=trian"], ["trian", "--help"]),
         (["--workdir={tmp}"], ["needs --config"]),
-        (["--config=mlvpt_digits"], ["needs --workdir"]),
+        (["--mode=eval"], ["needs --workdir"]),
         (["--config=mlvpt_digit", "--workdir={tmp}"], ["did you mean 'mlvpt_digits'"]),
         (["--config=mlvpt_digits", "--config=linear_probe", "--workdir={tmp}"], ["2 times"]),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.optim.learing_rate=1"], ["learning_rate"]),

@@ -64,3 +64,22 @@ def test_keys_that_do_not_change_results_are_free(finished):
     folder = finished(to_json(config))
     config.data.workers, config.mesh.data, config.train.log_every = 3, 2, 5
     assert changed_keys(config, folder) == []
+
+
+def test_keys_that_only_keep_a_run_alive_may_change_and_are_told(finished, capsys, refusal):
+    config = default_config()
+    folder = finished(to_json(config))
+    require_same_config(config, folder)
+    assert capsys.readouterr().err == ""
+    config.data.bad_images, config.model.remat, config.data.workers = "skip", True, 3
+    config.augment.where, config.data.truncated, config.data.exif = "host", "read", "ignore"
+    require_same_config(config, folder)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(": the numbers can differ from those of a run without this change")
+    for told in ("data.bad_images was 'error' and is 'skip'", "model.remat was False and is True", "augment.where was"):
+        assert told in line
+    assert "data.workers" not in line, "it changes nothing"
+    config.optim.learning_rate = 1.0
+    sentence = refusal(require_same_config, config, folder)
+    assert "optim.learning_rate was" in sentence
+    assert "remat" not in sentence

@@ -1,0 +1,103 @@
+"""The config keys that may change when a run resumes, and the default name of a run folder.
+
+Both answer one question: which commands belong to the same run?
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.config.loading import CONFIG_FOLDER, find_config
+from mlmoe_jax.data.sources.open import source_named
+
+# Keys, and sections, that may differ when a run resumes, because they do not change its results.
+FREE_KEYS = (
+    "data.root",
+    "data.threads",
+    "data.workers",
+    "pack.",
+    "prune.",
+    "init_from",  # only read when a run starts
+    "train.accumulate",
+    "train.divergence_limit",
+    "train.log_every",
+    "eval.batch_size",
+    "checkpoint.",
+    "mesh.",
+    "log.",
+    "metrics.",
+    "thresholds.",
+    "report.",
+)
+# Keys that may differ too, so that a long run does not break at a bad image or a lack of memory; this is told.
+TOLD_KEYS = ("augment.where", "data.bad_images", "data.exif", "data.truncated", "model.remat")
+
+RUNS = "runs"  # the folder of runs without --workdir, below the working directory
+_NAMED = ("init_from", "prune.")  # free, but another value makes another run
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
+_LONGEST = 100  # file systems allow 255, and the folders of a sweep are below
+
+
+def default_folder(
+    reference: str, overrides: Sequence[tuple[str, str]], config: ConfigDict, *, mode: str, sweep: Sequence[str]
+) -> str:
+    """Return the run folder of a command without --workdir; see `run_name`.
+
+    config: the one that `reference` and `overrides` give. sweep: `config.KEY=VALUE,…` as on the command line.
+    """
+    own_root = source_named(config.data.name).published is None
+    swept = [text.partition("=")[0].strip().removeprefix("config.") for text in sweep]
+    return f"{RUNS}/{run_name(reference, overrides, mode=mode, swept=swept, own_root=own_root)}"
+
+
+def run_name(
+    reference: str,
+    overrides: Sequence[tuple[str, str]] = (),
+    *,
+    mode: str = "train",
+    swept: Iterable[str] = (),
+    own_root: bool = True,
+) -> str:
+    """Return the name of the folder of a run, such as `mlvpt_dinov2,dataset=voc2012,seed=1`.
+
+    reference: the config file with its arguments, as in `load_config`. overrides: ("section.key", "text"); keys with
+    which a run may resume are not part of the name. mode: part of the name if it is not "train". swept: the keys of a
+    sweep. own_root: whether `root` and `data.root` name the data; for a published data set they are only its place.
+
+    Commands that differ in anything else have different names: what is not safe or too long for a file name is replaced
+    by a digest of the whole command. The order of arguments and of overrides does not matter.
+    """
+    location, _, arguments = reference.partition(":")
+    path = find_config(location)
+    shipped = path.resolve().parent == CONFIG_FOLDER.resolve()
+    config = path.stem if shipped else os.path.normpath(location).removesuffix(".py")
+    settings = [argument.partition("=")[::2] for argument in arguments.split(",") if argument]
+    parts = [
+        *sorted((key, value) for key, value in settings if own_root or key != "root"),
+        *sorted((key, value) for key, value in overrides if _is_named(key, own_root)),
+    ]
+    keys = "+".join(sorted(swept))
+    parts += [(key, value) for key, value in (("mode", mode if mode != "train" else ""), ("sweep", keys)) if value]
+    exact = ",".join([config, *(f"{key}={value}" for key, value in parts)])
+    name = ",".join([_readable(config), *(f"{key}={_readable(value)}" for key, value in parts)])
+    if name == exact and len(name) <= _LONGEST:
+        return name
+    if len(name) > _LONGEST:
+        name = name[:_LONGEST].rpartition(",")[0] or name[:_LONGEST]
+    return f"{name}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+
+
+def _is_named(key: str, own_root: bool) -> bool:
+    if key == "data.root":
+        return own_root
+    return key.startswith(_NAMED) or not (key in TOLD_KEYS or key.startswith(FREE_KEYS))
+
+
+def _readable(value: str) -> str:
+    """Return the last part of a path, or another value, without unsafe characters."""
+    return _UNSAFE.sub("-", os.path.basename(value.rstrip("/"))).strip("-")
