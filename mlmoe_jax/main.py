@@ -21,7 +21,7 @@ TOGETHER = ("train", "eval", "predict", "prune")
 _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "sweep": (
         ("train",),
-        "config.KEY=VALUE,VALUE,…; repeat for a grid of keys",
+        "config.KEY=VALUE,VALUE,…, or config=NAME,NAME,… for several configs; repeat for a grid",
         {"action": "append", "default": []},
     ),
     "images": (
@@ -198,15 +198,24 @@ def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Na
 
 
 def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    # The config without the swept values need not be valid.
-    config, folder = _new_run(flags, overrides, validate=False)
+    from mlmoe_jax.config import default_config
+    from mlmoe_jax.training.sweep.grid import METHOD, Point, combine, method_points
     from mlmoe_jax.training.sweep.grid import parse as parse_sweep
     from mlmoe_jax.training.sweep.run import sweep
 
-    swept = parse_sweep(flags.sweep, config)
+    swept = parse_sweep(flags.sweep, default_config())
     if both := {one.key for one in swept} & {key for key, _ in overrides}:
         raise UserError(f"{min(both)} is set by --sweep and by --config.{min(both)}; leave one out")
-    return sweep(config, folder, swept, as_json=flags.json)
+    methods = next((one.values for one in swept if one.key == METHOD), None)
+    if methods is None:  # the config without the swept values need not be valid
+        config, folder = _new_run(flags, overrides, validate=False)
+        bases = [Point("", {}, config)]
+    elif flags.config is None:
+        bases, folder = method_points(methods, overrides), _workdir(flags)
+    else:
+        raise UserError("--sweep=config=… names the configs; leave --config out")
+    points = combine(bases, [one for one in swept if one.key != METHOD])
+    return sweep(points, folder, as_json=flags.json)
 
 
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -281,7 +290,7 @@ def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     from mlmoe_jax.training.preflight.cost import format_summary, summarize
 
     rows = {}
-    for reference in [flags.config] if flags.config else split_references(flags.configs):
+    for reference in [flags.config] if flags.config else configuration.split_references(flags.configs):
         loaded = configuration.load_config(reference, overrides)
         configuration.validate(loaded)
         rows[reference] = summarize(loaded)
@@ -290,20 +299,6 @@ def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     else:
         print(format_summary(rows))
     return 0
-
-
-def split_references(text: str) -> list[str]:
-    """Split `a,b:x=1,y=2,c` into the configs `a`, `b:x=1,y=2` and `c`.
-
-    An item with "=" and without ":" is a further argument of the config before it.
-    """
-    references: list[str] = []
-    for part in text.split(","):
-        if references and "=" in part and ":" not in part.partition("=")[0]:
-            references[-1] += f",{part}"
-        elif part:
-            references.append(part)
-    return references
 
 
 def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:

@@ -20,8 +20,8 @@ from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, p
 from helpers.paths import REPOSITORY
 from PIL import Image
 
-from mlmoe_jax.config import load_config, validate
-from mlmoe_jax.main import parse, split_references
+from mlmoe_jax.config import load_config, split_references, validate
+from mlmoe_jax.main import parse
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.training.sweep import grid
 

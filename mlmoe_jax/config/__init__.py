@@ -12,6 +12,7 @@ from mlmoe_jax.config.loading import (
     load_config,
     parse_arg,
     set_key,
+    split_references,
     to_json,
 )
 from mlmoe_jax.config.validation import validate, warnings
@@ -37,6 +38,7 @@ __all__ = [
     "parse_arg",
     "prompt_tuning",
     "set_key",
+    "split_references",
     "to_json",
     "use_dataset",
     "use_ml_vpt",

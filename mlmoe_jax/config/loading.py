@@ -76,6 +76,20 @@ def load_config(reference: str, overrides: list[tuple[str, str]]) -> ConfigDict:
     return apply_overrides(module.get_config(arg), overrides)
 
 
+def split_references(text: str) -> list[str]:
+    """Split `a,b:x=1,y=2,c` into the configs `a`, `b:x=1,y=2` and `c`.
+
+    An item with "=" and without ":" is a further argument of the config before it.
+    """
+    references: list[str] = []
+    for part in text.split(","):
+        if references and "=" in part and ":" not in part.partition("=")[0]:
+            references[-1] += f",{part}"
+        elif part:
+            references.append(part)
+    return references
+
+
 def find_config(location: str) -> Path:
     """Return the file of a config by its path, or by its name in configs/; UserError if there is none."""
     candidates = [Path(location), Path(f"{location}.py"), CONFIG_FOLDER / location, CONFIG_FOLDER / f"{location}.py"]

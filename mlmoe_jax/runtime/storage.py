@@ -113,6 +113,10 @@ def _open_without_links(path: str, flags: int) -> int:
 _JSON_KINDS = {dict: "an object", list: "a list"}
 
 
+class InUse(UserError):
+    """Another process is writing to the folder."""
+
+
 class Folder:
     """A folder at a local path or an address such as gs://bucket/name, whose files are replaced whole."""
 
@@ -159,8 +163,11 @@ class Folder:
                 raise UserError(f"cannot make the {self.kind} {self}: {there} {reason}")
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Create the folder and hold its lock; UserError if another process holds it or it cannot be created."""
+    def writing(self, *, wait: bool = False) -> Iterator[None]:
+        """Create the folder and hold its lock; UserError if it cannot be created.
+
+        If another process holds the lock, raises InUse, or waits for it with `wait`.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -170,10 +177,22 @@ class Folder:
             return
         with open_to_append(self.path / ".lock") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except OSError as error:
-                raise UserError(f"another process is writing to {self}; wait for it or name another folder") from error
+                raise InUse(f"another process is writing to {self}; wait for it or name another folder") from error
             yield
+
+    def is_in_use(self) -> bool:
+        """Return whether another process holds the lock of the folder; False in an object store, which has no locks."""
+        path = self.path / ".lock"
+        if not (self.is_local and path.exists()):
+            return False
+        with open(path) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
 
     def _require_library(self) -> None:
         store = str(self).partition("://")[0]

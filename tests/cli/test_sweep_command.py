@@ -100,6 +100,7 @@ def table_of(folder) -> list[dict]:
         (["--sweep=train.epochs=1,0"], "run epochs=0 cannot be trained: the config has mistakes: train.epochs is 0"),
         (["--sweep=data.image_size=64,60"], "run image_size=60 cannot be trained: data.image_size is 60"),
         (["--sweep=seed=1", "--mode=eval"], "--sweep is for --mode=train"),
+        (["--sweep=config=vpt,gvpt"], "--sweep=config=… names the configs; leave --config out"),
     ],
 )
 def test_user_errors_are_one_sentence_and_train_nothing(run, tmp_path, arguments, part):

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,32 @@ def test_a_second_writer_is_refused(folder, refusal):
             pass
 
     assert refusal(write, folder.path) == f"another process is writing to {folder}; wait for it or name another folder"
+
+
+def test_a_folder_in_use_is_known_without_writing_to_it(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.is_in_use()
+    assert not folder.path.exists()
+    with folder.writing():
+        assert RunFolder(tmp_path / "run").is_in_use()
+    assert not folder.is_in_use()
+    assert not RunFolder("gs://bucket/run").is_in_use()
+
+
+def test_a_second_writer_may_wait(tmp_path):
+    order = []
+
+    def write():
+        with RunFolder(tmp_path).writing(wait=True):
+            order.append("second")
+
+    second = threading.Thread(target=write)
+    with RunFolder(tmp_path).writing():
+        second.start()
+        second.join(timeout=0.2)
+        order.append("first")
+    second.join(timeout=10)
+    assert order == ["first", "second"]
 
 
 def test_only_the_first_process_makes_and_locks_the_folder(tmp_path, monkeypatch, refusal):

@@ -1,4 +1,8 @@
-"""The grid of a sweep: its runs, their folders, and the results of finished runs."""
+"""A grid of trainings: their configs, their folders, and the results of finished runs.
+
+A grid is a list of points, each a config with a name; `--sweep` makes them from keys and values, `--mode=reproduce`
+from the rows of a published table. `planned` checks them all and reads the results of those that are finished.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,8 @@ from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.training.resume import changed_keys
 from mlmoe_jax.training.selection import Selection, require_metric
 
+METHOD = "config"  # the swept "key" whose values are configs
+
 
 @dataclass(frozen=True)
 class SweepAxis:
@@ -32,24 +38,39 @@ class SweepAxis:
     values: tuple
 
 
+@dataclass(frozen=True)
+class Point:
+    """One config of a grid."""
+
+    name: str  # name of its folder, such as num_groups=2,seed=0
+    values: dict[str, Any]  # swept key -> value
+    config: ConfigDict
+
+
 @dataclass
 class GridRun:
     """One point of the grid, with its results if it is finished."""
 
-    name: str  # name of its folder, such as num_groups=2,seed=0
-    values: dict[str, Any]  # swept key -> value
+    name: str
+    values: dict[str, Any]
     config: ConfigDict
     folder: RunFolder
     results: Results | None = None  # None = not finished
     selected: dict[str, Any] = field(default_factory=dict)  # see `selection_of`
     error: str = ""
+    elsewhere: bool = False  # another process is training it
+
+    def read_results(self) -> None:
+        """Read the results from its folder if the run is finished, by this process or another."""
+        self.results = training_results(self.folder)
+        self.selected = selection_of(self.folder) if self.results is not None else {}
 
 
 def parse(texts: Sequence[str], config: ConfigDict) -> list[SweepAxis]:
     """Parse `config.KEY=v1,v2,…` flags; each value has the type of the key's current value.
 
-    Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. Raises UserError for malformed flags
-    and for a key or value that is given twice.
+    Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. `config=` itself has configs as
+    values, with their arguments. Raises UserError for malformed flags and for a key or value that is given twice.
     """
     swept: list[SweepAxis] = []
     for text in texts:
@@ -62,10 +83,12 @@ def parse(texts: Sequence[str], config: ConfigDict) -> list[SweepAxis]:
         if key in {earlier.key for earlier in swept}:
             raise UserError(f"--sweep is given twice for {key}; list all its values in one")
         values = []
-        for item in _split(listed):
-            trial = copy.deepcopy(config)
-            configuration.set_key(trial, key, item, what="--sweep key")
-            value = configuration.flatten(trial)[key]
+        for item in configuration.split_references(listed) if key == METHOD else _split(listed):
+            value = item
+            if key != METHOD:
+                trial = copy.deepcopy(config)
+                configuration.set_key(trial, key, item, what="--sweep key")
+                value = configuration.flatten(trial)[key]
             if value in values:
                 raise UserError(f"--sweep={text} gives {key} the value {as_text(value)} twice")
             values.append(value)
@@ -125,28 +148,51 @@ def _safe(value: Any) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', text)[:40]}-{digest}"
 
 
-def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> list[GridRun]:
-    """Return the runs of the grid, where the last key changes fastest, with the results of finished runs.
+def combine(bases: Iterable[Point], swept: Sequence[SweepAxis]) -> list[Point]:
+    """Return each base with every combination of the swept values, where the last key changes fastest."""
+    points = []
+    for base in bases:
+        short = short_names([one.key for one in swept], base.config)
+        for combination in itertools.product(*(one.values for one in swept)):
+            values = {one.key: value for one, value in zip(swept, combination, strict=True)}
+            config = copy.deepcopy(base.config)
+            config.update_from_flattened_dict(values)
+            name = folder_name({short[key]: value for key, value in values.items()})
+            points.append(Point(",".join(filter(None, (base.name, name))), {**base.values, **values}, config))
+    return points
 
-    Raises UserError for a value that the config does not allow, and if a folder holds a run with a different config.
+
+def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -> list[Point]:
+    """Return one point per config, with overrides of keys; UserError as in `load_config`."""
+    return [
+        Point(folder_name({METHOD: one}), {METHOD: one}, configuration.load_config(one, overrides))
+        for one in references
+    ]
+
+
+def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> list[GridRun]:
+    """Return the runs of a config with all combinations of the swept values; see `planned`."""
+    return planned(combine([Point("", {}, config)], swept), folder)
+
+
+def planned(points: Sequence[Point], folder: RunFolder) -> list[GridRun]:
+    """Return the runs of a grid, each in its own folder below `folder`, with the results of finished runs.
+
+    Raises UserError for a config that cannot be trained, and if a folder holds a run with a different config.
     """
     if (folder / CONFIG).exists():
-        raise UserError(f"{folder} is itself the run folder of a training; choose another --workdir for the sweep")
-    short = short_names([one.key for one in swept], config)
+        raise UserError(f"{folder} is itself the run folder of a training; choose another --workdir for several runs")
     runs, conflicts = [], []
-    for combination in itertools.product(*(one.values for one in swept)):
-        values = {one.key: value for one, value in zip(swept, combination, strict=True)}
-        name = folder_name({short[key]: value for key, value in values.items()})
-        run = GridRun(name, values, copy.deepcopy(config), folder.below(name))
-        run.config.update_from_flattened_dict(values)
+    for point in points:
+        run = GridRun(point.name, point.values, point.config, folder.below(point.name))
         try:
             configuration.validate(run.config)
             require_metric(run.config)
             preprocess_for(run.config)
         except UserError as error:
-            raise UserError(f"the sweep's run {name} cannot be trained: {error}") from error
+            raise UserError(f"the run {run.name} cannot be trained: {error}") from error
         if changed := changed_keys(run.config, run.folder):
-            conflicts.append(f"{name} ({'; '.join(changed)})")
+            conflicts.append(f"{run.name} ({'; '.join(changed)})")
         runs.append(run)
     if conflicts:
         raise UserError(
@@ -154,8 +200,7 @@ def plan(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis]) -> l
             "resume, or choose another --workdir"
         )
     for run in runs:
-        run.results = training_results(run.folder)
-        run.selected = selection_of(run.folder) if run.results is not None else {}
+        run.read_results()
     return runs
 
 

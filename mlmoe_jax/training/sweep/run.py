@@ -3,7 +3,7 @@
     --sweep=config.model.prompts.num_groups=2,3,5,8 --sweep=config.seed=0,1,2
 
 trains twelve runs, each in its own folder below --workdir. The same command resumes a stopped sweep: finished runs are
-only read, and an unfinished one resumes from its checkpoint.
+only read, and an unfinished one resumes from its checkpoint. --sweep=config=vpt,gvpt,mlvpt_digits sweeps configs.
 """
 
 from __future__ import annotations
@@ -14,19 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.text import percent, text_table
-from mlmoe_jax.training.loop import Stopped, train
-from mlmoe_jax.training.sweep.grid import GridRun, SweepAxis, as_text, plan, selection_of, short_names
+from mlmoe_jax.training.sweep.execute import execute, require_no_errors
+from mlmoe_jax.training.sweep.grid import GridRun, Point, as_text, planned, short_names
 from mlmoe_jax.training.sweep.plot import Line, draw
 
 TABLE, PLOT = "sweep.csv", "sweep.png"
@@ -44,47 +40,21 @@ class SeedStatistics:
 
 
 # --------------------------------------------------------------------------------------------------------- the sweep
-def sweep(config: ConfigDict, folder: RunFolder, swept: Sequence[SweepAxis], *, as_json: bool = False) -> int:
+def sweep(points: Sequence[Point], folder: RunFolder, *, as_json: bool = False) -> int:
     """Train all runs of the grid that are not finished, write sweep.csv and sweep.png, print the table.
 
     Returns 0, or 130 after SIGTERM or Ctrl-C. Raises UserError before the first run if one of them cannot be trained in
     its folder, and at the end if some have failed; a failed run does not stop the others.
     """
-    runs = plan(config, folder, swept)
-    writer = distributed.is_first()
-    with folder.writing_by_first():
-        if writer:
-            write_table(folder, runs)
-        for number, run in enumerate(runs, start=1):
-            title = f"run {number} of {len(runs)}, {run.name}"
-            if run.results is not None:
-                status(f"{title}: already finished")
-                continue
-            status(title)
-            try:
-                results = train(run.config, run.folder)
-                write_requested_samples(run.folder, run.config)
-            except UserError as error:
-                if isinstance(error, BadImage) and distributed.process()[1] > 1:
-                    raise  # only one process has read the image, and the others would wait for it
-                run.error = str(error)
-                status(f"{title}: {error}")
-            except (Stopped, KeyboardInterrupt) as stopped:
-                status(f"{title}: {str(stopped) or 'stopped; the same command resumes from there'}")
-                return 130
-            else:
-                run.results, run.selected = results, selection_of(run.folder)
-            if writer:
-                write_table(folder, runs)
-        if writer and any(statistics for _, statistics in over_seeds(runs)):
+    runs = planned(points, folder)
+    if not execute(runs, folder, lambda: write_table(folder, runs)):
+        return 130
+    if distributed.is_first() and any(statistics for _, statistics in over_seeds(runs)):
+        with folder.writing(wait=True):
             folder.write_bytes(PLOT, plot(runs))
     print(to_json(report(runs), indent=2) if as_json else format_table(runs))
     status(f"sweep folder: {folder}")
-    if failed := [run for run in runs if run.error]:
-        raise UserError(
-            f"{len(failed)} of {len(runs)} runs failed, the first, {failed[0].name}, because: {failed[0].error}; "
-            "rerun the same command to retry them"
-        )
+    require_no_errors(runs)
     return 0
 
 
@@ -170,7 +140,10 @@ def format_table(runs: Sequence[GridRun]) -> str:
         if run.error:
             rows.append([run.name, f"failed: {run.error}"])
             continue
-        cells = ((run.results or {}).get(split, {}).get("mAP", math.nan) for split in splits)
+        if run.results is None:
+            rows.append([run.name, "another process is training it"])
+            continue
+        cells = (run.results.get(split, {}).get("mAP", math.nan) for split in splits)
         chosen = f"{run.selected['kind']} of step {run.selected['step']}" if run.selected else ""
         if metric := run.selected.get("metric"):
             chosen += f", by {metric}"
@@ -240,8 +213,9 @@ def _selected_on_test(runs: Sequence[GridRun]) -> bool:
 
 def _title(runs: Sequence[GridRun]) -> str:
     """Return the settings that the runs have in common, and below them notes on the numbers."""
-    flat = configuration.flatten(runs[0].config)
-    common = [flat[key] for key in ("data.name", "model.backbone.name", "model.head.kind") if key not in runs[0].values]
+    flat = [configuration.flatten(run.config) for run in runs]
+    keys = ("data.name", "model.backbone.name", "model.head.kind")
+    common = [flat[0][key] for key in keys if len({one[key] for one in flat}) == 1]
     notes = []
     if SEED in runs[0].values:
         counts = [one.count for _, statistics in over_seeds(runs) for one in statistics.values()]

@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mlmoe_jax.config import load_config
-from mlmoe_jax.main import main, split_references
+from mlmoe_jax.config import load_config, split_references
+from mlmoe_jax.main import main
 from mlmoe_jax.training.preflight import cost
 
 

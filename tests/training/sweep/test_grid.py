@@ -26,6 +26,11 @@ GROUPS = "model.prompts.num_groups"
         ("data.images=a=b,c", "data.images", ("a=b", "c")),
         ("data.test_splits=('test','val'),('test',)", "data.test_splits", (("test", "val"), ("test",))),
         ("data.test_splits=test,val", "data.test_splits", (("test",), ("val",))),
+        (
+            "config=vpt,gvpt:sides=co,per_group=2,mlvpt_digits",
+            "config",
+            ("vpt", "gvpt:sides=co,per_group=2", "mlvpt_digits"),
+        ),
         ("augment.crop_scale=(0.1,1.0),[0.5,1.0]", "augment.crop_scale", ((0.1, 1.0), (0.5, 1.0))),
     ],
 )
@@ -51,6 +56,7 @@ def test_values_of_a_flag_have_the_type_of_the_key(text, key, values):
         (["seed=1", "config.seed=2"], "--sweep is given twice for seed"),
         (["optim.learning_rate=0.1,1e-1"], "gives optim.learning_rate the value 0.1 twice"),
         (["augment.crop_scale=(0.1,1.0"], "bracket"),
+        (["config=vpt,vpt"], "gives config the value vpt twice"),
     ],
 )
 def test_mistakes_in_the_flag(refusal, texts, part):
@@ -118,10 +124,10 @@ def test_a_tuple_is_swept(tmp_path):
 @pytest.mark.parametrize(
     ("swept", "part"),
     [
-        (SweepAxis("train.epochs", (1, 0)), "the sweep's run epochs=0 cannot be trained: the config has mistakes"),
+        (SweepAxis("train.epochs", (1, 0)), "the run epochs=0 cannot be trained: the config has mistakes"),
         (
             SweepAxis("data.image_size", (64, 60)),
-            "the sweep's run image_size=60 cannot be trained: data.image_size is 60",
+            "the run image_size=60 cannot be trained: data.image_size is 60",
         ),
         (SweepAxis("model.backbone.name", ("vit_digits", "vit_huge")), "run backbone.name=vit_huge cannot be trained"),
     ],

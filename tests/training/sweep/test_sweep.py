@@ -10,15 +10,23 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
+from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.training.loop import Stopped
+from mlmoe_jax.training.sweep import execute as executing
+from mlmoe_jax.training.sweep import grid
 from mlmoe_jax.training.sweep import run as sweeping
-from mlmoe_jax.training.sweep.grid import SweepAxis, plan
-from mlmoe_jax.training.sweep.run import format_table, over_seeds, plot, sweep
+from mlmoe_jax.training.sweep.grid import Point, SweepAxis, combine, plan
+from mlmoe_jax.training.sweep.run import format_table, over_seeds, plot
 
 GROUPS = "model.prompts.num_groups"
 
 
 # --------------------------------------------------------------------------------------------------------- the sweep
+def sweep(config, folder, swept, **options) -> int:
+    """Sweep the combinations of the values of keys."""
+    return sweeping.sweep(combine([Point("", {}, config)], swept), folder, **options)
+
+
 def mean_ap(config) -> float:
     return 0.9 + config.model.prompts.num_groups / 1000 + config.seed / 100 + 1e-17 + 1 / 3000
 
@@ -44,7 +52,7 @@ def trainings(monkeypatch):
         folder.write_json(RESULTS, results)
         return results
 
-    monkeypatch.setattr(sweeping, "train", train)
+    monkeypatch.setattr(executing, "train", train)
     return trainings
 
 
@@ -110,11 +118,58 @@ def test_a_stop_ends_the_sweep(trainings, tmp_path, capsys, stop):
     assert "run 2 of 3, seed=1: stopped" in err.splitlines()[-1]
 
 
-def test_two_sweeps_do_not_share_a_folder(trainings, tmp_path, refusal):
-    folder = RunFolder(tmp_path)
-    with folder.writing():
-        assert "another process" in refusal(sweep, default_config(), folder, [SweepAxis("seed", (0,))])
-    assert trainings.ran == []
+def test_a_run_that_another_process_trains_is_skipped(trainings, tmp_path, capsys):
+    """Two sweeps share a folder: each skips the run that the other one holds, and reads it once it is finished."""
+    folder, swept = RunFolder(tmp_path), [SweepAxis("seed", (0, 1))]
+    with folder.below("seed=0").writing():
+        assert sweep(default_config(), folder, swept) == 0
+        assert trainings.ran == ["seed=1"]
+        assert [row["seed"] for row in table_of(tmp_path)] == ["1"]
+        out, err = capsys.readouterr()
+        assert "run 1 of 2, seed=0: skipped, as another process is training it" in err
+        assert out.splitlines()[1].split(maxsplit=1) == ["seed=0", "another process is training it"]
+        assert "seed=1" in out
+    assert sweep(default_config(), folder, swept) == 0
+    assert trainings.ran == ["seed=1", "seed=0"]
+
+
+def test_a_run_that_another_process_takes_first_is_skipped(trainings, tmp_path, capsys):
+    """Both have seen it free; the lock of the training decides."""
+    trainings["seed=0"] = InUse("another process is writing to it")
+    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))]) == 0
+    assert "seed=0: skipped, as another process" in capsys.readouterr().err
+    assert trainings.ran == ["seed=0", "seed=1"]
+
+
+def test_a_run_that_another_process_finishes_meanwhile_is_not_trained(trainings, tmp_path, monkeypatch):
+    train = executing.train
+
+    def meanwhile(config, folder):
+        for seed in (1, 2):
+            other = default_config()
+            other.seed = seed
+            train(other, RunFolder(tmp_path / f"seed={seed}"))
+        return train(config, folder)
+
+    monkeypatch.setattr(executing, "train", meanwhile)
+    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))]) == 0
+    assert trainings.ran == ["seed=1", "seed=2", "seed=0"]
+    assert [row["seed"] for row in table_of(tmp_path)] == ["0", "1", "2"]
+
+
+def test_configs_are_swept(trainings, tmp_path, capsys):
+    bases = grid.method_points(("linear_probe:dataset=digits", "mlvpt_digits"), [("train.epochs", "3")])
+    assert sweeping.sweep(combine(bases, [SweepAxis("seed", (0, 1))]), RunFolder(tmp_path)) == 0
+    rows = table_of(tmp_path)
+    assert [(row["config"], row["seed"]) for row in rows] == [
+        (name, seed) for name in ("linear_probe:dataset=digits", "mlvpt_digits") for seed in "01"
+    ]
+    assert trainings.ran[2:] == ["config=mlvpt_digits,seed=0", "config=mlvpt_digits,seed=1"]
+    stored = [configuration.from_json((tmp_path / name / CONFIG).read_text()) for name in trainings.ran]
+    assert [one.model.head.kind for one in stored] == ["linear", "linear", "group_experts", "group_experts"]
+    assert all(one.train.epochs == 3 for one in stored)
+    assert "config=mlvpt_digits" in capsys.readouterr().out
+    assert (tmp_path / "sweep.png").exists()
 
 
 def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):
