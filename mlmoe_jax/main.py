@@ -16,7 +16,7 @@ from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime import distributed
 
 # Modes in which all processes take part; in every other mode only the first one works.
-TOGETHER = ("train", "eval", "predict", "prune")
+TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
 # Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
 _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "sweep": (
@@ -24,6 +24,16 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         "config.KEY=VALUE,VALUE,…, or config=NAME,NAME,… for several configs; repeat for a grid",
         {"action": "append", "default": []},
     ),
+    "table": (
+        ("reproduce",),
+        "the table or figure of a paper, such as mlvpt.1, drmoe.2 or mlvpt.fig3",
+        {"default": ""},
+    ),
+    "only": (("reproduce",), "the rows with these settings, separated by commas: ML-VPT,dinov2*", {"default": ""}),
+    "dataset": (("reproduce",), "another data set for all rows, such as digits", {"default": ""}),
+    "root": (("reproduce",), "the folder of the data set, or DATASET=FOLDER,DATASET=FOLDER", {"default": ""}),
+    "seeds": (("reproduce",), "seeds to repeat every run with, such as 0,1,2", {"default": ""}),
+    "dry-run": (("reproduce",), "print the commands of all runs, and train nothing", {"action": "store_true"}),
     "images": (
         ("predict",),
         "image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, - for paths on "
@@ -74,8 +84,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mlmoe_jax.main",
-        description="Multi-label image classification: train, evaluate, predict, compare and report; count costs; "
-        "check and pack data.",
+        description="Multi-label image classification: train, evaluate, predict, compare and report; reproduce "
+        "published tables; count costs; check and pack data.",
         epilog="Every config key can be set with --config.SECTION.KEY=VALUE. --help=config lists the sections, "
         "--help=optim explains the keys of a section, --help=optim.learning_rate explains one key.",
         allow_abbrev=False,
@@ -218,6 +228,23 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     return sweep(points, folder, as_json=flags.json)
 
 
+def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    if flags.config is not None:
+        raise UserError("--mode=reproduce takes its configs from --table; leave --config out")
+    from mlmoe_jax.training.reproduce.commands import WORKDIR, dry_run, requested
+
+    options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
+    request = requested(flags.table, overrides=overrides, **options)
+    workdir = flags.workdir or WORKDIR
+    if flags.dry_run:
+        print(dry_run(request, workdir))
+        return 0
+    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.training.reproduce.run import reproduce
+
+    return reproduce(request, RunFolder(workdir), as_json=flags.json)
+
+
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     folder = _workdir(flags)
@@ -354,6 +381,7 @@ def _print_results(results: dict, as_json: bool) -> None:
 
 MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "train": _train,
+    "reproduce": _reproduce,
     "eval": _eval,
     "thresholds": _thresholds,
     "predict": _predict,

@@ -20,9 +20,10 @@ from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, p
 from helpers.paths import REPOSITORY
 from PIL import Image
 
-from mlmoe_jax.config import load_config, split_references, validate
+from mlmoe_jax.config import default_config, load_config, split_references, validate
 from mlmoe_jax.main import parse
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training.reproduce.commands import requested
 from mlmoe_jax.training.sweep import grid
 
 FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-keygen", "tensorboard", "xpk"}
@@ -49,9 +50,21 @@ def check_main(arguments: list[str]) -> None:
             grid.plan(config, RunFolder("none"), grid.parse(flags.sweep, config))
         else:
             validate(config)
-    needs_no_folder = flags.mode in ("summary", "compile", "data", "pack", "train", "prune", "import")
+    if flags.mode == "reproduce":
+        options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
+        requested(flags.table, overrides=overrides, **options)
+    if flags.sweep and not flags.config:
+        swept = {one.key: one.values for one in grid.parse(flags.sweep, default_config())}
+        for reference in swept[grid.METHOD]:
+            validate(load_config(reference, overrides))
+    needs_no_folder = flags.mode in ("summary", "compile", "data", "pack", "train", "prune", "import", "reproduce")
     assert flags.workdir or needs_no_folder
-    assert flags.config or flags.configs or flags.mode not in ("train", "import", "prune", "compile", "data", "pack")
+    assert (
+        flags.config
+        or flags.configs
+        or flags.sweep
+        or flags.mode not in ("train", "import", "prune", "compile", "data", "pack")
+    )
     assert flags.images or flags.mode != "predict"
     assert flags.output or flags.mode not in ("pack", "export")
 

@@ -109,9 +109,18 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
     return report
 
 
-def _mean_ap(evaluator: Evaluator, scores: Floats, codes: NDArray) -> float:
+def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats:
+    """Return the average precision of each label, f64[K], as `preset` averages it; nan without positives."""
+    return _average_precisions(PRESETS[name], np.asarray(scores, np.float64), np.asarray(codes))
+
+
+def _average_precisions(evaluator: Evaluator, scores: Floats, codes: NDArray) -> Floats:
     label, known = targets(codes, evaluator.difficult_in_ap)
-    ap = average_precision(scores, label, mask=known, interpolation=evaluator.interpolation)
+    return average_precision(scores, label, mask=known, interpolation=evaluator.interpolation)
+
+
+def _mean_ap(evaluator: Evaluator, scores: Floats, codes: NDArray) -> float:
+    ap = _average_precisions(evaluator, scores, codes)
     if evaluator.ap_without_positives is None:
         return mean_average_precision(ap)
     return float(np.where(np.isnan(ap), evaluator.ap_without_positives, ap).mean())

@@ -1,0 +1,1 @@
+"""The published numbers of the two papers, with their caveats and the configs that reproduce them."""

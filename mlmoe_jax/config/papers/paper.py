@@ -1,0 +1,273 @@
+"""The tables and figures of a paper, as its data file has them.
+
+One JSON file per paper beside this module holds every number that the paper prints, what is known against it, and the
+config that reproduces it; docs/papers.md and `--mode=reproduce` are made from it:
+
+    name, source      of the paper
+    evaluator         whose metrics the numbers are, a name of `evaluation.metrics.published`; rows may have another
+    readings          id -> how a number was read, if it is not simply printed: such a number is not certain
+    caveats           id -> why a number cannot be compared, or may not be reached
+    methods           name of a method -> its config, with arguments
+    backbones         name of a backbone -> `name` in this package, notes, and the config of a method that differs
+    results           id of a table ("1") or figure ("fig3") -> a result
+
+A result has a caption, `columns`, `rows`, and optionally `notes` (ids of readings and caveats of all its numbers),
+`metrics` (column -> the metric that its numbers really are), `arguments` of all configs, `groups` (heading -> further
+arguments: blocks of columns that the paper prints side by side), `x` (what a figure draws its rows over) and `then`
+(commands after the trainings, in which {METHOD} is a run folder). A row has `method`, `backbone`, and `printed`: one
+cell per column, or a list of cells per group. A cell is a number, null if it cannot be read, or a list of a cell and
+ids of notes; {"cells": …, "notes": …} adds notes to all. Further keys of a row: `over` (another method: the numbers
+are differences from it), `notes`, `arguments`, `overrides` (of config keys), `metrics`, `evaluator`, `small` (false:
+left out on a small data set), and `ours` (the numbers of this package, where there are any).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlmoe_jax.errors import UserError
+
+PAPERS = ("mlvpt", "drmoe")
+UNREAD = "unread"  # the reading of each number that is missing
+# Data sets with a backbone of their own, on which a grid runs in minutes: configs choose backbone and size for them.
+SMALL = ("digits",)
+
+
+@dataclass(frozen=True)
+class Number:
+    """One printed number, in the unit of its column; value: None if it could not be read. notes: those of it alone."""
+
+    value: float | None
+    notes: tuple[str, ...] = ()
+
+
+def as_text(value: float | None, *, sign: str = "") -> str:
+    """Return a number with one digit, or two if it has more; a dash for None and nan. sign: "+" marks positive ones."""
+    if value is None or math.isnan(value):
+        return "–"
+    digits = 1 if math.isclose(value, round(value, 1), abs_tol=1e-9) else 2
+    return f"{value:{sign}.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained: a config with arguments, and overrides of config keys."""
+
+    reference: str  # such as vpt:backbone=dinov2_vitb14,dataset=coco2014
+    overrides: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its run folder, such as vpt,backbone=dinov2_vitb14,dataset=coco2014."""
+        return ",".join([self.reference.replace(":", ","), *(f"{key}={text}" for key, text in self.overrides)])
+
+    @property
+    def dataset(self) -> str:
+        """The data set that it is trained on."""
+        return dict(item.split("=") for item in self.reference.partition(":")[2].split(","))["dataset"]
+
+    def with_seed(self, seed: int) -> Recipe:
+        """Return the same with a seed of its own."""
+        return Recipe(self.reference, (*self.overrides, ("seed", str(seed))))
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one run, or with `over` the differences of two.
+
+    settings: what is shown and filtered by, such as {"method": "VPT", "resolution": "224"}. backbone: its name in this
+    package, or "".
+    recipe: how to train it; None if this package does not have the method or the backbone. over: method and recipe of
+    the run to subtract. metrics: column -> metric of the evaluator. x: its place in a figure.
+    """
+
+    settings: Mapping[str, str]
+    backbone: str
+    recipe: Recipe | None
+    over: Recipe | None
+    evaluator: str
+    metrics: Mapping[str, str]
+    numbers: Mapping[str, Number]
+    ours: Mapping[str, float]
+    notes: tuple[str, ...]
+    x: Any
+
+    @property
+    def label(self) -> str:
+        """All settings in one line."""
+        return ", ".join(self.settings.values())
+
+
+@dataclass(frozen=True)
+class Result:
+    """One table or figure of a paper. notes: those of all its numbers. x: what a figure draws; "" for a table."""
+
+    id: str  # such as mlvpt.fig3
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+    x: str
+    then: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Its name in the paper, such as "table 1", with the caption."""
+        number = self.id.partition(".")[2]
+        kind = "figure" if number.startswith("fig") else "table" if number.isdigit() else ""
+        return f"{kind} {number.removeprefix('fig')}: {self.caption}" if kind else self.caption
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper with its results; notes: id -> sentence, of readings and caveats."""
+
+    id: str
+    name: str
+    source: str
+    readings: Mapping[str, str]
+    caveats: Mapping[str, str]
+    data: Mapping[str, Any]
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """Readings and caveats: id -> sentences."""
+        return {**self.readings, **self.caveats}
+
+    def certain(self, number: Number, row: Row, result: Result) -> bool:
+        """Return whether a number was simply read: no note of it, its row or its result is a reading."""
+        return not {*number.notes, *row.notes, *result.notes} & self.readings.keys()
+
+    def results(self, dataset: str = "") -> Iterator[Result]:
+        """Yield all results; see `result`."""
+        for name in self.data["results"]:
+            yield self.result(name, dataset)
+
+    def result(self, name: str, dataset: str = "") -> Result:
+        """Return a result; with `dataset`, its configs use this data set instead of their own."""
+        entry = self.data["results"][name]
+        return Result(
+            f"{self.id}.{name}",
+            entry["caption"],
+            tuple(entry["columns"]),
+            tuple(self._rows(entry, dataset)),
+            tuple(entry.get("notes", ())),
+            entry.get("x", ""),
+            tuple(entry.get("then", ())),
+        )
+
+    def _rows(self, entry: Mapping[str, Any], dataset: str) -> Iterator[Row]:
+        for row in entry["rows"]:
+            if dataset in SMALL and not row.get("small", True):
+                continue
+            for group, further in entry.get("groups", {"": {}}).items():
+                yield self._row(entry, row, group, further, dataset)
+
+    def _row(self, entry: Mapping, row: Mapping, group: str, further: Mapping, dataset: str) -> Row:
+        method, over, backbone, columns = row["method"], row.get("over"), row["backbone"], entry["columns"]
+        arguments = {**entry.get("arguments", {}), **further, **row.get("arguments", {})}
+        overrides = {key: str(value) for key, value in row.get("overrides", {}).items()}
+        shown = {"method": f"{method} − {over}" if over else method, "backbone": backbone}
+        shown |= {key: str(arguments[key]) for key in ("dataset", "resolution")}
+        shown |= {key: f"{key.rpartition('.')[2]}={text}" for key, text in overrides.items()}
+        recipes = (self._recipe(one, backbone, arguments, overrides, dataset) for one in (method, over))
+        cells, of_group = _cells(row["printed"][group] if group else row["printed"])
+        of_backbone = self.data["backbones"][backbone].get("notes", ())
+        return Row(
+            shown,
+            self.data["backbones"][backbone].get("name", ""),
+            *recipes,
+            row.get("evaluator", self.data["evaluator"]),
+            row.get("metrics", entry.get("metrics", {})),
+            dict(zip(columns, cells, strict=True)),
+            dict(zip(columns, row["ours"], strict=True)) if "ours" in row else {},
+            (*of_backbone, *row.get("notes", ()), *of_group),
+            _place(entry.get("x", ""), row, overrides),
+        )
+
+    def _recipe(
+        self, method: str | None, backbone: str, arguments: Mapping, overrides: Mapping[str, str], dataset: str
+    ) -> Recipe | None:
+        """Return how to train a method; None if this package lacks it."""
+        known = self.data["backbones"][backbone]
+        if method not in self.data["methods"] or "name" not in known:
+            return None
+        reference, extra = self.data["methods"][method], {"backbone": known["name"], **arguments}
+        if dataset:
+            extra["dataset"] = dataset
+        if dataset in SMALL:
+            del extra["backbone"], extra["resolution"]
+        elif method in known:
+            reference = known[method]
+            del extra["backbone"]
+        listed = ",".join(f"{key}={extra[key]}" for key in sorted(extra))
+        return Recipe(f"{reference}{',' if ':' in reference else ':'}{listed}", tuple(overrides.items()))
+
+
+def _cells(printed: Any) -> tuple[list[Number], tuple[str, ...]]:
+    """Return the numbers of a row, and the notes that they have in common."""
+    cells, notes = (printed["cells"], printed["notes"]) if isinstance(printed, dict) else (printed, ())
+    return [_number(cell) for cell in cells], tuple(notes)
+
+
+def _number(cell: Any) -> Number:
+    value, *notes = cell if isinstance(cell, list) else [cell]
+    return Number(value, tuple(notes) if value is not None else (*notes, UNREAD))
+
+
+def _place(x: str, row: Mapping[str, Any], overrides: Mapping[str, str]) -> Any:
+    return row["overrides"][x] if x in overrides else row["method"]
+
+
+@cache
+def load(name: str) -> Paper:
+    """Return a paper of PAPERS."""
+    data = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
+    return Paper(name, data["name"], data["source"], data["readings"], data["caveats"], data)
+
+
+def find(table: str, dataset: str = "") -> tuple[Paper, Result]:
+    """Return the paper and the result that `--table` names, such as mlvpt.1 or drmoe.fig4.
+
+    A number that no table has, as in mlvpt.7, names the figure. Raises UserError for another name.
+    """
+    name, _, number = table.partition(".")
+    if name not in PAPERS:
+        raise UserError(f"--table={table} is not PAPER.NUMBER with a paper among {', '.join(PAPERS)}, such as mlvpt.1")
+    known = load(name).data["results"]
+    found = next((one for one in (number, f"fig{number}") if one in known), None)
+    if found is None:
+        raise UserError(f"--table={table} is not among {', '.join(f'{name}.{one}' for one in known)}")
+    return load(name), load(name).result(found, dataset)
+
+
+def selected(rows: Sequence[Row], only: str) -> list[Row]:
+    """Return the rows that match all terms of `--only`, a list separated by commas; UserError if there are none.
+
+    A term is compared with each setting of a row and with its backbone's name here, without regard to case. If it
+    equals one, only rows with an equal setting match; otherwise it is a pattern such as `dinov2*`, or a part of one.
+    """
+    kept = list(rows)
+    for term in filter(None, (text.strip().lower() for text in only.split(","))):
+        kept = _matching(kept, term)
+    if not kept:
+        shown = dict.fromkeys(value for row in rows for value in row.settings.values())
+        raise UserError(f"no row of the table matches --only={only}; its rows have {', '.join(shown)}")
+    return kept
+
+
+def _matching(rows: list[Row], term: str) -> list[Row]:
+    settings = [[value.lower() for value in (*row.settings.values(), row.backbone)] for row in rows]
+    if any(term in values for values in settings):
+        hits = [term in values for values in settings]
+    else:
+        pattern = term if set(term) & set("*?[") else f"*{term}*"
+        hits = [any(fnmatchcase(value, pattern) for value in values) for values in settings]
+    return [row for row, hit in zip(rows, hits, strict=True) if hit]
