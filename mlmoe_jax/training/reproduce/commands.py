@@ -35,6 +35,11 @@ class Request:
     roots: Mapping[str, str] = field(default_factory=dict)
     overrides: Overrides = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        """The name of its files, such as mlvpt.4, or mlvpt.4-digits with another data set."""
+        return f"{self.result.id}-{self.dataset}" if self.dataset else self.result.id
+
     def runs_of(self, recipe: Recipe | None) -> list[Recipe]:
         """Return the runs of a recipe, one per seed; [] without a recipe."""
         return [] if recipe is None else [recipe.with_seed(seed) for seed in self.seeds] or [recipe]

@@ -125,8 +125,8 @@ def listed(request: Request, outcomes: Sequence[Outcome]) -> list[dict[str, Any]
 def write_tables(request: Request, outcomes: Sequence[Outcome], folder: RunFolder) -> None:
     """Write TABLE.csv and TABLE.md, such as mlvpt.1.csv."""
     entries = listed(request, outcomes)
-    folder.write_csv(f"{request.result.id}.csv", ["table", *_CSV], [_plain(entry) for entry in entries])
-    folder.write_text(f"{request.result.id}.md", format_markdown(request, outcomes))
+    folder.write_csv(f"{request.name}.csv", ["table", *_CSV], [_plain(entry) for entry in entries])
+    folder.write_text(f"{request.name}.md", format_markdown(request, outcomes))
 
 
 def _plain(entry: dict[str, Any]) -> list[Any]:

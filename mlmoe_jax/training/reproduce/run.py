@@ -39,7 +39,7 @@ def reproduce(request: Request, folder: RunFolder, *, as_json: bool = False) -> 
         image = figure(request, _outcomes(measurements, result.rows)) if result.x else None
         if image is not None:
             with folder.writing(wait=True):
-                folder.write_bytes(f"{result.id}.png", image)
+                folder.write_bytes(f"{request.name}.png", image)
         print(to_json(listed(request, outcomes), indent=2) if as_json else format_text(request, outcomes))
     for command in commands_after(request, str(folder)):
         status(f"the figure itself: {command}")

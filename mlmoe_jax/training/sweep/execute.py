@@ -18,6 +18,8 @@ from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.training.loop import Stopped, train
 from mlmoe_jax.training.sweep.grid import GridRun
 
+_FINISHED, _ELSEWHERE = "finished", "elsewhere"
+
 
 def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None]) -> bool:
     """Train all runs that are not finished, and fill in their results; False if a signal stopped it.
@@ -29,14 +31,12 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
     _write(runs, folder, write)
     for number, run in enumerate(runs, start=1):
         title = f"run {number} of {len(runs)}, {run.name}"
-        if run.results is None:
-            run.read_results()
-        if run.results is not None:
+        state = distributed.broadcast_from_first(_state(run))  # all processes of a job have to do the same
+        if state == _FINISHED:
             status(f"{title}: already finished")
             continue
-        if distributed.broadcast_from_first(run.folder.is_in_use()):
-            run.elsewhere = True
-        else:
+        run.elsewhere = state == _ELSEWHERE
+        if not run.elsewhere:
             status(title)
             try:
                 train(run.config, run.folder)
@@ -46,8 +46,9 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
                 if isinstance(error, InUse | BadImage) and distributed.process()[1] > 1:
                     raise  # only one process has noticed, and the others would wait for it
                 run.elsewhere = isinstance(error, InUse)
-                run.error = "" if run.elsewhere else str(error)
-                status(f"{title}: {run.error}" if run.error else title)
+                if not run.elsewhere:
+                    run.error = str(error)
+                    status(f"{title}: {error}")
             except (Stopped, KeyboardInterrupt) as stopped:
                 status(f"{title}: {str(stopped) or 'stopped; the same command resumes from there'}")
                 return False
@@ -55,6 +56,15 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
             status(f"{title}: skipped, as another process is training it")
         _write(runs, folder, write)
     return True
+
+
+def _state(run: GridRun) -> str:
+    """Return whether a run is finished or in use, which may have changed since the grid was planned; "" if neither."""
+    if run.results is None:
+        run.read_results()
+    if run.results is not None:
+        return _FINISHED
+    return _ELSEWHERE if run.folder.is_in_use() else ""
 
 
 def _write(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None]) -> None:

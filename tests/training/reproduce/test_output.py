@@ -244,8 +244,8 @@ def test_only_what_is_missing_is_trained_and_all_that_is_there_is_shown(training
     entries = json.loads(capsys.readouterr().out)
     assert len(entries) == 10 * 3
     assert all(entry["ours"] is not None for entry in entries)
-    assert (tmp_path / "mlvpt.fig3.png").read_bytes().startswith(b"\x89PNG")
-    with open(tmp_path / "mlvpt.fig3.csv", newline="") as file:
+    assert (tmp_path / "mlvpt.fig3-digits.png").read_bytes().startswith(b"\x89PNG")
+    with open(tmp_path / "mlvpt.fig3-digits.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 30
     assert main([*flags, "--only=VPT", "--config.train.epochs=1"]) == 2
     assert "train.epochs was 8 and is 1" in capsys.readouterr().err
