@@ -45,7 +45,7 @@ there.) The folder gets the table as `mlvpt.4.csv` and `mlvpt.4.md`, and a figur
 `--config.KEY=VALUE` applies to every run. Our metrics are those of the paper's own evaluator, computed from the scores
 of the run ([evaluation.md](evaluation.md#metrics)).
 
-This page is generated: `python -m mlmoe_jax.config.papers.page > docs/papers.md`.
+This page is the output of `python -m mlmoe_jax.config.papers.page`.
 """
 
 
@@ -103,7 +103,7 @@ def _line(paper: Paper, result: Result, row: Row, numbers: Mapping[str, int]) ->
         doubt = "" if number.value is None or paper.certain(number, row, result) else "?"
         cells.append(f"{as_text(number.value)}{doubt}")
     notes = dict.fromkeys([*row.notes, *(note for number in row.numbers.values() for note in number.notes)])
-    ours = " / ".join("–" if value is None else f"{value:.6g}" for value in row.ours.values()) or MISSING
+    ours = " / ".join(MISSING if value is None else f"{value:.6g}" for value in row.ours.values()) or MISSING
     return [*(row.settings[key] for key in _varying(result)), *cells, ours, _marks(notes, numbers)]
 
 

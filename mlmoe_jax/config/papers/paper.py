@@ -95,7 +95,7 @@ class Row:
     evaluator: str
     metrics: Mapping[str, str]
     numbers: Mapping[str, Number]
-    ours: Mapping[str, float]
+    ours: Mapping[str, float | None]
     notes: tuple[str, ...]
     x: Any
 

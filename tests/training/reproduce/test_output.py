@@ -115,6 +115,16 @@ def test_costs_need_no_training(tmp_path):
     assert outcome.state == "not reproduced here"
 
 
+@pytest.mark.slow
+def test_the_costs_on_the_page_are_those_of_the_models(tmp_path):
+    for outcome in outcomes_of(requested("mlvpt.4"), RunFolder(tmp_path)):
+        shown = {column: value for column, value in outcome.row.ours.items() if value is not None}
+        assert len(shown) == 3
+        assert outcome.ours == pytest.approx(shown, abs=1e-4)  # MACs have four digits, parameters all
+        assert outcome.ours["trainable, M"] == pytest.approx(shown["trainable, M"], abs=1e-9)
+        assert outcome.ours["total, M"] == pytest.approx(shown["total, M"], abs=1e-9)
+
+
 def test_what_this_package_lacks(tmp_path):
     request = requested("drmoe.originals", only="ML-Decoder")
     (outcome,) = outcomes_of(request, RunFolder(tmp_path))
