@@ -8,9 +8,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
-from mlmoe_jax.config.papers.paper import PAPERS, Paper, Result, Row, as_text, load
+from mlmoe_jax.config.papers.paper import MISSING, PAPERS, Paper, Result, Row, as_text, load
 
-MISSING = "not reproduced here"
 _WIDTH = 120
 _WIDEST = 10  # a table with more columns is shown with rows and columns exchanged
 

@@ -35,6 +35,7 @@ from typing import Any
 from mlmoe_jax.errors import UserError
 
 PAPERS = ("mlvpt", "drmoe")
+MISSING = "not reproduced here"  # instead of a number of this package
 UNREAD = "unread"  # the reading of each number that is missing
 # Data sets with a backbone of their own, on which a grid runs in minutes: configs choose backbone and size for them.
 SMALL = ("digits",)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.config.papers.paper import Recipe, Row
+from mlmoe_jax.config.papers.paper import MISSING, Recipe, Row
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import published
 from mlmoe_jax.evaluation.results import read_scores, require_split, training_results
@@ -65,19 +65,25 @@ class Measurements:
         values = {column: [one[column] for one in found if column in one] for column in row.numbers}
         ours = {column: float(np.mean(of)) for column, of in values.items() if of}
         spread = {column: float(np.std(of)) for column, of in values.items() if len(of) > 1}
+        if not row.numbers:
+            finished = all(self._is_finished(run) for run in self._request.runs_of(row.recipe))
+            return Outcome(row, state="trained" if finished else "not trained")
         missing = row.numbers.keys() - ours.keys()
-        return Outcome(row, ours, spread, "not reproduced here" if missing else "")
+        return Outcome(row, ours, spread, MISSING if missing else "")
 
     def _of_run(self, run: Recipe, row: Row) -> dict[str, float]:
         """Return the columns of a row for one run; before it is finished, only those that need no training."""
         columns = list(row.numbers)
         found = self._cost(run) if COSTS.keys() & columns else {}
-        if training_results(self._folder.below(run.name)) is not None:
+        if self._is_finished(run):
             metrics, space = self._measured(run, row.evaluator)
             for column in columns:
                 if column not in found:
                     found[column] = _value(row.metrics.get(column, column), metrics, space)
         return found
+
+    def _is_finished(self, run: Recipe) -> bool:
+        return training_results(self._folder.below(run.name)) is not None
 
     def _measured(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
         """Return metric -> percent of a finished run on its first test split, and its label space."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ from mlmoe_jax.config.papers.paper import Row, as_text
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.text import text_table
 from mlmoe_jax.training.reproduce.commands import Request
-from mlmoe_jax.training.reproduce.measure import Outcome
+from mlmoe_jax.training.reproduce.measure import COSTS, Outcome
 from mlmoe_jax.training.sweep.plot import Line, draw
 
+_WIDTH = 120
 _UNCERTAIN = "?"  # after a published number that was not simply read
 _CSV = (
     *("row", "column", "metric", "published", "uncertain", "ours", "standard_deviation", "seeds", "difference"),
@@ -26,7 +28,8 @@ def format_text(request: Request, outcomes: Sequence[Outcome]) -> str:
     table = _table(request, outcomes)
     columns = max(map(len, table))
     lines = [_heading(request), "", text_table(table, align="<<" + ">" * (columns - 3) + "<"), ""]
-    return "\n".join([*lines, *_notes(request, outcomes)])
+    notes = [textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in _notes(request, outcomes)]
+    return "\n".join([*lines, *notes])
 
 
 def format_markdown(request: Request, outcomes: Sequence[Outcome]) -> str:
@@ -50,7 +53,10 @@ def _table(request: Request, outcomes: Sequence[Outcome]) -> list[list[str]]:
     table = [["", "", *result.columns, "caveats"]]
     for outcome in outcomes:
         row = outcome.row
-        marks = ",".join(str(numbers[note]) for note in _own_notes(row))
+        marks = ",".join(map(str, sorted(numbers[note] for note in _own_notes(row))))
+        if not result.columns:  # images, not numbers
+            table.append([row.label, outcome.state, marks])
+            continue
         table.append([row.label, "published", *(_published(request, row, column) for column in result.columns), marks])
         if not outcome.ours:
             table.append(["", "ours", outcome.state])
@@ -70,7 +76,7 @@ def _published(request: Request, row: Row, column: str) -> str:
 
 def _ours(outcome: Outcome, column: str) -> str:
     value, spread = outcome.ours.get(column), outcome.spread.get(column)
-    text = "–" if value is None or math.isnan(value) else f"{value:.2f}"
+    text = "–" if value is None or math.isnan(value) else f"{value:.4g}" if column in COSTS else f"{value:.2f}"
     return f"{text} ± {spread:.2f}" if spread is not None else text
 
 

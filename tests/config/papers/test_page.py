@@ -2,8 +2,8 @@
 
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.config.papers.page import MISSING, page
-from mlmoe_jax.config.papers.paper import PAPERS, load
+from mlmoe_jax.config.papers.page import page
+from mlmoe_jax.config.papers.paper import MISSING, PAPERS, load
 
 
 def test_the_page_in_the_repository_is_up_to_date():
