@@ -36,6 +36,7 @@ class Outcome:
     ours: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)  # {} for one seed
     state: str = ""
+    seeds: int = 0  # number of finished runs
 
     def difference(self, column: str) -> float:
         """Ours minus the published number; nan if one is missing."""
@@ -64,12 +65,14 @@ class Measurements:
             ]
         values = {column: [one[column] for one in found if column in one] for column in row.numbers}
         ours = {column: float(np.mean(of)) for column, of in values.items() if of}
-        spread = {column: float(np.std(of)) for column, of in values.items() if len(of) > 1}
-        if not row.numbers:
-            finished = all(self._is_finished(run) for run in self._request.runs_of(row.recipe))
-            return Outcome(row, state="trained" if finished else "not trained")
-        missing = row.numbers.keys() - ours.keys()
-        return Outcome(row, ours, spread, MISSING if missing else "")
+        spread = {column: float(np.std(of)) for column, of in values.items() if len(of) > 1 and column not in COSTS}
+        runs = self._request.runs_of(row.recipe)
+        finished = sum(map(self._is_finished, runs))
+        if row.numbers:
+            state = MISSING if row.numbers.keys() - ours.keys() else ""
+        else:
+            state = "trained" if finished == len(runs) else "not trained"
+        return Outcome(row, ours, spread, state, finished)
 
     def _of_run(self, run: Recipe, row: Row) -> dict[str, float]:
         """Return the columns of a row for one run; before it is finished, only those that need no training."""

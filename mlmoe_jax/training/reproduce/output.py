@@ -28,7 +28,10 @@ def format_text(request: Request, outcomes: Sequence[Outcome]) -> str:
     table = _table(request, outcomes)
     columns = max(map(len, table))
     lines = [_heading(request), "", text_table(table, align="<<" + ">" * (columns - 3) + "<"), ""]
-    notes = [textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in _notes(request, outcomes)]
+    notes = [
+        textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        for line in _notes(request, outcomes)
+    ]
     return "\n".join([*lines, *notes])
 
 
@@ -121,7 +124,7 @@ def listed(request: Request, outcomes: Sequence[Outcome]) -> list[dict[str, Any]
             values = (
                 *(row.label, column, f"{row.evaluator}/{metric}", number.value),
                 not request.paper.certain(number, row, request.result),
-                *(outcome.ours.get(column), outcome.spread.get(column), len(runs), outcome.difference(column)),
+                *(outcome.ours.get(column), outcome.spread.get(column), outcome.seeds, outcome.difference(column)),
                 *(" ".join(notes), " ".join(run.name for run in runs), row.recipe.reference if row.recipe else ""),
             )
             entries.append({"table": request.result.id, **dict(zip(_CSV, values, strict=True))})
