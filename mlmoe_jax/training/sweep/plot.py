@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -15,6 +16,8 @@ import numpy as np
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 _MARKERS = "os^DvPX"
 _LOGARITHMIC_FROM = 20.0  # ratio of largest to smallest x value from which the axis may be logarithmic
+_MANY = 10  # names on an axis from which they are steep
+_LETTERS = 13  # of a title per inch
 _NARROWEST_TICK = 0.06  # fraction of the axis; for closer x values, matplotlib chooses the ticks
 
 
@@ -51,7 +54,9 @@ def draw(
     from matplotlib.figure import Figure
 
     with style.context("default"):  # independent of the user's matplotlibrc, which may require LaTeX
-        figure = Figure(figsize=(1.6 + 4.2 * len(panels), 3.8), layout="constrained")
+        panel = max(4.2, 0.3 * len(x_values)) if not _is_numeric(x_values) else 4.2
+        width = 1.6 + panel * len(panels)
+        figure = Figure(figsize=(width, 3.8), layout="constrained")
         FigureCanvasAgg(figure)
         styles = _styles([line.label for lines in panels.values() for line in lines])
         handles: dict[str, Any] = {}
@@ -79,7 +84,8 @@ def draw(
             alignment="left",
         )
         if title:
-            figure.suptitle(title.replace("$", r"\$"), fontsize=10, x=0.01, ha="left")
+            text = "\n".join(textwrap.fill(line, int(_LETTERS * (width - 2))) for line in title.splitlines())
+            figure.suptitle(text.replace("$", r"\$"), fontsize=10, x=0.01, ha="left")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=180)
     return buffer.getvalue()
@@ -120,11 +126,11 @@ def _draw_line(axes: Any, line: Line, place: Mapping[Any, float], joined: str, s
 
 def _x_axis(axes: Any, values: Sequence[Any]) -> tuple[dict[Any, float], str]:
     """Set scale and ticks; return the position of each value and the line style between points."""
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+    if not _is_numeric(values):
         names = [_plain(str(value), 24) for value in values]
         axes.set_xticks(range(len(values)), names)
         if sum(map(len, names)) > 36:
-            axes.tick_params(axis="x", rotation=25)
+            axes.tick_params(axis="x", rotation=25 if len(names) <= _MANY else 60)
             for label in axes.get_xticklabels():
                 label.set(ha="right", rotation_mode="anchor")
         return {value: float(place) for place, value in enumerate(values)}, ":"
@@ -140,6 +146,10 @@ def _x_axis(axes: Any, values: Sequence[Any]) -> tuple[dict[Any, float], str]:
         axes.set_xticks(list(values), [f"{value:g}" for value in values])
         axes.minorticks_off()
     return {value: float(value) for value in values}, "-"
+
+
+def _is_numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
 
 
 def _narrowest(ordered: np.ndarray) -> float:
