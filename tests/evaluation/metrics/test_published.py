@@ -7,7 +7,7 @@ from helpers.paths import PARITY
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_fscore_support
 
 from mlmoe_jax.evaluation.metrics import multilabel
-from mlmoe_jax.evaluation.metrics.published import PRESETS, preset
+from mlmoe_jax.evaluation.metrics.published import PRESETS, average_precisions, preset
 from mlmoe_jax.inference.step import probabilities
 
 ARRAYS = np.load(PARITY / "metrics.npz")
@@ -175,3 +175,10 @@ def test_invalid_arguments(refusal):
         preset("mlvpt", P, Y, frequency=None)
     with pytest.raises(ValueError, match="NaN"):
         preset("asl", np.full_like(P, np.nan), Y, frequency=None)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_average_precision_per_label_is_what_the_map_averages(name):
+    of_labels = average_precisions(name, P, DIFFICULT)
+    assert of_labels.shape == (Y.shape[1],)
+    assert of_labels.mean() == pytest.approx(preset(name, P, DIFFICULT, frequency=frequencies(name))["mAP"])

@@ -111,3 +111,14 @@ def test_labels_are_drawn_literally_and_truncated():
     options = {"x_label": "$", "y_label": "$a", "title": "100 $ $", "legend": "$_$"}
     with Image.open(io.BytesIO(draw({"$y_": lines}, odd, **options))) as image:
         assert image.width < 2000
+
+
+def test_many_names_have_room_and_a_long_title_is_broken(drawn):
+    few, many = ([f"name {k}" for k in range(count)] for count in (5, 20))
+    title = "a title of many words that is wider than the figure, so that it would run into the legend"
+    narrow, wide = (drawn([straight(names)], names, title=title) for names in (few, many))
+    assert wide.get_figwidth() > narrow.get_figwidth()
+    assert [figure.axes[0].get_xticklabels()[0].get_rotation() for figure in (narrow, wide)] == [0, 60]
+    assert len(narrow.get_suptitle().splitlines()) > 1
+    assert " ".join(narrow.get_suptitle().split()) == title
+    assert drawn([straight([1, 2])], [1, 2], title="two\nlines").get_suptitle() == "two\nlines"
