@@ -13,7 +13,8 @@ from mlmoe_jax.config.papers.paper import MISSING, Recipe, Row
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import published
 from mlmoe_jax.evaluation.results import read_scores, require_split, training_results
-from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import read_config, read_label_space
 from mlmoe_jax.training.preflight.cost import summarize
 from mlmoe_jax.training.reproduce.commands import Request
 
@@ -92,10 +93,10 @@ class Measurements:
         """Return metric -> percent of a finished run on its first test split, and its label space."""
         if (run, evaluator) not in self._metrics:
             folder = self._folder.below(run.name)
-            split = configuration.from_json(folder.read_text(CONFIG)).data.test_splits[0]
+            split = read_config(folder).data.test_splits[0]
             scored = require_split(folder, read_scores(folder), split)
             scores, codes = scored.scores[scored.read], scored.codes[scored.read]
-            space = LabelSpace.load(folder / LABEL_SPACE)
+            space = read_label_space(folder)
             metrics = published.preset(evaluator, scores, codes, frequency=space.frequency)
             of_labels = published.average_precisions(evaluator, scores, codes)
             metrics |= {f"AP {name}": value for name, value in zip(space.names, of_labels, strict=True)}
