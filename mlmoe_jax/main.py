@@ -10,126 +10,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from mlmoe_jax.config.flags import parse_flags
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime import distributed
 
 # Modes in which all processes take part; in every other mode only the first one works.
 TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
-# Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
-_FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
-    "sweep": (
-        ("train",),
-        "config.KEY=VALUE,VALUE,…, or config=NAME,NAME,… for several configs; repeat for a grid",
-        {"action": "append", "default": []},
-    ),
-    "table": (
-        ("reproduce",),
-        "the table or figure of a paper, such as mlvpt.1, drmoe.2 or mlvpt.fig3",
-        {"default": ""},
-    ),
-    "only": (("reproduce",), "the rows with these settings, separated by commas: ML-VPT,dinov2*", {"default": ""}),
-    "dataset": (("reproduce",), "another data set for all rows, such as digits", {"default": ""}),
-    "root": (("reproduce",), "the folder of the data set, or DATASET=FOLDER,DATASET=FOLDER", {"default": ""}),
-    "seeds": (("reproduce",), "seeds to repeat every run with, such as 0,1,2", {"default": ""}),
-    "dry-run": (("reproduce",), "print the commands of all runs, and train nothing", {"action": "store_true"}),
-    "images": (
-        ("predict",),
-        "image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, - for paths on "
-        "stdin",
-        {"nargs": "+", "default": []},
-    ),
-    "checkpoint": (
-        ("eval", "predict"),
-        "best (the selected values; default), latest (the values at the end of the newest checkpoint), or the step of "
-        "a checkpoint",
-        {"default": "best"},
-    ),
-    "top-k": (("predict",), "the number of labels per image, instead of thresholds", {"type": int}),
-    "gates": (("predict",), "write the routing weights too; needs a .jsonl file", {"action": "store_true"}),
-    "batch-size": (("predict",), "the number of images per batch", {"type": int}),
-    "split": (("compare",), "one split (default: all that both runs have)", {}),
-    "against": (("report",), "another run folder to compare with", {}),
-    "pairs": (
-        ("compare", "report"),
-        "pairs of labels such as frisbee:dog,toilet:sink, to count how often the second is predicted with and without "
-        "the first (default: those of the ML-VPT paper, or the most frequent ones in training)",
-        {"default": ""},
-    ),
-    "cost": (("report",), "count parameters and multiply-adds (takes seconds)", {"action": "store_true"}),
-    "sample": (("data",), "the number of images to inspect per split (default: all)", {"type": int, "default": 0}),
-    "configs": (("summary",), "several configs, separated by commas", {"default": ""}),
-    "topology": (("compile",), "a TPU slice such as v5e:16x16 (default: the devices of this host)", {"default": ""}),
-    "find-batch": (("compile",), "find the largest batch per device that fits", {"action": "store_true"}),
-    "labels": (("compile",), "the number of labels (default: that of the data set)", {"type": int, "default": 0}),
-    "quick": (("compile",), "use the lowest optimization level, in a fraction of the time", {"action": "store_true"}),
-    "output": (
-        ("predict", "compare", "report", "pack", "export"),
-        "a .csv or .jsonl file, - for stdout (predict; default: predictions.csv in the run folder); a .csv or .json "
-        "file (compare); an .html file (report; default: report.html in the run folder); a folder (pack); a "
-        ".safetensors or .npz file (export)",
-        {},
-    ),
-}
-
 _HELP = "--help="  # with a section or a key of the config; a bare --help is argparse's
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise UserError(f"{message}; see --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m mlmoe_jax.main",
-        description="Multi-label image classification: train, evaluate, predict, compare and report; reproduce "
-        "published tables; count costs; check and pack data.",
-        epilog="Every config key can be set with --config.SECTION.KEY=VALUE. --help=config lists the sections, "
-        "--help=optim explains the keys of a section, --help=optim.learning_rate explains one key.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--mode", choices=tuple(MODES), default="train")
-    parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
-    parser.add_argument("--workdir", action="append", default=[], help="run folder (compare: twice; train: runs/…)")
-    for name, (modes, text, options) in _FLAGS.items():
-        parser.add_argument(f"--{name}", help=f"{', '.join(modes)}: {text}", **options)
-    parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
-    return parser
-
-
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
-    """Return the flags and the overrides ("section.key", "text").
-
-    Raises UserError for unknown, missing, repeated and misplaced flags.
-    """
-    plain, overrides, rest = [], [], list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--config."):
-            plain.append(word)
-            continue
-        key, equals, value = word.removeprefix("--config.").partition("=")
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise UserError(f"{word} has no value; write {word}=VALUE")
-            value = rest.pop(0)
-        overrides.append((key, value))
-    parser = _parser()
-    flags = parser.parse_args(plain)
-    most = {"config": 1, "workdir": 2 if flags.mode == "compare" else 1}
-    for name, limit in most.items():
-        given = getattr(flags, name)
-        if len(given) > limit:
-            raise UserError(f"--{name} is given {len(given)} times; give it {'once' if limit == 1 else 'twice'}")
-        if limit == 1:
-            setattr(flags, name, given[0] if given else None)
-    for name, (modes, _, _) in _FLAGS.items():
-        attribute = name.replace("-", "_")
-        if flags.mode not in modes and getattr(flags, attribute) != parser.get_default(attribute):
-            raise UserError(f"--{name} is for --mode={' and '.join(modes)}; leave it out of --mode={flags.mode}")
-    return flags, overrides
+    """Return the flags and the overrides of a command, as `parse_flags` does."""
+    return parse_flags(arguments, tuple(MODES))
 
 
 def _load_config(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):

@@ -1,4 +1,4 @@
-"""Pairs of labels by name: how often is b predicted, with and without a? (ML-VPT, figures 1 and 7)
+"""Pairs of labels by name: how often is b predicted, with and without a? (ML-VPT, figure 1, and ML-VPT, figure 7)
 
 ML-VPT illustrates co-occurrence overfitting with images in which a label is predicted because another one that often
 accompanies it is present. This module counts such predictions for named pairs (a, b), for one run or for two runs on

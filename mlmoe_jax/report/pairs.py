@@ -1,4 +1,4 @@
-"""The section about pairs of labels: is b predicted because a is present? (ML-VPT, figures 1 and 7)"""
+"""The section about pairs of labels: is b predicted because a is present? (ML-VPT, figure 1, and ML-VPT, figure 7)"""
 
 from __future__ import annotations
 

@@ -25,6 +25,8 @@ def test_the_page_has_every_result_and_caveat():
 def test_a_row_has_its_numbers_what_was_reached_here_and_its_notes():
     lines = page().splitlines()
     (row,) = (line for line in lines if line.startswith("| ML-VPT | ViT-B/16, MAE | 224 | 75.2 "))
-    assert row == f"| ML-VPT | ViT-B/16, MAE | 224 | 75.2 | 69.5 | 69.9 | 69.6? | 74.0 | 74.9 | 74.4 | {MISSING} | 2, 21 |"
+    assert (
+        row == f"| ML-VPT | ViT-B/16, MAE | 224 | 75.2 | 69.5 | 69.9 | 69.6? | 74.0 | 74.9 | 74.4 | {MISSING} | 2, 21 |"
+    )
     assert "| AP sofa | 87.8 | 88.5 |" in lines  # a table with many columns is turned
     assert any(line.endswith("| 0.616 / 0.5106 / 0.4498 / 0.3168 / 0.2303 |  |") for line in lines)
