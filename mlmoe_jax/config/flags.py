@@ -1,4 +1,4 @@
-"""The flags of the command line, beside `--config.KEY=VALUE`: a table of those of some modes only, and how they are read."""
+"""The flags of the command line beside `--config.KEY=VALUE`: those of some modes only, and how all are read."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def test_everything_has_a_sentence(name):
     doc = (KEYS.get(name) or SECTIONS[name]).doc
     assert doc[0].isupper()
     assert doc.endswith(".")
-    assert ". " not in doc, "one sentence"
+    assert ". " not in doc.replace("eq. ", "equation "), "one sentence"
     assert "\n" not in doc
 
 
