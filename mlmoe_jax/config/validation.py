@@ -4,10 +4,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import KEYS, in_open_section, key_named
+from mlmoe_jax.config.defaults import KEYS, default_config, in_open_section, key_named
 from mlmoe_jax.config.loading import flatten, why_unknown
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.heads.catalog import HEADS, head_of
+
+# The keys of `config.augment` that change an image unless they have their default.
+AUGMENTS = ("geometry", "flip", "shift", "contrast", "brightness", "saturation", "cutout", "randaugment")
 
 
 def validate(config: ConfigDict) -> None:
@@ -15,7 +18,7 @@ def validate(config: ConfigDict) -> None:
     flat = flatten(config)
     if missing := [name for name in KEYS if name not in flat and not in_open_section(name)]:
         raise UserError(f"the config lacks {', '.join(missing)}; let it start from default_config()")
-    if wrong := [*_key_mistakes(flat), *_model_mistakes(config), *_data_mistakes(config)]:
+    if wrong := [*_key_mistakes(flat), *_model_mistakes(config), *_data_mistakes(config), *_cache_mistakes(config)]:
         raise UserError("the config has mistakes: " + "; ".join(wrong))
 
 
@@ -58,6 +61,26 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
         wrong.append("eval.select_on=test needs data.test_splits")
     if not data.val_split and not data.test_splits:
         wrong.append("data.val_split and data.test_splits are both empty, so that there is nothing to evaluate")
+    return wrong
+
+
+def _cache_mistakes(config: ConfigDict) -> list[str]:
+    """Return the settings under which the features of an image would not stay the same during training."""
+    if config.data.cache_features == "no":
+        return []
+    neutral, wrong = default_config().augment, []
+    if asked := [f"augment.{name}={neutral[name]}" for name in AUGMENTS if config.augment[name] != neutral[name]]:
+        wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(asked)}")
+    if config.model.prompts.kind != "none":
+        wrong.append(
+            "data.cache_features needs features that do not change in training, and model.prompts.kind="
+            f"{config.model.prompts.kind} changes them: set data.cache_features=no"
+        )
+    if config.model.backbone.batch_norm == "trainable":
+        wrong.append(
+            "data.cache_features needs features that do not depend on the batch: set "
+            "model.backbone.batch_norm=frozen, or data.cache_features=no"
+        )
     return wrong
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import os
 import warnings
@@ -197,6 +198,10 @@ class Images:
         """Return the rows i64[n] of the images that have no file, without reading any file."""
         return np.zeros(0, np.int64)
 
+    def stamp(self, row: int) -> str:
+        """Return a text that changes if image `row` changes."""
+        return hashlib.sha256(self.read(row).tobytes()).hexdigest()
+
     def take(self, rows: np.ndarray) -> Images:
         """Return the images `rows`, i64[n], in that order."""
         return _Taken(self, rows)
@@ -235,6 +240,10 @@ class _Taken(Images):
         """Return the rows that refer to images without a file."""
         return np.flatnonzero(np.isin(self.rows, self.whole.missing()))
 
+    def stamp(self, row: int) -> str:
+        """Return the stamp of the image that `row` refers to."""
+        return self.whole.stamp(int(self.rows[row]))
+
 
 class ArrayImages(Images):
     """Images of one size in memory, u8[N,h,w,3]."""
@@ -265,6 +274,10 @@ class EncodedImages(Images):
         """Decode image `row` to a Pillow image."""
         return open_image(self.encoded(row), name=self.name(row), decoding=decoding)
 
+    def stamp(self, row: int) -> str:
+        """Return the checksum of the stored bytes of image `row`."""
+        return hashlib.sha256(self.encoded(row)).hexdigest()
+
 
 class ImageFiles(EncodedImages):
     """Images in files `names` below `folder`, read on access."""
@@ -292,6 +305,18 @@ class ImageFiles(EncodedImages):
         places = [os.path.split(name) for name in self.names]
         present = {parent: _listing(Path(self.folder, parent)) for parent in {parent for parent, _ in places}}
         return np.flatnonzero([name not in present[parent] for parent, name in places])
+
+    def stamp(self, row: int) -> str:
+        """Return size and time of the file of image `row`; "missing" if there is none."""
+        name = self.name(row)
+        try:
+            if "://" in name:
+                found = epath.Path(name).stat()
+                return f"{found.length} {found.mtime}"
+            found = os.stat(name)
+        except OSError:
+            return "missing"
+        return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def image_files(folder: Path, names: Sequence[str], *, check: bool = True) -> ImageFiles:

@@ -33,8 +33,10 @@ class _Examples(grain.transforms.MapWithIndex):
     def __init__(self, split: Split, data_config, augment, seed: int, labels: bool, process: tuple[int, int]):
         training = augment is not None
         self.split, self.seed, self.labels, self.process = split, seed, labels, process
-        self.size, self.skip = data_config.image_size, data_config.bad_images == "skip"
-        self.difficult = data_config.difficult_train
+        self.skip, self.difficult = data_config.bad_images == "skip", data_config.difficult_train
+        image = {"image": np.zeros((data_config.image_size, data_config.image_size, 3), np.uint8)}
+        self.no_input = image if split.features is None else split.features.blank()
+        self.no_labels = np.full(len(split.classes), UNKNOWN, np.int8)
         self.transform = make_host_transform(data_config, augment, training=training)
         reduced = data_config.reduced_decoding
         least = smallest_useful_side(data_config, augment, training=training) if reduced else 0
@@ -50,19 +52,23 @@ class _Examples(grain.transforms.MapWithIndex):
 
     def _read(self, row: int, random: np.random.Generator) -> Batch:
         if row >= len(self.split):
-            return self._blank(-1)
+            row, given = -1, None
+        else:
+            given = self._input(row, random)
+        codes = self.no_labels if given is None else self.split.labels[row]
+        read = np.float32(given is not None)
+        return {**(given or self.no_input), **self._targets(codes), "mask": read, "id": np.int32(row)}
+
+    def _input(self, row: int, random: np.random.Generator) -> Batch | None:
+        """Return what the model gets of an image; None for one that cannot be read and is left out."""
+        if self.split.features is not None:
+            return self.split.features[row]
         try:
-            image = self.transform(self.split.images.open(row, self.decoding), random)
+            return {"image": self.transform(self.split.images.open(row, self.decoding), random)}
         except BadImage:
             if not self.skip:
                 raise
-            return self._blank(row)
-        return {"image": image, **self._targets(self.split.labels[row]), "mask": np.float32(1), "id": np.int32(row)}
-
-    def _blank(self, row: int) -> Batch:
-        image = np.zeros((self.size, self.size, 3), np.uint8)
-        unknown = np.full(len(self.split.classes), UNKNOWN, np.int8)
-        return {"image": image, **self._targets(unknown), "mask": np.float32(0), "id": np.int32(row)}
+            return None
 
     def _targets(self, codes: np.ndarray) -> Batch:
         return dict(zip(("label", "label_mask"), targets(codes, self.difficult), strict=True)) if self.labels else {}
@@ -87,9 +93,9 @@ def build_loader(
     """Return this process's part of every global batch of `batch_size` images.
 
     data_config: `config.data`. augment: `config.augment` for training: images are shuffled by `seed`, repeated without
-    end and augmented, starting with the batch of `first_step`. Without it, each image is returned once, in order; the
-    last batch is padded, and each process gets the same number of batches. labels: add `label` and `label_mask`, which
-    are only used in training. process: (index, count); `count` divides `batch_size`.
+    end and augmented (not if the split has features), starting with the batch of `first_step`. Without it, each image
+    is returned once, in order; the last batch is padded, and each process gets the same number of batches. labels: add
+    `label` and `label_mask`, which are only used in training. process: (index, count); `count` divides `batch_size`.
 
     `mask` is 0 and `id` −1 for padding. If an image cannot be read, the loader raises BadImage; with
     data.bad_images=skip, the example has `mask` 0 and the `id` of the image (see `SkippedImages`).
@@ -105,7 +111,7 @@ def build_loader(
     batches = rows.batch(batch_size, drop_remainder=True).map_with_index(examples)[first_step:]
     threads = grain.ReadOptions(num_threads=data_config.threads, prefetch_buffer_size=2 * data_config.threads)
     loader = batches.to_iter_dataset(threads)
-    if data_config.workers:
+    if data_config.workers and split.features is None:  # features are mapped into the memory of this process
         flags.FLAGS.mark_as_parsed()  # Grain's workers inherit absl's flags, which are not parsed here
         loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=data_config.workers))
     return iter(loader)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlmoe_jax.data.images import Images
+
+if TYPE_CHECKING:
+    from mlmoe_jax.data.features import FeatureTable
 
 NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
 
@@ -27,7 +31,8 @@ class Split:
 
     `labels` is i8[N,K] with the values NEGATIVE, POSITIVE, UNKNOWN and DIFFICULT above; the pipeline, not the source,
     decides how UNKNOWN and DIFFICULT are treated in training. `ids` names each image (a path or a generated name); `id`
-    in a batch is the row in this table. `missing` has the images that were left out because they have no file.
+    in a batch is the row in this table. `missing` has the images that were left out because they have no file. With
+    `features`, by row, batches hold these in place of the images.
     """
 
     name: str
@@ -36,6 +41,7 @@ class Split:
     ids: Sequence[str]
     images: Images
     missing: Split | None = None
+    features: FeatureTable | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.prepare import Batch, Preprocess, prepare
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.contracts import Features, Prediction
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, unpadded
 
@@ -41,22 +41,24 @@ def apply(
     Training, pruning, evaluation, prediction and explanations all call this function, so padding is removed and
     activations are sharded in the same way for all of them.
 
-    values: all values of the model, placed on `mesh` with `label_axes`. batch: as in `data.batch`; evaluation needs no
-    labels. key: None for evaluation. With a key the model is in training mode: images are augmented according to
-    `augmentation`, heads that learn from the labels read `batch["label"]`, and all random numbers are drawn from the
-    key. return_attention: include attention maps in the prediction.
+    values: all values of the model, placed on `mesh` with `label_axes`. batch: as in `data.batch`; if it has features,
+    the backbone is not applied. Evaluation needs no labels. key: None for evaluation. With a key the model is in
+    training mode: images are augmented according to `augmentation`, heads that learn from the labels read
+    `batch["label"]`, and all random numbers are drawn from the key. return_attention: include attention maps in the
+    prediction.
     """
     model = definition.merge(unpadded(values, label_axes))
     options: dict[str, Any] = {"return_attention": True} if return_attention else {}
-    if key is None:
-        image = prepare(batch, preprocess)
-    else:
+    augment_key = None
+    if key is not None:
         augment_key, model_key = jax.random.split(key)
-        image = prepare(batch, preprocess, augmentation, augment_key)
         model.train()  # merged modules are in evaluation mode
         options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
     with partition.over(mesh):
-        prediction = model(image, **options)
+        if "image" in batch:
+            prediction = model(prepare(batch, preprocess, augmentation, augment_key), **options)
+        else:
+            prediction = model.classify(Features.of_arrays(batch), **options)
     return prediction, definition.stats_of(model)
 
 
@@ -84,5 +86,21 @@ def make_eval_step(
             weights = {gate: prediction.gates[gate][..., np.array(entries)] for gate, entries in shared.items()}
             found["shares"] = {gate: of_shared.sum(axis=-1) for gate, of_shared in weights.items()}
         return {**found, "gates": prediction.gates} if gates else found
+
+    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
+
+
+def make_feature_step(
+    definition: ModelDef, preprocess: Preprocess, mesh: Mesh
+) -> Callable[[Params, Batch], dict[str, jax.Array]]:
+    """Return the step that computes features: (values, batch) -> arrays of the `Features` that the head reads.
+
+    It returns `id` and `mask` too.
+    values: all values of the model, replicated on the mesh. Every process receives the results of the whole batch.
+    """
+
+    def step(values: Params, batch: Batch) -> dict[str, jax.Array]:
+        features = definition.merge(values).encode(prepare(batch, preprocess))
+        return {**features.arrays(), "mask": batch["mask"], "id": batch["id"]}
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))

@@ -14,7 +14,7 @@ from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.contracts import PROMPTS, Backbone, BackboneShape, Head, Prediction
+from mlmoe_jax.models.contracts import PROMPTS, Backbone, BackboneShape, Features, Head, Prediction
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.prompts import SIDES, DeepPrompts, PrunablePrompts, ShallowPrompts, prompt_groups, prompt_mask
 
@@ -37,10 +37,25 @@ class Classifier(nnx.Module):
 
         return_attention: also return `attention` and `grid` (see Prediction); only for evaluation, without dropout.
         """
+        features = self.encode(image, rngs=rngs, return_attention=return_attention)
+        return self.classify(features, labels=labels, rngs=rngs, return_attention=return_attention)
+
+    def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
+        """Return the features of f32[B,H,W,3] that the head reads."""
         prompts = None if self.prompts is None else self.prompts(len(image), rngs=rngs)
-        features = self.backbone(
+        return self.backbone(
             image, prompts, read=self.head.read, norm=self.final_norm, return_attention=return_attention
         )
+
+    def classify(
+        self,
+        features: Features,
+        *,
+        labels: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Prediction:
+        """Classify features that `encode` has returned."""
         with partition.crossing(self.head):
             prediction = self.head(features, labels=labels, rngs=rngs)
             sharded = jax.tree.map(partition.by_label, (prediction.logits, prediction.terms, prediction.gates))

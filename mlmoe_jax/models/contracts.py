@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
@@ -71,6 +71,23 @@ class Features:
     grid: tuple[int, int] = field(metadata={"static": True})
     attention: dict[str, jax.Array] = field(default_factory=dict)
     mean: jax.Array | None = None
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """Return the features that do not depend on prompts, to be stored: `cls` [B,D], `patches` [B,h,w,D]."""
+        found = {} if self.cls is None else {CLS: self.cls}
+        if self.patches is not None:
+            batch, _, width = self.patches.shape
+            found[PATCHES] = self.patches.reshape(batch, *self.grid, width)
+        return found
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:
+        """Return the features whose `arrays` these are, among other entries; the grid is (0, 0) without patches."""
+        patches = arrays.get(PATCHES)
+        if patches is None:
+            return cls(arrays.get(CLS), None, None, (0, 0))
+        batch, *grid, width = patches.shape
+        return cls(arrays.get(CLS), None, patches.reshape(batch, -1, width), tuple(grid))
 
 
 @jax.tree_util.register_dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.inference.features import FeatureExtractor
 from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
@@ -114,6 +115,20 @@ def _tell_missing(name: str, splits: Iterable[Split]) -> None:
     parts = [f"{lost:,} of the {lost + left:,} images of {split}" for split, (left, lost) in counts.items() if lost]
     if parts:
         status(f"{name}: {' and '.join(parts)} have no file and are left out")
+
+
+def with_features(
+    config: ConfigDict, data: TrainingData, parts: Parts, preprocess: Preprocess, mesh: Mesh
+) -> TrainingData:
+    """Return the data as `data.cache_features` says: with features of the images in place of them, or as they are.
+
+    Features that are not in the cache are computed. Raises UserError if training would change them.
+    """
+    if config.data.cache_features == "no":
+        return data
+    extractor = FeatureExtractor(config, parts, preprocess, mesh)
+    eval_splits = {name: extractor.cached(split) for name, split in data.eval_splits.items()}
+    return replace(data, train_split=extractor.cached(data.train_split), eval_splits=eval_splits)
 
 
 def training_batches(

@@ -106,6 +106,16 @@ DATA = section(
         "Keep images without any positive label in the published data sets, and those with only difficult labels that "
         "count as absent; the user's own tables and folders always keep them.",
     ),
+    cache_features=Choice(
+        "no",
+        "Whether training reads features of a frozen backbone, computed once and kept in the cache folder, in place "
+        "of images, which must then not be augmented.",
+        of={
+            "no": "the backbone encodes each image in every epoch",
+            "float32": "as they are computed, so that results are the same up to rounding",
+            "float16": "in half the space, rounded to 11 significant bits",
+        },
+    ),
     workers=Integer(
         0,
         "Number of processes that decode, resize and augment images; 0 means threads of the main process.",

@@ -1,0 +1,146 @@
+"""Features of images in the cache folder, by row: training reads them in place of images if the backbone is frozen.
+
+A table is a folder of .npy files, which are written whole and mapped into memory. Each part has one file per kind of
+feature, and a file `read` that is written last: a part without it is missing, and is computed again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (numpy knows bfloat16 by name once it is imported)
+import numpy as np
+from etils import epath
+
+from mlmoe_jax.data.images import Images
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.cache import cache_folder
+from mlmoe_jax.runtime.storage import whole_file
+
+PART_BYTES = 2**27  # the least work that is lost when the program is stopped, and what a part needs in memory
+READ = "read"
+Kinds = Mapping[str, tuple[tuple[int, ...], str]]  # kind of feature -> shape and type of the features of an image
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """The features of N = `rows` images.
+
+    kinds: name -> (shape, type) of the features of one image, as the backbone computes them: `cls` [D] and `patches`
+    [h,w,D]. stored: the type in the files, float32 or float16.
+    """
+
+    folder: Path
+    rows: int
+    kinds: Kinds
+    stored: str
+
+    @property
+    def row_bytes(self) -> int:
+        """The number of bytes per image."""
+        return sum(math.prod(shape) for shape, _ in self.kinds.values()) * np.dtype(self.stored).itemsize
+
+    @property
+    def part_rows(self) -> int:
+        """The number of images per part; the last one may have fewer."""
+        return max(1, PART_BYTES // self.row_bytes)
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the parts that are not stored yet."""
+        parts = range(math.ceil(self.rows / self.part_rows))
+        return [part for part in parts if not self._file(part, READ).exists()]
+
+    def rows_of(self, part: int) -> np.ndarray:
+        """Return the rows i64[n] of a part."""
+        return np.arange(part * self.part_rows, min(self.rows, (part + 1) * self.part_rows))
+
+    def require_space(self, parts: list[int]) -> None:
+        """Create the folder; UserError if it cannot be created, or the disk has no space for `parts`."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise UserError(f"cannot make the folder {self.folder}: {error.strerror}") from error
+        needed = sum(len(self.rows_of(part)) for part in parts) * self.row_bytes
+        if needed > free:
+            raise UserError(
+                f"the features need {megabytes(needed)} in {self.folder.parent}, where {megabytes(free)} are free; let "
+                "MLMOE_CACHE name a larger disk, or set data.cache_features=no"
+            )
+
+    def write(self, part: int, features: Mapping[str, np.ndarray], read: np.ndarray) -> None:
+        """Store the features [n,…] of a part, and bool[n], whether each image could be read.
+
+        Raises UserError if a feature is too large for float16.
+        """
+        for kind, values in features.items():
+            with np.errstate(over="ignore"):
+                stored = values.astype(self.stored)
+            if not np.isfinite(stored[read]).all():
+                raise UserError(f"some features are not finite in {self.stored}; set data.cache_features=float32 or no")
+            self._save(part, kind, stored)
+        self._save(part, READ, read)
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray] | None:
+        """Return the features of an image in the type that the backbone computes; None if it could not be read.
+
+        Raises UserError if a file is damaged.
+        """
+        part, place = divmod(row, self.part_rows)
+        if not self._open(part, READ)[place]:
+            return None
+        return {kind: self._open(part, kind)[place].astype(dtype) for kind, (_, dtype) in self.kinds.items()}
+
+    def blank(self) -> dict[str, np.ndarray]:
+        """Return features of zeros, for padding."""
+        return {kind: np.zeros(shape, dtype) for kind, (shape, dtype) in self.kinds.items()}
+
+    def _file(self, part: int, kind: str) -> Path:
+        return self.folder / f"{part:05d}.{kind}.npy"
+
+    def _save(self, part: int, kind: str, values: np.ndarray) -> None:
+        path = self._file(part, kind)
+        try:
+            with whole_file(epath.Path(path), alone=False) as partial, open(partial, "wb") as file:
+                np.save(file, values, allow_pickle=False)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def _open(self, part: int, kind: str) -> np.ndarray:
+        return _mapped(self._file(part, kind))
+
+
+@functools.cache
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = str(error).partition(". ")[0].rstrip(".")
+        raise UserError(f"{path} is damaged ({reason}); delete its folder, which is made again") from error
+
+
+def megabytes(count: int) -> str:
+    """Return a number of bytes in megabytes, as text."""
+    return f"{count / 1e6:,.1f} MB" if count < 1e7 else f"{count / 1e6:,.0f} MB"
+
+
+def table_of(
+    images: Images, ids: Sequence[str], kinds: Kinds, stored: str, settings: Mapping[str, object]
+) -> FeatureTable:
+    """Return the table of the images of a split, which may have no part yet.
+
+    settings: all that the features depend on besides the images. Another setting, other images, or an image that has
+    changed lead to another table.
+    """
+    digest = hashlib.sha256(json.dumps([kinds, stored, settings], sort_keys=True).encode())
+    for row, name in enumerate(ids):
+        digest.update(f"\n{name} {images.stamp(row)}".encode())
+    folder = cache_folder() / "features" / digest.hexdigest()[:32]
+    return FeatureTable(folder, len(ids), kinds, stored)

@@ -1,0 +1,115 @@
+"""Compute the features of a frozen backbone once, so that training reads them in place of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.features import FeatureTable, Kinds, megabytes, table_of
+from mlmoe_jax.data.pipeline import build_loader
+from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.step import make_feature_step
+from mlmoe_jax.models.params import Params, fingerprint
+from mlmoe_jax.runs.assemble import Parts
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.memory import shortage_explained
+from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.sharding import on_device, place
+from mlmoe_jax.runtime.version import __version__
+
+
+class FeatureExtractor:
+    """The frozen backbone of a model, which computes the features that the head reads, without augmentation."""
+
+    def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh):
+        """Build the extractor for a model on a mesh. Raises UserError if training would change the features."""
+        require_frozen(parts)
+        self.config, self.preprocess, self.mesh = config, preprocess, mesh
+        self.values = place({**parts.trainable, **parts.frozen, **parts.stats}, mesh)
+        self.step = make_feature_step(parts.definition, preprocess, mesh)
+        self.batch_size = config.eval.batch_size * mesh.size
+        fixed = {path: v for path, v in {**parts.frozen, **parts.stats}.items() if path.startswith("backbone/")}
+        self.settings = self._settings(fixed)
+
+    def _settings(self, fixed: Params) -> dict[str, Any]:
+        """Return all that features depend on besides the images; fixed: the values of the backbone."""
+        data, model = self.config.data, self.config.model
+        preprocess = [self.preprocess.image_size, *self.preprocess.mean, *self.preprocess.std]
+        return {
+            "version": __version__,
+            "platform": jax.default_backend(),
+            "backbone": [model.backbone.name, fingerprint(fixed), model.backbone.final_norm, model.prompts.kind],
+            "numbers": [model.dtype, model.matmul_precision],
+            "preprocess": [preprocess, data.resize, data.crop_fraction, data.reduced_decoding, data.bad_images],
+        }
+
+    def kinds(self) -> Kinds:
+        """Return the kinds of features that the head reads, name -> (shape, type) for one image."""
+        side = self.preprocess.image_size
+        shapes = {"image": ((1, side, side, 3), np.uint8), "mask": ((1,), np.float32), "id": ((1,), np.int32)}
+        batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+        found = jax.eval_shape(self.step, self.values, batch)
+        return {kind: (value.shape[1:], str(value.dtype)) for kind, value in found.items() if kind not in batch}
+
+    def batches(self, split: Split) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the features of all images of a split in order, by batch: by kind [n,…], and `mask` f32[n].
+
+        `mask` is 0 for an image that cannot be read, if `data.bad_images` skips it.
+        """
+        size = self.batch_size
+        loader = build_loader(self.config.data, split, batch_size=size, labels=False, process=distributed.process())
+        progress = Progress(f"features of {split.name}", -(-len(split) // size), size)
+        with shortage_explained("lower eval.batch_size"):
+            for batch in on_device(progress.waiting(loader), self.mesh):
+                found = jax.device_get(self.step(self.values, batch))
+                whole = found.pop("id") >= 0
+                yield {kind: values[whole] for kind, values in found.items()}
+                progress.advance()
+        progress.close()
+
+    def cached(self, split: Split) -> Split:
+        """Return a split whose batches hold features in place of images; what is not in the cache yet is computed.
+
+        Raises UserError if the disk has no space for them.
+        """
+        stored = self.config.data.cache_features
+        table = table_of(split.images, split.ids, self.kinds(), stored, self.settings)
+        # Every process takes part in computing what any of them lacks.
+        missing = sorted(set().union(*distributed.gather(table.missing())))
+        size = f"{len(split):,} images, {megabytes(len(split) * table.row_bytes)} as {stored} in {table.folder}"
+        status(f"features of {split.name}, without augmentation: {size}{'' if missing else ', already there'}")
+        if missing:
+            table.require_space(missing)
+            self._fill(table, missing, split)
+        return replace(split, features=table)
+
+    def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
+        """Compute and write the parts `missing` of a table."""
+        rows = {part: table.rows_of(part) for part in missing}
+        batches, waiting = self.batches(split.take(np.concatenate(list(rows.values())), split.name)), []
+        for part, its_rows in rows.items():
+            size = len(its_rows)
+            while sum(len(one["mask"]) for one in waiting) < size:
+                waiting.append(next(batches))
+            together = {kind: np.concatenate([one[kind] for one in waiting]) for kind in waiting[0]}
+            waiting = [{kind: values[size:] for kind, values in together.items()}]
+            read = together.pop("mask")[:size] > 0
+            table.write(part, {kind: values[:size] for kind, values in together.items()}, read)
+        batches.close()
+
+
+def require_frozen(parts: Parts) -> None:
+    """Raise UserError if training changes values that the features depend on."""
+    if tuned := sorted(path for path in parts.trainable if path.startswith(("backbone/", "prompts/"))):
+        raise UserError(
+            f"data.cache_features needs a frozen backbone, but {len(tuned)} of its parameters train, such as "
+            f"{tuned[0]}; set data.cache_features=no, or freeze them in config.trainable"
+        )

@@ -1,0 +1,143 @@
+"""Features in files: their parts, their types, their key, and what is said about a full disk or a damaged file."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax.data import features
+from mlmoe_jax.data.features import FeatureTable, table_of
+from mlmoe_jax.data.images import ArrayImages, EncodedImages, image_files
+
+KINDS = {"cls": ((3,), "float32"), "patches": ((2, 2, 3), "float32")}
+ROWS = 7
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A table of parts of three images."""
+    monkeypatch.setattr(features, "PART_BYTES", 3 * 15 * 4)
+    return FeatureTable(tmp_path / "table", ROWS, KINDS, "float32")
+
+
+def drawn(rows: int = ROWS) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {kind: draw.normal(size=(rows, *shape)).astype(np.float32) for kind, (shape, _) in KINDS.items()}
+
+
+def fill(table: FeatureTable, values: dict[str, np.ndarray], read: np.ndarray) -> None:
+    table.require_space(table.missing())
+    for part in table.missing():
+        rows = table.rows_of(part)
+        table.write(part, {kind: value[rows] for kind, value in values.items()}, read[rows])
+
+
+def test_parts_are_written_and_read_by_row(table):
+    values, read = drawn(), np.arange(ROWS) != 4
+    assert table.missing() == [0, 1, 2]
+    assert [list(table.rows_of(part)) for part in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    fill(table, values, read)
+    assert table.missing() == []
+    assert not list(table.folder.glob(".*")), "no half-written file remains"
+    for row in range(ROWS):
+        found = table[row]
+        if row == 4:
+            assert found is None
+            continue
+        for kind, value in values.items():
+            assert found[kind].dtype == np.float32
+            np.testing.assert_array_equal(found[kind], value[row])
+    assert {kind: value.shape for kind, value in table.blank().items()} == {"cls": (3,), "patches": (2, 2, 3)}
+
+
+def test_a_part_that_was_not_completed_is_missing(table):
+    fill(table, drawn(), np.ones(ROWS, bool))
+    (table.folder / "00001.read.npy").unlink()
+    assert table.missing() == [1]
+
+
+def test_float16_halves_the_space_and_is_read_in_the_computed_type(tmp_path, refusal):
+    half, values = FeatureTable(tmp_path / "half", ROWS, KINDS, "float16"), drawn()
+    fill(half, values, np.ones(ROWS, bool))
+    assert half.row_bytes == 15 * 2
+    assert half[2]["cls"].dtype == np.float32
+    np.testing.assert_array_equal(half[2]["cls"], values["cls"][2].astype(np.float16))
+    values["cls"][5] = 1e5
+    assert "not finite in float16" in refusal(half.write, 0, values, np.ones(ROWS, bool))
+    unread = np.arange(ROWS) != 5
+    half.write(0, values, unread)  # an image that was not read may hold anything
+
+
+def test_the_space_is_checked_before_anything_is_computed(table, monkeypatch, refusal):
+    usage = type(shutil.disk_usage("/"))(1000, 900, 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    text = refusal(table.require_space, [0, 2])
+    assert "the features need 0.0 MB" in text
+    assert "MLMOE_CACHE" in text
+    table.require_space([])
+
+
+def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path, refusal):
+    (tmp_path / "file").write_text("")
+    wrong = FeatureTable(tmp_path / "file" / "table", ROWS, KINDS, "float32")
+    assert "cannot make the folder" in refusal(wrong.require_space, [0])
+
+
+def test_a_damaged_file_is_named(table, refusal):
+    fill(table, drawn(), np.ones(ROWS, bool))
+    path = table.folder / "00000.patches.npy"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert str(path) in refusal(table.__getitem__, 0)
+
+
+# -------------------------------------------------------------------------------------------------------------- its key
+def test_the_key_depends_on_the_settings_and_the_ids():
+    images = ArrayImages(np.zeros((2, 4, 4, 3), np.uint8))
+
+    def folder(ids=("a", "b"), kinds=KINDS, stored="float32", settings=None):
+        return table_of(images, ids, kinds, stored, settings or {"backbone": "x"}).folder
+
+    assert folder() == folder()
+    others = [
+        folder(ids=("a", "c")),
+        folder(kinds={"cls": KINDS["cls"]}),
+        folder(stored="float16"),
+        folder(settings={"backbone": "y"}),
+    ]
+    assert len({folder(), *others}) == 5
+
+
+def test_the_key_depends_on_the_images(tmp_path):
+    """By size and time for files, by content for all others; also through `take`."""
+
+    def folder(images):
+        return table_of(images, ["a"] * len(images), KINDS, "float32", {}).folder
+
+    pixels = np.zeros((2, 4, 4, 3), np.uint8)
+    before = folder(ArrayImages(pixels))
+    changed = pixels.copy()
+    changed[1, 0, 0, 0] = 1
+    assert folder(ArrayImages(changed)) != before
+    assert folder(ArrayImages(changed).take(np.array([0, 0]))) == folder(ArrayImages(pixels).take(np.array([1, 0])))
+
+    for name in ("a.png", "b.png"):
+        Image.fromarray(pixels[0]).save(tmp_path / name)
+    files = image_files(tmp_path, ["a.png", "b.png"])
+    before = folder(files)
+    assert folder(files) == before
+    os.utime(tmp_path / "b.png", (1, 1))
+    after = folder(files)
+    assert after != before
+    (tmp_path / "b.png").unlink()
+    assert folder(files) not in (before, after)
+
+
+def test_stored_bytes_are_stamped_without_decoding():
+    class Stored(EncodedImages):
+        def encoded(self, row):
+            return b"no image %d" % row
+
+    stamps = {Stored().stamp(row) for row in (0, 1, 0)}
+    assert len(stamps) == 2
