@@ -1,0 +1,230 @@
+"""Compare heads on photographs, on an EfficientNet-Lite0 that is frozen or fine-tuned.
+
+    python -m benchmarks.photographs --root=/data/VOCdevkit --part=frozen --out=runs/photographs
+
+root: a data set in the layout of VOC 2012 with the splits `train` and `val`. Every method gets the same recipe, the
+same widths and the same tuning: on a fifth of `train`, drawn with the first seed, the learning rate is chosen from
+--rates; then it is trained on the whole of `train` once per seed. `val` is only scored, once per training. Nothing is
+selected during a training: the last moving average counts.
+
+Each training has its own run folder. Finished ones are read and an interrupted one resumes, so the same command goes on
+where it was stopped. The frozen part trains on cached features (data.cache_features), without augmentation.
+
+The results are OUT/PART.json and OUT/PART.md: mAP, CF1 and OF1 over the classes with at least ten positives in `val`,
+co-occurrence overfitting, and the CPU seconds of a training, all its threads together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlmoe_jax.config import load_config
+from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
+from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training.loop import train
+
+METHODS = {
+    "linear probe": "linear_probe",
+    "Q2L": "q2l_resnet101",
+    "ML-Decoder": "ml_decoder_resnet101",
+    "ML-GCN": "mlgcn_resnet101",
+    "ADD-GCN": "addgcn_resnet101",
+    "CNN-RNN": "cnn_rnn_resnet101",
+    "HSQ": "hsq_resnet101",
+    "DR-MoE": "drmoe_resnet101:preset=recommended",
+    "DR-MoE, static gates": "drmoe_resnet101:preset=static",
+}
+BACKBONE, SIDE = "efficientnet_lite0", 224
+WIDTH = 256  # of decoders, graphs and the LSTM; experts and gates have a quarter of it
+LEAST_POSITIVES, THRESHOLD, RESAMPLES = 10, 0.5, 1000
+HELD_OUT = "held_out"
+TIMES = "benchmark.json"
+FIGURES = ("mAP", f"CF1@{THRESHOLD:g}", f"OF1@{THRESHOLD:g}")
+GAPS = ("cooccurrence/fpr_gap", "cooccurrence/auc_gap")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The flags of the command line."""
+
+    root: str
+    part: str
+    out: Path
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    epochs: int
+
+
+# ------------------------------------------------------------------------------------------------------------- configs
+def method_config(method: str, benchmark: Benchmark) -> ConfigDict:
+    """Return the config of a method with the common recipe, on the whole of `train`."""
+    name, colon, options = METHODS[method].partition(":")
+    arguments = f"dataset=voc2012,root={benchmark.root},backbone={BACKBONE},resolution={SIDE}"
+    config = load_config(f"{name}:{arguments}{',' if colon else ''}{options}", [])
+    use_widths(config.model.head)
+    use_recipe(config, benchmark.epochs)
+    if benchmark.part == "frozen":
+        config.trainable = ((r"^backbone/", False), (r"", True))
+        config.data.cache_features = "float32"
+    else:
+        config.trainable = ((r"", True),)
+        config.model.backbone.batch_norm = "running"
+        config.optim.rate_rules = ((r"^backbone/", 0.1),)
+        config.augment.geometry, config.augment.flip = "random_resized_crop", True
+        config.augment.crop_scale = (0.5, 1.0)
+    return config
+
+
+def use_widths(head: ConfigDict) -> None:
+    """Give all heads the same widths."""
+    decoder = head.decoder
+    decoder.width, decoder.heads, decoder.hidden = WIDTH, 8, 2 * WIDTH
+    decoder.project = "linear_relu" if decoder.fixed_queries else "auto"  # as published
+    head.routing.expert_hidden = head.routing.gate_hidden = WIDTH // 4
+    head.graph.hidden = head.sequence.hidden = WIDTH
+    head.graph.vector_width, head.sequence.max_labels = 20, 6
+
+
+def use_recipe(config: ConfigDict, epochs: int) -> None:
+    """Give all methods the same training: binary cross-entropy, AdamW, one cycle, no selection, no augmentation."""
+    fresh = load_config("linear_probe:dataset=digits", [])  # a config without the recipe of any paper
+    config.optim, config.augment = fresh.optim, fresh.augment
+    config.optim.name, config.optim.schedule, config.optim.weight_decay = "adamw", "one_cycle", 1e-2
+    config.loss.kind, config.loss.reduce, config.loss.scale = "bce", "mean", 1.0
+    config.ema.decay = 0.98
+    config.train.epochs, config.train.batch_size, config.train.patience = epochs, 64, 0
+    config.train.log_every, config.log.tensorboard = 30, False
+    config.model.backbone.batch_norm, config.model.backbone.normalization = "frozen", "auto"
+    config.data.keep_empty, config.data.val_split, config.data.test_splits = False, "", ("val",)
+    config.eval.select_on, config.eval.every_epochs, config.eval.batch_size = "none", epochs, 64
+    config.checkpoint.every_epochs, config.checkpoint.keep = max(1, epochs // 4), 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+def run(config: ConfigDict, folder: Path) -> SplitScores:
+    """Return the scores of a training on its only evaluation split; train first unless that is done."""
+    run_folder = RunFolder(folder)
+    if not (folder / TIMES).exists():
+        began = time.process_time()
+        train(config, run_folder)
+        run_folder.write_json(TIMES, {"cpu_seconds": round(time.process_time() - began, 1)})
+    (split,) = config.data.test_splits
+    return read_scores(run_folder)[split]
+
+
+def tuned_rate(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray | None) -> tuple[float, dict]:
+    """Return the learning rate with the best mAP on the part that is held out of `train`, and the mAP of each rate."""
+    found = {}
+    for rate in benchmark.rates:
+        config = method_config(method, benchmark)
+        config.seed, config.optim.learning_rate = benchmark.seeds[0], rate
+        config.data.val_split, config.data.val_fraction, config.data.test_splits = HELD_OUT, 0.2, (HELD_OUT,)
+        scored = run(config, folder / f"tune-rate={rate:g}")
+        kept = scored if columns is None else scored.with_labels(columns)
+        found[f"{rate:g}"] = float(measure(kept)(np.ones((len(kept), 1), np.float32))[0]["mAP"][0])
+    return float(max(found, key=found.get)), found
+
+
+def measure(scored: SplitScores) -> WeightedMetrics:
+    """Return the metrics of a split, as functions of the weights of its images."""
+    label, mask = scored.targets("negative")
+    return WeightedMetrics(scored.scores, label, mask, THRESHOLD)
+
+
+def frequent(root: str) -> np.ndarray:
+    """Return the columns of the classes with enough positives in `val`."""
+    from mlmoe_jax.data.sources.voc import open_voc
+
+    labels = open_voc(root, 2012, "val").labels
+    return np.flatnonzero((labels == 1).sum(axis=0) >= LEAST_POSITIVES)
+
+
+def compare(method: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
+    """Return the results of a method; train what is missing."""
+    folder = benchmark.out / benchmark.part / METHODS[method].replace(":", "_")
+    rate, tuning = tuned_rate(method, benchmark, folder, columns)
+    scores, gaps, seconds = [], [], []
+    for seed in benchmark.seeds:
+        config = method_config(method, benchmark)
+        config.seed, config.optim.learning_rate = seed, rate
+        place = folder / f"seed={seed}"
+        scores.append(run(config, place).with_labels(columns))
+        results = json.loads((place / "results.json").read_text())["val"]
+        gaps.append([results.get(name, float("nan")) for name in GAPS])
+        seconds.append(json.loads((place / TIMES).read_text())["cpu_seconds"])
+    whole = np.ones((len(scores[0]), 1), np.float32)
+    figures = [measure(one)(whole)[0] for one in scores]
+    return {
+        "rate": rate,
+        "tuning": tuning,
+        "classes": [read_labels(RunFolder(place))[column] for column in columns],
+        **{name: [float(values[name][0]) for values in figures] for name in FIGURES},
+        **{name: [float(gap[k]) for gap in gaps] for k, name in enumerate(GAPS)},
+        "AP": np.mean([measure(one)(whole)[1][0] for one in scores], axis=0).tolist(),
+        "cpu_seconds": seconds,
+        "resampled_mAP": resampled(scores).tolist(),
+    }
+
+
+def resampled(scores: list[SplitScores]) -> np.ndarray:
+    """Return the mAP, averaged over seeds, of the same resamples of the images for every method, f64[R]."""
+    measures = [measure(one) for one in scores]
+    parts = draw(len(scores[0]), RESAMPLES, 0)
+    return np.concatenate([np.mean([one(weights)[0]["mAP"] for one in measures], axis=0) for weights in parts])
+
+
+# -------------------------------------------------------------------------------------------------------------- output
+def table(found: dict[str, dict]) -> str:
+    """Return the Markdown table; differences are to the first method, with the interval of the paired bootstrap."""
+    first = next(iter(found.values()))
+    lines = [
+        "| head | rate | mAP | − linear probe | CF1 | OF1 | FPR gap | AUC gap | CPU s |".replace(
+            "linear probe", next(iter(found))
+        ),
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for method, of in found.items():
+        low, high = percentile_interval(np.subtract(of["resampled_mAP"], first["resampled_mAP"]))
+        difference = 100 * (np.mean(of["mAP"]) - np.mean(first["mAP"]))
+        against = "" if of is first else f"{difference:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+        cells = [f"{100 * np.mean(of[name]):.2f} ± {100 * np.std(of[name]):.2f}" for name in (*FIGURES, *GAPS)]
+        mean_ap, *rest = cells
+        seconds = f"{np.mean(of['cpu_seconds']):.0f}"
+        lines.append(" | ".join([f"| {method}", f"{of['rate']:g}", mean_ap, against, *rest, f"{seconds} |"]))
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", required=True, help="the VOCdevkit folder")
+    parser.add_argument("--part", choices=("frozen", "finetuned"), default="frozen")
+    parser.add_argument("--methods", default=";".join(METHODS), help="names, separated by semicolons")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--rates", default="3e-4,1e-3,3e-3,1e-2", help="the grid of learning rates")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=Path("runs/photographs"))
+    flags = parser.parse_args()
+    methods = flags.methods.split(";")
+    if unknown := sorted(set(methods) - set(METHODS)):
+        parser.error(f"--methods: {unknown[0]!r} is none of {'; '.join(METHODS)}")
+    rates, seeds = tuple(map(float, flags.rates.split(","))), tuple(map(int, flags.seeds.split(",")))
+    benchmark = Benchmark(flags.root, flags.part, flags.out, rates, seeds, flags.epochs)
+    columns, found = frequent(flags.root), {}
+    for method in methods:
+        found[method] = compare(method, benchmark, columns)
+        flags.out.mkdir(parents=True, exist_ok=True)
+        (flags.out / f"{flags.part}.json").write_text(json.dumps(found, indent=1))
+        (flags.out / f"{flags.part}.md").write_text(table(found))
+        print(table(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
