@@ -16,22 +16,32 @@ For a table with one column per class (1, 0, or empty for unknown), pass label_c
     beach/001.jpg,1,1
     002.jpg,0,
 
-root: the folder. table: the CSV (or .jsonl) file in it. label_column: see above. backbone: a ViT in
-models.backbones.catalog. resolution: side of the images in pixels, a multiple of the backbone's patch size. epochs:
-number of passes over the training images.
+root: the folder. table: the CSV (or .jsonl) file in it. label_column: see above. backbone: any name in
+models.backbones.catalog; by default DINOv2 if its weights are on this machine, else EfficientNet-Lite0, which needs no
+download. A run keeps its backbone. resolution: side of the images in pixels; for a ViT a multiple of its patch size.
+epochs: number of passes over the training images.
 """
 
+from ml_collections import ConfigDict
+
 from mlmoe_jax.config import default_config, parse_arg
+from mlmoe_jax.config.recipes.feature_map import use_q2l
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
+from mlmoe_jax.models.build import backbone_shape
+from mlmoe_jax.pretrained.weights import has_weights
+from mlmoe_jax.runtime.progress import status
+
+PREFERRED = ("dinov2_vitb14", "dinov2_vits14")  # the best first
+ALWAYS_THERE = "efficientnet_lite0"
 
 
-def get_config(arg=""):
+def get_config(arg="", run=None):
     options = parse_arg(
         arg,
         root="",
         table="labels.csv",
         label_column="labels",
-        backbone="dinov2_vits14",
+        backbone="",
         resolution=224,
         epochs=20,
     )
@@ -47,18 +57,46 @@ def get_config(arg=""):
     config.data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
     config.data.image_size = options.resolution
 
-    # ---- the method: ML-VPT on a frozen backbone; label groups are computed from your training labels
-    use_ml_vpt(config)
-    config.model.backbone.name = options.backbone
-    config.model.prompts.num_groups = 2  # at most the number of your labels
-    config.augment.flip = True  # False if left and right matter
-    config.augment.cutout = 0.5
-    config.augment.randaugment = "uda"
+    # ---- the method, on a frozen backbone
+    config.model.backbone.name = options.backbone or (run.model.backbone.name if run else best_backbone())
+    if backbone_shape(config).takes_prompts:
+        use_prompts(config)
+    else:
+        use_cached_features(config)
 
-    config.optim.learning_rate = 5e-4
     config.ema.decay = 0.995  # averages about 200 steps
     config.train.epochs = options.epochs
     config.train.batch_size = 32
     config.train.patience = 5  # epochs without a better validation mAP
     config.eval.batch_size = 32
     return config
+
+
+def best_backbone() -> str:
+    """Return the best backbone whose weights are on this machine, and print which it is."""
+    for name in PREFERRED:
+        if has_weights(name):
+            status(f"backbone: {name}, whose weights are on this machine; choose another one with :backbone=NAME")
+            return name
+    better = f"a better one, which is downloaded once, is :backbone={PREFERRED[-1]}"
+    status(f"backbone: {ALWAYS_THERE}, which is installed; {better}")
+    return ALWAYS_THERE
+
+
+def use_prompts(config: ConfigDict) -> None:
+    """Set ML-VPT for a ViT; label groups are computed from your training labels."""
+    use_ml_vpt(config)
+    config.model.prompts.num_groups = 2  # at most the number of your labels
+    config.augment.flip = True  # False if left and right matter
+    config.augment.cutout = 0.5
+    config.augment.randaugment = "uda"
+    config.optim.learning_rate = 5e-4
+
+
+def use_cached_features(config: ConfigDict) -> None:
+    """Set label queries for a CNN, whose features are computed once: every epoch then takes seconds."""
+    use_q2l(config)
+    config.model.head.decoder.width, config.model.head.decoder.hidden = 256, 512
+    config.data.cache_features = "float32"  # "no" to augment the images, with config.augment
+    config.loss.kind, config.loss.scale = "bce", 1.0
+    config.optim.learning_rate = 1e-3

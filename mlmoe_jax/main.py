@@ -25,12 +25,19 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str,
     return parse_flags(arguments, tuple(MODES))
 
 
-def _load_config(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
+def _load_config(
+    flags: argparse.Namespace,
+    overrides: list[tuple[str, str]],
+    *,
+    validate: bool = True,
+    run: Callable = lambda: None,
+):
+    """Load the config that the flags name; run: as in `load_config`."""
     import mlmoe_jax.config as configuration
 
     if flags.config is None:
         raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
-    loaded = configuration.load_config(flags.config, overrides)
+    loaded = configuration.load_config(flags.config, overrides, run=run)
     if validate:
         configuration.validate(loaded)
     return loaded
@@ -46,9 +53,18 @@ def _workdir(flags: argparse.Namespace):
 
 def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
     """Return the config and the folder of a run that starts or resumes: --workdir, or a name made of the command."""
-    config = _load_config(flags, overrides, validate=validate)
+    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.runs.naming import RUNS, default_folder, run_name
+    from mlmoe_jax.runs.restore import stored_config
+
+    def resumed():
+        name = run_name(flags.config, overrides, mode=flags.mode)  # a file that chooses is for data of one's own
+        folder = RunFolder(f"{RUNS}/{name}" if flags.workdir is None else flags.workdir)
+        folder.require_place()
+        return stored_config(folder)
+
+    config = _load_config(flags, overrides, validate=validate, run=resumed)
     if flags.workdir is None:
-        from mlmoe_jax.runs.naming import default_folder
         from mlmoe_jax.runtime.progress import status
 
         flags.workdir = default_folder(flags.config, overrides, config, mode=flags.mode, sweep=flags.sweep)

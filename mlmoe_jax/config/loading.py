@@ -1,12 +1,16 @@
 """Configs from files, from the command line and from run folders; `defaults.py` has the keys and their meaning.
 
 A config file defines `get_config(arg="") -> ConfigDict`, starting from `default_config()`. It receives the text after
-the colon in `--config=file.py:dataset=digits,epochs=3`, which `parse_arg` splits.
+the colon in `--config=file.py:dataset=digits,epochs=3`, which `parse_arg` splits. A file that chooses by what the
+machine has defines `get_config(arg="", run=None)`: run is the config of the run that is resumed, or None, so that a
+run keeps its choice.
 """
 
 import difflib
 import importlib.util
+import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +60,12 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
     return options
 
 
-def load_config(reference: str, overrides: list[tuple[str, str]]) -> ConfigDict:
+def load_config(
+    reference: str, overrides: list[tuple[str, str]], *, run: Callable[[], ConfigDict | None] = lambda: None
+) -> ConfigDict:
     """Load `path.py:arg` or a bare name in configs/, and apply `overrides` ("a.b", "text").
 
+    run: returns the config of the run that is resumed, or None; called only for files whose choice depends on it.
     Raises UserError for a missing file, an unknown key, and a value of another type.
     """
     location, _, arg = reference.partition(":")
@@ -73,7 +80,8 @@ def load_config(reference: str, overrides: list[tuple[str, str]]) -> ConfigDict:
         raise UserError(f"config {path} is not valid Python: line {error.lineno}, {error.msg}") from error
     if not hasattr(module, "get_config"):
         raise UserError(f"config {path} defines no get_config(arg) function")
-    return apply_overrides(module.get_config(arg), overrides)
+    further = {"run": run()} if "run" in inspect.signature(module.get_config).parameters else {}
+    return apply_overrides(module.get_config(arg, **further), overrides)
 
 
 def split_references(text: str) -> list[str]:

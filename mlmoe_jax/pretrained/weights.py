@@ -36,12 +36,25 @@ def find_weights(name: str) -> Path:
         ) from error
 
 
-def _installed(name: str, wanted: Entry, cached: Path) -> Path:
-    """Return the file from its installed package, or else the cached copy; the package is not imported."""
+def has_weights(name: str) -> bool:
+    """Return whether the published weights of a backbone are on this machine, so that nothing has to be downloaded."""
+    wanted = entry(name)
+    folders = [Path(__file__).parent / "files", cache_folder(), *_package_folders(wanted)]
+    return bool(wanted.file) and any((folder / wanted.file).is_file() for folder in folders)
+
+
+def _package_folders(wanted: Entry) -> list[Path]:
+    """Return where an installed package would hold the file; the package is not imported."""
     package, _, folder = wanted.package.partition("/")
-    spec = importlib.util.find_spec(package)
-    for parent in (spec and spec.submodule_search_locations) or ():
-        if (found := Path(parent, folder, wanted.file)).is_file():
+    spec = importlib.util.find_spec(package) if package else None
+    return [Path(parent, folder) for parent in (spec and spec.submodule_search_locations) or ()]
+
+
+def _installed(name: str, wanted: Entry, cached: Path) -> Path:
+    """Return the file from its installed package, or else the cached copy."""
+    package = wanted.package.partition("/")[0]
+    for folder in _package_folders(wanted):
+        if (found := folder / wanted.file).is_file():
             return found
     if cached.is_file():
         return cached

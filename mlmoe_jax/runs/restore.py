@@ -23,7 +23,17 @@ from mlmoe_jax.errors import OUTDATED, UserError
 from mlmoe_jax.models.params import ModelDef, Params, fingerprint
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import Parts, assemble, cast_frozen, evaluated_definition, label_axes_for, preprocess_for
-from mlmoe_jax.runs.folder import BACKBONE, CHECKPOINTS, CONFIG, FROZEN, LABEL_SPACE, LABELS, PREPROCESS, RunFolder
+from mlmoe_jax.runs.folder import (
+    BACKBONE,
+    CHECKPOINTS,
+    CONFIG,
+    FROZEN,
+    LABEL_SPACE,
+    LABELS,
+    PREPROCESS,
+    RESULTS,
+    RunFolder,
+)
 from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
@@ -179,6 +189,12 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = (), *, which:
 def read_config(folder: RunFolder) -> ConfigDict:
     """Return the config of a run over the current defaults; UserError if it is damaged."""
     return configuration.from_json(folder.read_text(CONFIG), str(folder / CONFIG))
+
+
+def stored_config(folder: RunFolder) -> ConfigDict | None:
+    """Return the config of the run in a folder; None if it holds no run that has begun."""
+    begun = (folder / CONFIG).exists() and any((folder / name).exists() for name in (CHECKPOINTS, RESULTS))
+    return read_config(folder) if begun else None
 
 
 def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tuple[ConfigDict, LabelSpace]:

@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RESULTS, RunFolder
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.history import record_start
 from mlmoe_jax.runs.naming import FREE_KEYS, TOLD_KEYS
-from mlmoe_jax.runs.restore import read_config
+from mlmoe_jax.runs.restore import stored_config
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.training.selection import Selection
@@ -68,9 +68,9 @@ def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
 
 def _differences(config: ConfigDict, folder: RunFolder) -> dict[str, str]:
     """Describe each key whose value differs from the config of the run in the folder; {} if it holds no run."""
-    if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in (CHECKPOINTS, RESULTS)):
+    if (stored := stored_config(folder)) is None:
         return {}
-    before, now = (configuration.flatten(c) for c in (read_config(folder), config))
+    before, now = (configuration.flatten(c) for c in (stored, config))
     # Only terms of the loss can be missing in one of them, where their weight is 0.
     return {
         key: f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"
