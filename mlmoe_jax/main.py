@@ -261,6 +261,15 @@ def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     return pack(config, flags.output)
 
 
+def _features(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config = _load_config(flags, overrides)
+    if not flags.output:
+        raise UserError("--mode=features needs --output=FOLDER")
+    from mlmoe_jax.inference.feature_files import write_features
+
+    return write_features(config, flags.output)
+
+
 def _import(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config, folder = _new_run(flags, overrides)
     from mlmoe_jax.training.convert import import_run
@@ -300,6 +309,7 @@ MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "compile": _compile,
     "data": _data,
     "pack": _pack,
+    "features": _features,
     "prune": _prune,
     "import": _import,
     "export": _export,

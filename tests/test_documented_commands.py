@@ -57,7 +57,17 @@ def check_main(arguments: list[str]) -> None:
         swept = {one.key: one.values for one in grid.parse(flags.sweep, default_config())}
         for reference in swept[grid.METHOD]:
             validate(load_config(reference, overrides))
-    needs_no_folder = flags.mode in ("summary", "compile", "data", "pack", "train", "prune", "import", "reproduce")
+    needs_no_folder = flags.mode in (
+        "summary",
+        "compile",
+        "data",
+        "pack",
+        "features",
+        "train",
+        "prune",
+        "import",
+        "reproduce",
+    )
     assert flags.workdir or needs_no_folder
     assert (
         flags.config
@@ -66,7 +76,7 @@ def check_main(arguments: list[str]) -> None:
         or flags.mode not in ("train", "import", "prune", "compile", "data", "pack")
     )
     assert flags.images or flags.mode != "predict"
-    assert flags.output or flags.mode not in ("pack", "export")
+    assert flags.output or flags.mode not in ("pack", "export", "features")
 
 
 def check_module(name: str, arguments: list[str]) -> None:

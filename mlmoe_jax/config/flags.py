@@ -56,9 +56,9 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "labels": (("compile",), "the number of labels (default: that of the data set)", {"type": int, "default": 0}),
     "quick": (("compile",), "use the lowest optimization level, in a fraction of the time", {"action": "store_true"}),
     "output": (
-        ("predict", "compare", "report", "pack", "export"),
+        ("predict", "compare", "report", "pack", "export", "features"),
         "a .csv or .jsonl file, - for stdout (predict; default: predictions.csv in the run folder); a .csv or .json "
-        "file (compare); an .html file (report; default: report.html in the run folder); a folder (pack); a "
+        "file (compare); an .html file (report; default: report.html in the run folder); a folder (pack, features); a "
         ".safetensors or .npz file (export)",
         {},
     ),

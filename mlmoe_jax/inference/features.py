@@ -1,4 +1,4 @@
-"""Compute the features of a frozen backbone once, so that training reads them in place of images."""
+"""Compute the features of a backbone once: for training on them in place of images, or as files for the user."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from mlmoe_jax.runtime.version import __version__
 
 
 class FeatureExtractor:
-    """The frozen backbone of a model, which computes the features that the head reads, without augmentation."""
+    """The backbone of a model, which computes the features that the head reads, without augmentation."""
 
     def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh):
-        """Build the extractor for a model on a mesh. Raises UserError if training would change the features."""
-        require_frozen(parts)
+        """Build the extractor for a model on a mesh."""
         self.config, self.preprocess, self.mesh = config, preprocess, mesh
         self.values = place({**parts.trainable, **parts.frozen, **parts.stats}, mesh)
         self.step = make_feature_step(parts.definition, preprocess, mesh)

@@ -23,7 +23,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.inference.features import FeatureExtractor
+from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
 from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.inference.step import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
@@ -126,6 +126,7 @@ def with_features(
     """
     if config.data.cache_features == "no":
         return data
+    require_frozen(parts)
     extractor = FeatureExtractor(config, parts, preprocess, mesh)
     eval_splits = {name: extractor.cached(split) for name, split in data.eval_splits.items()}
     return replace(data, train_split=extractor.cached(data.train_split), eval_splits=eval_splits)

@@ -10,6 +10,7 @@ from mlmoe_jax.config import load_config, validate
 from mlmoe_jax.data import features
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.inference import features as inference_features
+from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.training.loop import train
@@ -139,3 +140,30 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, cache, monkeypatch):
     skipped = (folder / "skipped_images.csv").read_text()
     assert [line.split(",")[0] for line in skipped.splitlines()] == ["split", "train", "val", "test"]
     assert np.isnan(next(iter(scores(folder).values()))[3]).all()
+
+
+def test_features_are_written_for_the_user(tmp_path, cache, capsys):
+    flags = [f"--config.{key}={value}" for key, value in SMALL.items()]
+    assert (
+        main(["--mode=features", "--config=q2l_resnet101:dataset=digits", f"--output={tmp_path / 'out'}", *flags]) == 0
+    )
+    assert capsys.readouterr().out == f"features: {tmp_path / 'out'}\n"
+    assert not cache.exists()
+    config = config_of("q2l_resnet101:dataset=digits", data__cache_features="float32", train__epochs="1")
+    train(config, RunFolder(tmp_path / "run"))
+    tables = {len(table): table for table in map(np.load, cache.glob("*/00000.patches.npy"))}
+    for name, count in (("train", 50), ("val", 20), ("test", 20)):
+        patches = np.load(tmp_path / "out" / f"{name}.patches.npy")
+        assert patches.shape == (count, 4, 4, 16)
+        assert np.load(tmp_path / "out" / f"{name}.labels.npy").shape == (count, 10)
+        assert len((tmp_path / "out" / f"{name}.ids.txt").read_text().splitlines()) == count
+    np.testing.assert_allclose(np.load(tmp_path / "out" / "train.patches.npy"), tables[50], atol=1e-5)
+    assert len((tmp_path / "out" / "classes.txt").read_text().splitlines()) == 10
+
+
+def test_features_need_a_folder_and_no_prompts(tmp_path, capsys):
+    assert main(["--mode=features", "--config=linear_probe:dataset=digits"]) == 2
+    assert "--mode=features needs --output=FOLDER" in capsys.readouterr().err
+    assert main(["--mode=features", "--config=vpt:dataset=digits", f"--output={tmp_path / 'out'}"]) == 2
+    assert "needs a config without prompts" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,80 @@
+"""Write the features of a data set to files, for probes of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.sources.open import open_splits
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.features import FeatureExtractor
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runtime.sharding import setup_jax
+from mlmoe_jax.runtime.storage import Folder, whole_file
+
+
+def write_features(config: ConfigDict, output: str) -> int:
+    """Write the features, names and labels of all splits of a config to the folder `output`; return 0.
+
+    `classes.txt` lists the K classes. For each split with N images there are `SPLIT.ids.txt`, `SPLIT.labels.npy`, label
+    codes i8[N,K] (see data.split), and, as the head of the config reads them, `SPLIT.cls.npy` f32[N,D] and
+    `SPLIT.patches.npy` f32[N,h,w,D]. With `data.bad_images=skip`, features of images that cannot be read are nan.
+    Raises UserError if the config has prompts, which features without a training would not have seen.
+    """
+    prompts = config.model.prompts.kind
+    if prompts != "none":
+        raise UserError(
+            f"--mode=features needs a config without prompts, and model.prompts.kind is {prompts}; take one such as "
+            "linear_probe"
+        )
+    folder, data = Folder(output), config.data
+    folder.require_place()
+    splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)
+    classes = splits[data.train_split].classes
+    parts = assemble(config, synthetic_label_space(len(classes), config.model.prompts.num_groups))  # any head will do
+    extractor = FeatureExtractor(config, parts, preprocess_for(config), setup_jax(config, training=False))
+    _write_lines(folder, "classes.txt", classes)
+    for split in splits.values():
+        _write_split(folder, split, extractor)
+    print(f"features: {folder}")
+    return 0
+
+
+def _write_split(folder: Folder, split: Split, extractor: FeatureExtractor) -> None:
+    _write_lines(folder, f"{split.name}.ids.txt", split.ids)
+    labels = io.BytesIO()
+    np.save(labels, split.labels)
+    folder.write_bytes(f"{split.name}.labels.npy", labels.getvalue())
+    with contextlib.ExitStack() as stack:
+        files = {
+            kind: stack.enter_context(_array_file(folder / f"{split.name}.{kind}.npy", (len(split), *shape)))
+            for kind, (shape, _) in extractor.kinds().items()
+        }
+        for batch in extractor.batches(split):
+            for kind, file in files.items():
+                values = batch[kind].astype(np.float32)
+                values[batch["mask"] == 0] = np.nan
+                file.write(values.tobytes())
+
+
+def _write_lines(folder: Folder, name: str, lines) -> None:
+    folder.write_bytes(name, "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
+
+
+@contextlib.contextmanager
+def _array_file(path: epath.Path, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
+    """Open a new .npy file for the values of an f32 array of `shape`, in their order."""
+    try:
+        with whole_file(path) as partial, open(partial, "wb") as file:
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            yield file
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
