@@ -24,7 +24,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.cache import cache_folder
 from mlmoe_jax.runtime.storage import whole_file
 
-PART_BYTES = 2**27  # the least work that is lost when the program is stopped, and what a part needs in memory
+PART_BYTES = 2**27  # the most that is computed again after an interruption, and that a part needs in memory
 READ = "read"
 Kinds = Mapping[str, tuple[tuple[int, ...], str]]  # kind of feature -> shape and type of the features of an image
 
@@ -139,7 +139,7 @@ def table_of(
     settings: all that the features depend on besides the images. Another setting, other images, or an image that has
     changed lead to another table.
     """
-    digest = hashlib.sha256(json.dumps([kinds, stored, settings], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([kinds, stored, PART_BYTES, settings], sort_keys=True).encode())
     for row, name in enumerate(ids):
         digest.update(f"\n{name} {images.stamp(row)}".encode())
     folder = cache_folder() / "features" / digest.hexdigest()[:32]
