@@ -164,7 +164,7 @@ def compare(method: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
     for seed in benchmark.seeds:
         config = method_config(method, benchmark)
         config.seed, config.optim.learning_rate = seed, rate
-        place = folder / f"seed={seed}"
+        place = folder / f"rate={rate:g},seed={seed}"
         scores.append(run(config, place).with_labels(columns))
         results = json.loads((place / "results.json").read_text())["val"]
         gaps.append([results.get(name, float("nan")) for name in GAPS])
