@@ -47,7 +47,8 @@ class FeatureExtractor:
             "platform": jax.default_backend(),
             "backbone": [model.backbone.name, fingerprint(fixed), model.backbone.final_norm, model.prompts.kind],
             "numbers": [model.dtype, model.matmul_precision],
-            "preprocess": [preprocess, data.resize, data.crop_fraction, data.reduced_decoding, data.bad_images],
+            "preprocess": [preprocess, data.resize, data.crop_fraction],
+            "decoding": [data.reduced_decoding, data.bad_images, data.truncated, data.exif],
         }
 
     def kinds(self) -> Kinds:
