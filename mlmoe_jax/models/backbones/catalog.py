@@ -8,6 +8,7 @@ FAMILIES: Registry[dict[str, Entry]] = Registry(
     "backbone family",
     {
         "vit": "mlmoe_jax.models.backbones.vit:ENTRIES",
+        "dinov2": "mlmoe_jax.models.backbones.dinov2:ENTRIES",
         "resnet": "mlmoe_jax.models.backbones.resnet:ENTRIES",
         "convnext": "mlmoe_jax.models.backbones.convnext:ENTRIES",
         "efficientnet": "mlmoe_jax.models.backbones.efficientnet:ENTRIES",
