@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ from flax import nnx
 
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD, Entry
 from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Features, Prompts
-from mlmoe_jax.models.layers.positions import resample_positions, sine_positions
+from mlmoe_jax.models.layers.attention_pool import AttentionPool
+from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.transformer import Block, hidden_width, layer_norm
 
 IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do not read
@@ -30,9 +32,13 @@ IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do n
 class ViTShape(BackboneShape):
     """The architecture of a ViT; `native` is the image size of the position table, in pixels.
 
+    mlp: a key of layers.transformer.MLPS. key_bias, patch_bias: whether the keys and the patch embedding have a bias.
     registers: number of register tokens (Darcet et al., 2024), which have no position and are not read by heads.
     position_offset, position_antialias: how the authors' code resamples its table to another grid (see
-    resample_positions).
+    resample_positions). rotary_base: if it is set, patches have rotary positions in each attention (see rotary_angles)
+    and there is no table; other tokens have no position. pre_norm: a LayerNorm between the embedding and the blocks.
+    pooling: the source of `cls`, which is a class_token, or the output of an attention_pool over the patches after the
+    final norm.
     """
 
     width: int
@@ -41,15 +47,35 @@ class ViTShape(BackboneShape):
     patch: int
     native: int
     mlp_ratio: float = 4.0
-    mlp: str = "gelu"  # gelu | swiglu
+    mlp: str = "gelu"
     eps: float = 1e-6
     layer_scale: float | None = None
     mask_token: bool = False  # an unused tensor of some published files, kept so that parameter counts agree
     position_offset: float = 0.0
     position_antialias: bool = False
     registers: int = 0
+    rotary_base: float | None = None
+    key_bias: bool = True
+    patch_bias: bool = True
+    pre_norm: bool = False
+    pooling: str = "class_token"  # class_token | attention_pool
 
     takes_prompts = True
+
+    @property
+    def hidden(self) -> int:
+        """The hidden width of the MLPs."""
+        return hidden_width(self.width, self.mlp_ratio, self.mlp)
+
+    @property
+    def class_tokens(self) -> int:
+        """1 if there is a class token, otherwise 0."""
+        return int(self.pooling == "class_token")
+
+    @property
+    def leading(self) -> int:
+        """The number of tokens before the patches."""
+        return self.class_tokens + self.registers
 
     def build(
         self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
@@ -60,22 +86,26 @@ class ViTShape(BackboneShape):
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
         """Return linear layers with 4·tokens·D per LayerNorm; the attention products; and N.
 
-        All tokens are counted in all blocks, as in the papers; the fast path computes less.
+        All tokens are counted in all blocks, as in the papers; the fast path computes less. An attention pool is
+        counted even if the head does not read `cls`.
         """
         patches, width, tokens = (side // self.patch) ** 2, self.width, self._tokens(side, prompts)
         further = 0 if prompts is None else prompts.key_values
-        mlp = (3 if self.mlp == "swiglu" else 2) * width * hidden_width(width, self.mlp_ratio, self.mlp)
+        mlp = (3 if self.mlp == "swiglu" else 2) * width * self.hidden
         linear = patches * 3 * self.patch**2 * width + self.depth * tokens * (4 * width**2 + mlp)
-        norms = self.norm_macs(side, prompts)
-        return linear + norms, self.depth * 2 * tokens * (tokens + further) * width, patches
+        products = self.depth * 2 * tokens * (tokens + further) * width
+        if self.pooling == "attention_pool":
+            linear, products = linear + (2 + 2 * patches) * width**2 + mlp, products + 2 * patches * width
+        return linear + self.norm_macs(side, prompts), products, patches
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         """Return 4·tokens·D per LayerNorm."""
-        return (2 * self.depth + 1) * 4 * self._tokens(side, prompts) * self.width
+        pooled = self.pooling == "attention_pool"  # one token
+        return 4 * self.width * ((2 * self.depth + 1 + self.pre_norm) * self._tokens(side, prompts) + pooled)
 
     def _tokens(self, side: int, prompts: nnx.Module | None) -> int:
         """Return the number of tokens in a block: class token, registers, prompts and patches."""
-        return 1 + self.registers + (0 if prompts is None else prompts.count) + (side // self.patch) ** 2
+        return self.leading + (0 if prompts is None else prompts.count) + (side // self.patch) ** 2
 
 
 class ViT(nnx.Module):
@@ -89,55 +119,62 @@ class ViT(nnx.Module):
     def __init__(self, shape: ViTShape, *, dtype: jnp.dtype | None = None, remat: bool = False, rngs: nnx.Rngs):
         self.shape, self.remat = shape, remat
         normal = nnx.initializers.truncated_normal(0.02)
-        self.patch_embed = nnx.Linear(3 * shape.patch**2, shape.width, dtype=dtype, rngs=rngs)
-        self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, shape.width)))
-        side = shape.native // shape.patch
-        # Sines and cosines as initial table make training from scratch several times faster than random values.
-        self.pos_embed = nnx.Param(jnp.pad(sine_positions(side, shape.width), ((0, 0), (1, 0), (0, 0))))
+        self.patch_embed = nnx.Linear(
+            3 * shape.patch**2, shape.width, use_bias=shape.patch_bias, dtype=dtype, rngs=rngs
+        )
+        if shape.class_tokens:
+            self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, shape.width)))
+        if shape.rotary_base is None:
+            # Sines and cosines as initial table make training from scratch several times faster than random values.
+            table = sine_positions(shape.native // shape.patch, shape.width)
+            self.pos_embed = nnx.Param(jnp.pad(table, ((0, 0), (shape.class_tokens, 0), (0, 0))))
         if shape.mask_token:
             self.mask_token = nnx.Param(jnp.zeros((1, shape.width)))
         if shape.registers:
             self.register_tokens = nnx.Param(normal(rngs.params(), (1, shape.registers, shape.width)))
+        if shape.pre_norm:
+            self.norm_pre = layer_norm(shape.width, shape.eps, rngs)
+        shared = {"mlp": shape.mlp, "eps": shape.eps, "dtype": dtype, "rngs": rngs}
+        sizes = (shape.width, shape.heads, shape.hidden)
         self.blocks = nnx.List(
-            Block(
-                shape.width,
-                shape.heads,
-                hidden_width(shape.width, shape.mlp_ratio, shape.mlp),
-                mlp=shape.mlp,
-                eps=shape.eps,
-                layer_scale=shape.layer_scale,
-                dtype=dtype,
-                rngs=rngs,
-            )
-            for _ in range(shape.depth)
+            Block(*sizes, layer_scale=shape.layer_scale, key_bias=shape.key_bias, **shared) for _ in range(shape.depth)
         )
         self.norm = layer_norm(shape.width, shape.eps, rngs)
+        self.pool = None if shape.class_tokens else AttentionPool(*sizes, **shared)
 
     def embed(self, image: jax.Array) -> tuple[jax.Array, tuple[int, int]]:
         """Split f32[B,H,W,3] into patches; return the tokens and the patch grid.
 
-        Tokens are f32[B,1+R+N,D]: the class token, R registers, the patches. Raises ValueError if the sides of the
-        image are not multiples of the patch size.
+        Tokens are f32[B,C+R+N,D]: C = 1 or 0 class tokens, R registers, the patches. Raises ValueError if the sides of
+        the image are not multiples of the patch size.
         """
-        patch = self.shape.patch
+        shape, patch = self.shape, self.shape.patch
         batch, height, width, _ = image.shape
         if height % patch or width % patch:
             raise ValueError(f"images of {height}×{width} pixels are not a multiple of the patch size {patch}")
-        rows, columns = height // patch, width // patch
-        pieces = image.reshape(batch, rows, patch, columns, patch, 3).swapaxes(2, 3)
-        tokens = self.patch_embed(pieces.reshape(batch, rows * columns, -1))
-        table = self.pos_embed[...]
-        position = resample_positions(
-            table[:, 1:],
-            (rows, columns),
-            offset=self.shape.position_offset,
-            antialias=self.shape.position_antialias,
-        )
-        first = self.cls_token[...] + table[:, :1]
-        if self.shape.registers:
-            first = jnp.concatenate([first, self.register_tokens[...]], axis=1)
-        first = jnp.broadcast_to(first, (batch, *first.shape[1:]))
-        return jnp.concatenate([first, tokens + position], axis=1), (rows, columns)
+        grid = height // patch, width // patch
+        pieces = image.reshape(batch, grid[0], patch, grid[1], patch, 3).swapaxes(2, 3)
+        tokens = self.patch_embed(pieces.reshape(batch, grid[0] * grid[1], -1))
+        leading = [self.cls_token[...]] if shape.class_tokens else []
+        if shape.rotary_base is None:
+            table = self.pos_embed[...]
+            tokens = tokens + resample_positions(
+                table[:, shape.class_tokens :], grid, offset=shape.position_offset, antialias=shape.position_antialias
+            )
+            leading = [token + table[:, :1] for token in leading]
+        if shape.registers:
+            leading.append(self.register_tokens[...])
+        leading = [jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in leading]
+        tokens = jnp.concatenate([*leading, tokens], axis=1)
+        return self.norm_pre(tokens) if shape.pre_norm else tokens, grid
+
+    def rotary(self, grid: tuple[int, int]) -> jax.Array | None:
+        """Return the angles f32[C+R+N,d/2] by which each attention rotates the tokens of `embed`, or None."""
+        shape = self.shape
+        if shape.rotary_base is None:
+            return None
+        angles = rotary_angles(grid, shape.width // shape.heads, shape.rotary_base)
+        return jnp.pad(angles, ((shape.leading, 0), (0, 0)))
 
     def __call__(
         self,
@@ -159,32 +196,47 @@ class ViT(nnx.Module):
         if unknown or not read or (PROMPTS in read and prompts is None):
             raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
         tokens, grid = self.embed(image)
+        rotary = self.rotary(grid)
+        run = partial(self._block, prompts=prompts, rotary=rotary)
         parts = {IMAGE: tokens} | ({} if prompts is None else {PROMPTS: prompts.tokens[0]})
         for index in range(self.shape.depth - 1):
             if prompts is None or prompts.carry is None:
-                parts |= self._block(index, parts, (IMAGE,), prompts)
+                parts |= run(index, parts, (IMAGE,))
                 parts |= {} if prompts is None else {PROMPTS: prompts.tokens[index + 1]}
             else:
-                advanced = self._block(index, parts, (PROMPTS, IMAGE), prompts)
+                advanced = run(index, parts, (PROMPTS, IMAGE))
                 kept = prompts.carry[index]
                 parts = advanced | {PROMPTS: kept * advanced[PROMPTS] + (1 - kept) * parts[PROMPTS]}
-        first = 1 + self.shape.registers
         tokens = parts.pop(IMAGE)
-        parts |= {CLS: tokens[:, :1], REGISTERS: tokens[:, 1:first], PATCHES: tokens[:, first:]}
-        asked = [name for name in parts if name in read]
+        ends = self.shape.class_tokens, self.shape.leading
+        parts |= dict(zip((CLS, REGISTERS, PATCHES), jnp.split(tokens, ends, axis=1), strict=True))
+        # An attention pool reads the patches instead of a class token.
+        needed = set(read) if self.pool is None else {PATCHES if name == CLS else name for name in read}
+        asked = [name for name in parts if name in needed]
         queries = [name for name in parts if name in asked or (MEAN in read and name in (PROMPTS, PATCHES))]
-        attention = self._attention(parts, asked, prompts) if return_attention else {}
-        parts = self._block(self.shape.depth - 1, parts, queries, prompts)
+        attention = self._attention(parts, asked, prompts, rotary) if return_attention else {}
+        parts = run(self.shape.depth - 1, parts, queries)
         parts |= {MEAN: _mean(parts, prompts)} if MEAN in read else {}
-        parts = {name: self.norm(part) if norm else part for name, part in parts.items() if name in read}
-        cls = None if CLS not in parts else parts[CLS][:, 0]
-        return Features(cls, parts.get(PROMPTS), parts.get(PATCHES), grid, attention, parts.get(MEAN))
+        normed = {name: self.norm(part) for name, part in parts.items()}
+        parts = normed if norm else parts
+        if self.pool is not None and CLS in read:
+            parts = parts | {CLS: self.pool(normed[PATCHES])[:, None]}
+            attention |= {CLS: self.pool.weights(normed[PATCHES])} if return_attention else {}
+        found = {name: parts[name] for name in read}
+        cls = None if CLS not in found else found[CLS][:, 0]
+        return Features(cls, found.get(PROMPTS), found.get(PATCHES), grid, attention, found.get(MEAN))
 
     def _block(
-        self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None
+        self,
+        index: int,
+        parts: dict[str, jax.Array],
+        queries: Sequence[str],
+        *,
+        prompts: Prompts | None,
+        rotary: jax.Array | None,
     ) -> dict[str, jax.Array]:
         """Apply a block to the parts in `queries`; the others are context. Each part is f32[B or 1, T, D]."""
-        joined, context, settings = _arranged(index, parts, queries, prompts)
+        joined, context, settings = _arranged(index, parts, queries, prompts, rotary)
 
         def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
             return self.blocks[index](tokens, context, **settings)
@@ -194,14 +246,18 @@ class ViT(nnx.Module):
         return dict(zip(queries, jnp.split(advanced, ends, axis=1), strict=True))
 
     def _attention(
-        self, parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None
+        self,
+        parts: dict[str, jax.Array],
+        queries: Sequence[str],
+        prompts: Prompts | None,
+        rotary: jax.Array | None,
     ) -> dict[str, jax.Array]:
         """Return the attention of `cls` and `prompts`, if in `queries`, over patches in the last block: f32[B,Q,N]."""
         names = [name for name in queries if name != PATCHES]
         if not names:
             return {}
         last = self.shape.depth - 1
-        tokens, context, settings = _arranged(last, parts, names, prompts)
+        tokens, context, settings = _arranged(last, parts, names, prompts, rotary)
         weights = self.blocks[last].weights(tokens, context, **settings).mean(axis=1)
         places = _places(parts, names)
         return {name: weights[:, places[name], places[PATCHES]] for name in names}
@@ -219,7 +275,11 @@ def _mean(parts: dict[str, jax.Array], prompts: Prompts | None) -> jax.Array:
 
 
 def _arranged(
-    index: int, parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None
+    index: int,
+    parts: dict[str, jax.Array],
+    queries: Sequence[str],
+    prompts: Prompts | None,
+    rotary: jax.Array | None,
 ) -> tuple[jax.Array, list[jax.Array], dict[str, Any]]:
     """Return the arguments of block `index` for queries from the parts in `queries`: tokens, context, and settings."""
     context = [part for name, part in parts.items() if name not in queries and part.shape[1]]
@@ -232,7 +292,28 @@ def _arranged(
         settings["mask"] = _mask(parts, queries, prompts)
         settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]
         settings["temperature"] = 1.0 if prompts.temperature is None else prompts.temperature[index]
+    if rotary is not None:
+        settings["rotary"] = _angles(parts, queries, prompts, rotary)
     return joined, context, settings
+
+
+def _angles(
+    parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None, rotary: jax.Array
+) -> jax.Array:
+    """Return the angles f32[T,d/2] of all tokens in the order of `_places`; only patches are rotated.
+
+    rotary: those of the tokens of the image, see ViT.rotary.
+    """
+    places = _places(parts, queries)
+    angles = jnp.zeros((_length(parts, prompts), rotary.shape[1]))
+    name = IMAGE if IMAGE in parts else PATCHES
+    return angles.at[places[name]].set(rotary[-parts[name].shape[1] :])
+
+
+def _length(parts: dict[str, jax.Array], prompts: Prompts | None) -> int:
+    """Return T, the number of keys: all tokens, and the further keys of the prompts."""
+    further = 0 if prompts is None or prompts.key_value is None else prompts.key_value.shape[2]
+    return sum(part.shape[1] for part in parts.values()) + further
 
 
 def _places(parts: dict[str, jax.Array], queries: Sequence[str]) -> dict[str, slice]:
@@ -247,9 +328,7 @@ def _mask(parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts)
     among = prompts.mask if PROMPTS in queries else None
     if among is None and prompts.present is None:
         return None
-    size = {name: part.shape[1] for name, part in parts.items()}
-    further = 0 if prompts.key_value is None else prompts.key_value.shape[2]
-    mask = np.ones((sum(size[name] for name in queries), sum(size.values()) + further), bool)
+    mask = np.ones((sum(parts[name].shape[1] for name in queries), _length(parts, prompts)), bool)
     columns = _places(parts, queries)[PROMPTS]
     if among is not None:
         mask[columns, columns] = among

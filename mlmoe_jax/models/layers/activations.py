@@ -5,8 +5,20 @@ from collections.abc import Callable
 import jax
 
 
-def _gelu(x: jax.Array) -> jax.Array:
+def gelu(x: jax.Array) -> jax.Array:
+    """Return x·Φ(x) with the exact Φ."""
     return jax.nn.gelu(x, approximate=False)
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"gelu": _gelu, "relu": jax.nn.relu}
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """Return GELU with the approximation of Φ by tanh (Hendrycks and Gimpel, 2016), as in SigLIP."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def quick_gelu(x: jax.Array) -> jax.Array:
+    """Return x·σ(1.702·x), as in OpenAI's CLIP."""
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
+# The choices of heads.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"gelu": gelu, "relu": jax.nn.relu}

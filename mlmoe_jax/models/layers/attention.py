@@ -1,6 +1,7 @@
 """Multi-head attention where some tokens provide keys and values only."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,23 +21,58 @@ def attention_weights(query: jax.Array, key: jax.Array, mask: np.ndarray | jax.A
     return jax.nn.softmax(scores, axis=-1)
 
 
+def rotated(tokens: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotate queries or keys [B,T,h,d] by angles f32[T,d/2]: angle c of a token turns its channels c and c + d/2.
+
+    The rotary positions of RoFormer (Su et al., 2021, eq. 34, with adjacent channels). Computed in float32.
+    """
+    cosine, sine = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    first, second = jnp.split(tokens.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return turned.astype(tokens.dtype)
+
+
 class FusedProjection(nnx.Linear):
-    """One linear layer for queries, keys and values (columns in that order); the queries can be omitted."""
+    """One linear layer for queries, keys and values (columns in that order); the queries can be omitted.
+
+    key_bias: whether keys have a bias; without, `bias` is f32[2D], for queries and values.
+    """
+
+    def __init__(self, width: int, *, key_bias: bool = True, rngs: nnx.Rngs, **settings: Any):
+        super().__init__(width, 3 * width, rngs=rngs, **settings)
+        self.key_bias = key_bias
+        if not key_bias:
+            self.bias = nnx.Param(self.bias[width:])
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Project f32[b,T,D] to queries, keys and values, f32[b,T,3D]."""
+        return self._columns(tokens, 0)
 
     def key_value(self, tokens: jax.Array) -> jax.Array:
         """Project f32[b,T,D] to keys and values only, f32[b,T,2D]."""
-        width = self.in_features
-        kernel, bias = self.kernel[:, width:], self.bias[width:]
+        return self._columns(tokens, self.in_features)
+
+    def _columns(self, tokens: jax.Array, first: int) -> jax.Array:
+        """Project f32[b,T,D] to the columns starting at `first`."""
+        kernel, bias = self.kernel[:, first:], self.bias[...]
+        if not self.key_bias:
+            query, value = jnp.split(bias, 2)
+            bias = jnp.concatenate([query, jnp.zeros_like(query), value])
         dtype = self.dtype or jnp.result_type(tokens, kernel)
-        return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
+        return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias[first:].astype(dtype)
 
 
 class Attention(nnx.Module):
-    """Softmax attention with scale 1/√(head width) and a fused projection of queries, keys and values, with bias."""
+    """Softmax attention with scale 1/√(head width) and a fused projection of queries, keys and values, with bias.
 
-    def __init__(self, width: int, heads: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+    key_bias: see FusedProjection.
+    """
+
+    def __init__(
+        self, width: int, heads: int, *, key_bias: bool = True, dtype: jnp.dtype | None = None, rngs: nnx.Rngs
+    ):
         self.heads = heads
-        self.qkv = FusedProjection(width, 3 * width, dtype=dtype, rngs=rngs)
+        self.qkv = FusedProjection(width, key_bias=key_bias, dtype=dtype, rngs=rngs)
         self.proj = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -45,6 +81,7 @@ class Attention(nnx.Module):
         context: Sequence[jax.Array] = (),
         mask: np.ndarray | jax.Array | None = None,
         *,
+        rotary: jax.Array | None = None,
         key_value: jax.Array | None = None,
         temperature: jax.Array | float = 1.0,
     ) -> jax.Array:
@@ -54,9 +91,11 @@ class Attention(nnx.Module):
         values only. key_value: f32[1 or 2, m, D], additional keys and values that are not projected (with 1, both are
         the same). Each leading size b is B or 1; arrays with 1 are projected once for the whole batch.
         mask: bool[Q,T], T = Q plus all C plus m in order, True if a query may attend to a key; None = all may.
+        rotary: f32[T,d/2], the angles that rotate the keys, and of which the first Q rotate the queries; 0 or None = no
+        rotation.
         temperature: divides the attention logits. Returns f32[B,Q,D].
         """
-        query, key, value = self._project(tokens, context, key_value, temperature)
+        query, key, value = self._project(tokens, context, rotary, key_value, temperature)
         if query.dtype == jnp.float16:  # JAX's own attention asks for a product of float16 that only GPUs have
             weights = attention_weights(query, key, mask).astype(value.dtype)
             mixed = jnp.einsum("bhqt,bthd->bqhd", weights, value)
@@ -70,17 +109,19 @@ class Attention(nnx.Module):
         context: Sequence[jax.Array] = (),
         mask: np.ndarray | jax.Array | None = None,
         *,
+        rotary: jax.Array | None = None,
         key_value: jax.Array | None = None,
         temperature: jax.Array | float = 1.0,
     ) -> jax.Array:
         """Return the attention weights f32[B,h,Q,T] of `tokens`; the arguments are those of `__call__`."""
-        query, key, _ = self._project(tokens, context, key_value, temperature)
+        query, key, _ = self._project(tokens, context, rotary, key_value, temperature)
         return attention_weights(query, key, mask)
 
     def _project(
         self,
         tokens: jax.Array,
         context: Sequence[jax.Array],
+        rotary: jax.Array | None,
         key_value: jax.Array | None,
         temperature: jax.Array | float,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -95,6 +136,9 @@ class Attention(nnx.Module):
             for parts in zip(*pairs, strict=True)
         )
         query = jnp.broadcast_to(query / jnp.asarray(temperature, query.dtype), (batch, *query.shape[1:]))
-        return tuple(
+        query, key, value = (
             part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
         )
+        if rotary is not None:
+            query, key = rotated(query, rotary[: query.shape[1]]), rotated(key, rotary)
+        return query, key, value

@@ -40,7 +40,7 @@ class QueryAttention(nnx.Module):
     ):
         self.heads = heads
         xavier = nnx.initializers.xavier_uniform()
-        self.qkv = FusedProjection(width, 3 * width, kernel_init=xavier, dtype=dtype, rngs=rngs)
+        self.qkv = FusedProjection(width, kernel_init=xavier, dtype=dtype, rngs=rngs)
         self.proj = nnx.Linear(width, width, kernel_init=_matrix(init, width), dtype=dtype, rngs=rngs)
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 

@@ -57,6 +57,26 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endp
     return table[None].astype(np.float32)
 
 
+def rotary_angles(grid: tuple[int, int], width: int, base: float) -> np.ndarray:
+    """Return f32[N,width/2] for `grid` = (rows, columns), row-major: the angles of DINOv3's rotary positions.
+
+    Centers of patches are at −1 … 1 along each axis, whatever the size of the grid. The first half of the angles are
+    those of the row and the second half those of the column: 2π·position·base^(−4j/width) for the j-th of width/4
+    frequencies (Siméoni et al., 2025, sec. 3.2; numbers from its code). Raises ValueError if `width`, that of an
+    attention head, is not a multiple of 4.
+    """
+    if width % 4:
+        raise ValueError(f"rotary positions need heads whose width is a multiple of 4, not {width}")
+    frequency = 2 * np.pi * base ** -np.arange(0, 1, 4 / width)
+    row, column = (axis.reshape(-1, 1) * frequency for axis in np.meshgrid(*map(_centers, grid), indexing="ij"))
+    return np.concatenate([row, column], axis=1).astype(np.float32)
+
+
+def _centers(count: int) -> np.ndarray:
+    """Return the centers of `count` equal parts of −1 … 1."""
+    return (2 * np.arange(count) + 1) / count - 1
+
+
 def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
     """Return f32[1,N,width] for `grid` = (rows, columns), row-major: the normalized sines of DETR, as used by Q2L.
 

@@ -1,25 +1,37 @@
 """The pre-norm transformer block of the ViT family."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mlmoe_jax.models.layers.activations import gelu, gelu_tanh, quick_gelu
 from mlmoe_jax.models.layers.attention import Attention
 
 
 class Mlp(nnx.Module):
-    """Linear, exact (erf) GELU, linear."""
+    """Linear, activation (by default the exact GELU), linear."""
 
-    def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: Callable[[jax.Array], jax.Array] = gelu,
+        dtype: jnp.dtype | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.activation = activation
         self.fc1 = nnx.Linear(width, hidden, dtype=dtype, rngs=rngs)
         self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """f32[B,T,D] -> f32[B,T,D]."""
-        return self.fc2(jax.nn.gelu(self.fc1(tokens), approximate=False))
+        return self.fc2(self.activation(self.fc1(tokens)))
 
 
 class SwiGlu(nnx.Module):
@@ -38,13 +50,18 @@ class SwiGlu(nnx.Module):
         return self.fc2(jax.nn.silu(gate) * value)
 
 
-MLPS = {"gelu": Mlp, "swiglu": SwiGlu}
+MLPS = {
+    "gelu": Mlp,
+    "gelu_tanh": partial(Mlp, activation=gelu_tanh),
+    "quick_gelu": partial(Mlp, activation=quick_gelu),
+    "swiglu": SwiGlu,
+}
 
 
 def hidden_width(width: int, ratio: float, mlp: str) -> int:
     """Return the hidden width of an MLP; for SwiGLU two thirds of it, rounded up to a multiple of 8 (DINOv2)."""
     hidden = int(width * ratio)
-    return hidden if mlp == "gelu" else (int(hidden * 2 / 3) + 7) // 8 * 8
+    return (int(hidden * 2 / 3) + 7) // 8 * 8 if mlp == "swiglu" else hidden
 
 
 class LayerScale(nnx.Module):
@@ -67,7 +84,8 @@ class Block(nnx.Module):
     """x + s1·Attention(LN x), then x + s2·MLP(LN x); the scales s exist if `layer_scale` is not None.
 
     dtype: of the matrix products and the arrays between them (queries, keys, values, attention output, MLP).
-    LayerNorm, softmax, LayerScale and the residual stream are always float32.
+    LayerNorm, softmax, LayerScale and the residual stream are always float32. mlp: a key of `MLPS`. key_bias: see
+    FusedProjection.
     """
 
     def __init__(
@@ -79,11 +97,12 @@ class Block(nnx.Module):
         mlp: str = "gelu",
         eps: float,
         layer_scale: float | None,
+        key_bias: bool = True,
         dtype: jnp.dtype | None,
         rngs: nnx.Rngs,
     ):
         self.norm1 = layer_norm(width, eps, rngs)
-        self.attn = Attention(width, heads, dtype=dtype, rngs=rngs)
+        self.attn = Attention(width, heads, key_bias=key_bias, dtype=dtype, rngs=rngs)
         self.norm2 = layer_norm(width, eps, rngs)
         self.mlp = MLPS[mlp](width, hidden, dtype=dtype, rngs=rngs)
         self.scaled = layer_scale is not None
@@ -95,16 +114,13 @@ class Block(nnx.Module):
         tokens: jax.Array,
         context: Sequence[jax.Array] = (),
         mask: np.ndarray | jax.Array | None = None,
-        *,
-        key_value: jax.Array | None = None,
-        temperature: jax.Array | float = 1.0,
+        **settings: Any,
     ) -> jax.Array:
         """Apply the block to `tokens` f32[b,Q,D]; `context` arrays f32[b,C,D] provide keys and values only.
 
         The arguments are those of Attention.
         """
-        context = [self.norm1(part) for part in context]
-        mixed = self.attn(self.norm1(tokens), context, mask, key_value=key_value, temperature=temperature)
+        mixed = self.attn(self.norm1(tokens), [self.norm1(part) for part in context], mask, **settings)
         tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
         mixed = self.mlp(self.norm2(tokens))
         return tokens + (self.ls2(mixed) if self.scaled else mixed)
