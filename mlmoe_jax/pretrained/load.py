@@ -31,6 +31,9 @@ RULES: Registry[tuple[Source, ...]] = Registry(
         "mlvpt": "mlmoe_jax.pretrained.rules.mlvpt:SOURCES",
         "query": "mlmoe_jax.pretrained.rules.query:SOURCES",
         "graph": "mlmoe_jax.pretrained.rules.graph:SOURCES",
+        "dinov3": "mlmoe_jax.pretrained.rules.dinov3:SOURCES",
+        "siglip": "mlmoe_jax.pretrained.rules.siglip:SOURCES",
+        "clip": "mlmoe_jax.pretrained.rules.clip:SOURCES",
         "vit": "mlmoe_jax.pretrained.rules.vit:SOURCES",
         "cnn": "mlmoe_jax.pretrained.rules.cnn:SOURCES",
         "efficientnet": "mlmoe_jax.pretrained.rules.efficientnet:SOURCES",
@@ -38,9 +41,10 @@ RULES: Registry[tuple[Source, ...]] = Registry(
 )
 SOURCES = tuple(source for file in RULES for source in RULES[file])
 # Possible prefixes of all names of a model: its position in a training state, DataParallel, and the name of the
-# backbone in MoCo v3 or in a classifier of Hugging Face.
+# backbone in MoCo v3, in a classifier of Hugging Face, or beside a tower for texts.
 _WRAPPERS = re.compile(
-    r"(?:opt/target/|state_dict\.|model\.|module\.|base_encoder\.|vit\.|dinov2\.|dinov2_with_registers\.)*"
+    r"(?:opt/target/|state_dict\.|model\.|module\.|base_encoder\.|vision_model\."
+    r"|vit\.|dinov2\.|dinov2_with_registers\.|dinov3_vit\.)*"
 )
 _TYPES = {
     **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},

@@ -29,8 +29,10 @@ def find_weights(name: str) -> Path:
     try:
         return fetch(wanted.address, cached, sha256=wanted.sha256)
     except Unreachable as error:
+        page = wanted.address.partition("/resolve/")[0]
+        gate = f", whose {wanted.licence} has to be accepted at {page} first," if wanted.gated else ""
         raise UserError(
-            f"the weights of {name} are not available: {error}, pass another copy with "
+            f"the weights of {name}{gate} are not available: {error}, pass another copy with "
             "--config.model.backbone.weights=FILE, or start from random weights with "
             "--config.model.backbone.weights=none"
         ) from error

@@ -9,6 +9,9 @@ FAMILIES: Registry[dict[str, Entry]] = Registry(
     {
         "vit": "mlmoe_jax.models.backbones.vit:ENTRIES",
         "dinov2": "mlmoe_jax.models.backbones.dinov2:ENTRIES",
+        "dinov3": "mlmoe_jax.models.backbones.dinov3:ENTRIES",
+        "siglip": "mlmoe_jax.models.backbones.siglip:ENTRIES",
+        "clip": "mlmoe_jax.models.backbones.clip:ENTRIES",
         "resnet": "mlmoe_jax.models.backbones.resnet:ENTRIES",
         "convnext": "mlmoe_jax.models.backbones.convnext:ENTRIES",
         "efficientnet": "mlmoe_jax.models.backbones.efficientnet:ENTRIES",

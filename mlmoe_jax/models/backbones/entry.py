@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from mlmoe_jax.models.contracts import BackboneShape
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DINOV3_LICENCE = "DINOv3 License"
+GATED = (DINOV3_LICENCE,)  # licences that have to be accepted on the page of the weights before they can be downloaded
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Entry:
     final_norm: bool = True
     sha256: str = ""
     package: str = ""
+
+    @property
+    def gated(self) -> bool:
+        """Whether the licence has to be accepted before the download, on the page that `address` begins with."""
+        return self.licence in GATED
 
 
 def torchvision_entry(shape: BackboneShape, file: str) -> Entry:

@@ -39,11 +39,16 @@ def patches(theirs: str) -> tuple[Rule, Rule]:
 
 
 def fused(
-    theirs: str, kernel: str = "weight", to_matrix: Transform = transpose, to_vector: Transform = same
+    theirs: str,
+    kernel: str = "weight",
+    to_matrix: Transform = transpose,
+    to_vector: Transform = same,
+    *,
+    names: tuple[str, str, str] = ("query", "key", "value"),
 ) -> tuple[Rule, ...]:
-    """Return the rules that fuse separate query, key and value layers; QKV in `theirs` stands for these names."""
+    """Return the rules that fuse separate query, key and value layers; QKV in `theirs` stands for each of `names`."""
     rules = []
-    for part, name in enumerate(("query", "key", "value")):
+    for part, name in enumerate(names):
         layer, place = theirs.replace("QKV", name), {"at": (part,), "axes": (-1,)}
         rules.append(Rule(f"{layer}{kernel}", r"blocks/\1/attn/qkv/kernel", to_matrix, **place))
         rules.append(Rule(f"{layer}bias", r"blocks/\1/attn/qkv/bias", to_vector, **place))
