@@ -60,10 +60,14 @@ def twin(request, tmp_path_factory):
         yield Twin(request.param, tmp_path_factory.mktemp("twins"))
 
 
+LAYOUTS = {"dinov2": "dinov2", "dinov3": "dinov3", "siglip2": "siglip", "clip": "clip", "vit": "vit"}
+BESIDE = ("pooler.", "decoder.", "text_model.", "logit_", "text_projection.", "visual_projection.")
+
+
 def test_every_tensor_of_the_published_file_is_accounted_for(twin):
-    assert twin.report.source == ("hugging_face_dinov2" if "dinov2" in twin.name else "hugging_face_vit")
+    assert twin.report.source == f"hugging_face_{LAYOUTS[twin.name.partition('_')[0]]}"
     assert twin.report.missing == twin.report.reshaped == ()
-    assert all(name.startswith(("pooler.", "decoder.")) for name in twin.report.unused)
+    assert all(name.startswith(BESIDE) for name in twin.report.unused)
 
 
 @pytest.mark.parametrize("size", make_vit.SIZES, ids=str)
@@ -73,10 +77,10 @@ def test_equals_pytorch_block_by_block(twin, size):
 
     @jax.jit
     def run(image):
-        tokens, _ = twin.vit.embed(image)
+        tokens, grid = twin.vit.embed(image)
         after = [tokens]
         for block in twin.vit.blocks:
-            after.append(block(after[-1]))
+            after.append(block(after[-1], rotary=twin.vit.rotary(grid)))
         return after, [twin.vit(image, read=("cls", "patches"), norm=norm) for norm in (False, True)]
 
     after, ends = run(make_vit.image(*size))
@@ -84,18 +88,32 @@ def test_equals_pytorch_block_by_block(twin, size):
     for features, reference in zip(ends, (blocks[-1], last), strict=True):
         assert features.grid == size[1:]
         assert features.patches.shape[1] == size[1] * size[2]
-        ours = np.concatenate([features.cls[:, None], features.patches], axis=1)
-        errors.append(error(ours, np.delete(reference, range(1, 1 + twin.shape.registers), axis=1)))
+        errors.append(error(features.patches, reference[:, twin.shape.leading :]))
+        pooled = twin.shape.pooling == "attention_pool"
+        errors.append(error(features.cls, twin.arrays[f"{place}/pooled"] if pooled else reference[:, 0]))
     print(twin.name, place, " ".join(f"{value:.1e}" for value in errors))
     assert max(errors) < TOLERANCE
 
 
 def test_another_resampling_is_detected(twin):
+    if twin.shape.rotary_base is not None:
+        pytest.skip("has no table")
     wrong = ViTShape(**make_vit.SHAPES[twin.name] | {"position_antialias": not twin.shape.position_antialias})
     vit = nnx.clone(twin.vit)
     vit.shape = wrong
     tokens, _ = vit.embed(make_vit.image(1, 3, 5))
     assert error(tokens, twin.arrays["3x5/blocks"][0]) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("change", [{"rotary_base": 90.0}, {"rotary_base": None}], ids=str)
+def test_other_rotary_positions_are_detected(twin, change):
+    if twin.shape.rotary_base is None:
+        pytest.skip("has a table")
+    vit = nnx.clone(twin.vit)
+    vit.shape = ViTShape(**make_vit.SHAPES[twin.name] | change)
+    reference = twin.arrays["3x5/blocks"]
+    ours = twin.vit.blocks[0](reference[0], rotary=vit.rotary((3, 5)))
+    assert error(ours, reference[1]) > 100 * TOLERANCE
 
 
 # ---------------------------------------------------------------------------------------------------------- options
