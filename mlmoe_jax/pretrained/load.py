@@ -168,7 +168,7 @@ def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped
         )
     if source.whole and not whole:
         source = source.of_backbone()
-    return _apply_rules(path, tensors, source)
+    return apply_rules(path, tensors, source)
 
 
 def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
@@ -219,7 +219,7 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def _apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> Mapped:
+def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> Mapped:
     """Convert the tensors of a file to values by the rules of a layout; those without the common prefix are unused."""
     pieces: dict[str, list[_Piece]] = defaultdict(list)
     wrapper, unused = _wrapper(tensors, source) or "", []
