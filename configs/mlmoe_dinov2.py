@@ -13,19 +13,13 @@ dataset, root, resolution, backbone and recipe: as in configs/mlvpt_dinov2.py.
 selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
 """
 
-from mlmoe_jax.config.recipes.feature_map import small, use_routed_experts
+from mlmoe_jax.config.recipes.feature_map import small, use_mlmoe
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
 
 
 def get_config(arg=""):
     config, options = prompt_tuning(arg, digits_rate=1e-3, prompts=True, gates="mlp")
-    use_routed_experts(config, "recommended")
-    config.model.head.routing.gate = options.gates
-    config.model.head.routing.entropy = "off"  # DR-MoE's weight is negligible at this scale of the loss
-    config.model.head.decoder.encoder_layers = 0  # the patches of a ViT have already attended to one another
-    config.model.head.decoder.decoder_layers = 1
-    if options.prompts:
-        config.model.prompts.kind = "group"
+    use_mlmoe(config, gates=options.gates, prompts=options.prompts)
     if options.dataset == "digits":
         small(config, rate=1e-3)
     return config

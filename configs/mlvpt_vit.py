@@ -11,17 +11,15 @@ selection=honest, or preset=honest: select weights and fit thresholds on a tenth
 precision: float32 (the default) | authors (bfloat16 in training, float16 in evaluation).
 """
 
-from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
+from mlmoe_jax.config.recipes.prompt_tuning import VIT_B16, prompt_tuning, use_ml_vpt
 from mlmoe_jax.errors import UserError
-
-BACKBONES = ("in1k", "in21k", "mae", "mocov3")
 
 
 def get_config(arg=""):
     config, options = prompt_tuning(arg, digits_rate=1e-2, backbone="in1k")
     use_ml_vpt(config, preset=options.preset)
     if options.dataset != "digits":
-        if options.backbone not in BACKBONES:
-            raise UserError(f"backbone={options.backbone} is not one of {', '.join(BACKBONES)}")
+        if options.backbone not in VIT_B16:
+            raise UserError(f"backbone={options.backbone} is not one of {', '.join(VIT_B16)}")
         config.model.backbone.name = f"vit_b16_{options.backbone}"
     return config

@@ -8,9 +8,10 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.config import load_config
 from mlmoe_jax.config.recipes.benchmarks import ema_decay
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.runs.assemble import trainable_rules
+from mlmoe_jax.runs.assemble import preprocess_for, trainable_rules
 from mlmoe_jax.training.preflight import cost
 
 BACKBONE = 86_580_480  # DINOv2-B
@@ -193,6 +194,24 @@ def test_images_are_normalized_as_in_the_authors_code_or_as_the_weights_expect()
     code, paper = (load_config(f"mlvpt_vit:backbone=in21k,preset={preset}", []) for preset in ("code", "paper"))
     assert code.model.backbone.normalization == "imagenet"
     assert paper.model.backbone.normalization == "auto"
+
+
+@pytest.mark.parametrize("name", ["dinov3_vitb16", "siglip2_vitb16_224", "clip_vitb16", "openclip_vitl14_laion2b"])
+def test_backbones_that_the_papers_do_not_have_get_the_images_that_they_were_trained_with(name):
+    entry = CATALOG[name]
+    for method in ("mlvpt_dinov3", "linear_probe", "vpt", "mlmoe_dinov3", "q2l_resnet101"):
+        config = load_config(f"{method}:backbone={name},resolution=224", [])
+        configuration.validate(config)
+        preprocess = preprocess_for(config)
+        assert (preprocess.mean, preprocess.std) == (entry.mean, entry.std)
+
+
+def test_dinov3_is_the_default_of_its_configs():
+    for name in ("mlvpt_dinov3", "mlmoe_dinov3"):
+        ours, theirs = (load_config(f"{name[:-1]}{version}:root=x", []) for version in (3, 2))
+        assert ours.model.backbone.name == "dinov3_vitb16"
+        ours.model.backbone, theirs.model.backbone = None, None
+        assert ours == theirs
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,18 @@ def test_weights_are_searched_in_the_package_and_then_in_the_cache(refusal, plac
     assert weights.find_weights("tiny") == in_package
 
 
+def test_weights_with_a_gate_name_the_licence_and_the_place_for_the_file(refusal, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path))
+    sentence = refusal(weights.find_weights, "dinov3_vitb16")
+    page = "https://huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m"
+    assert sentence.startswith(
+        f"the weights of dinov3_vitb16, whose DINOv3 License has to be accepted at {page} first, are not available: "
+    )
+    assert f"put a copy of the file at {tmp_path / 'dinov3-vitb16-pretrain-lvd1689m' / 'model.safetensors'}" in sentence
+    gated = {name for name, entry in catalog.CATALOG.items() if entry.gated}
+    assert gated == {name for name in catalog.CATALOG if name.startswith("dinov3_")}
+
+
 def test_a_backbone_without_published_weights_is_reported(refusal, monkeypatch):
     monkeypatch.setitem(catalog.CATALOG, "mine", Entry(SHAPE, (0.5,) * 3, (0.5,) * 3, image_size=8))
     assert refusal(weights.find_weights, "mine") == (

@@ -23,6 +23,9 @@ PLAIN = ViTShape(width=D, depth=2, heads=HEADS, patch=PATCH, native=8)
 DINOV2 = ViTShape(width=D, depth=2, heads=HEADS, patch=PATCH, native=8, layer_scale=1.0, mask_token=True)
 REGISTERS = ViTShape(**vars(DINOV2) | {"registers": 4})
 GIANT = ViTShape(**vars(DINOV2) | {"mlp": "swiglu"})
+DINOV3 = ViTShape(**vars(REGISTERS) | {"rotary_base": 100.0, "key_bias": False})
+DINOV3_PLUS = ViTShape(**vars(DINOV3) | {"mlp": "swiglu", "mlp_ratio": 6.0})
+CLIP = ViTShape(**vars(PLAIN) | {"patch_bias": False, "pre_norm": True})
 
 
 def make_vit(shape: ViTShape, seed: int) -> ViT:
@@ -144,6 +147,50 @@ def augreg_in_a_training_state(p):
     return augreg(p, "opt/target/") | {"opt/state/step": np.zeros((), np.int32)}
 
 
+def original_dinov3(p):
+    """The biases of keys have values in the file, which a mask of zeros makes ineffective."""
+    tensors = renamed(timm(p), ("register_tokens", "storage_tokens"))
+    for name in [name for name in tensors if name.endswith("qkv.bias")]:
+        query, value = np.split(tensors[name], 2)
+        tensors[name] = np.concatenate([query, np.full(D, 7, np.float32), value])
+        tensors[f"{name}_mask"] = np.repeat(np.array([1, 0, 1], np.float32), D)
+    return tensors | {"rope_embed.periods": np.ones(D // HEADS // 4, np.float32)}
+
+
+def original_dinov3_plus(p):
+    tensors = {}
+    for name, tensor in renamed(original_dinov3(p), (r"mlp\.fc2", "mlp.w3")).items():
+        halves = np.split(tensor, 2) if ".mlp.fc1." in name else [tensor]
+        tensors |= {name.replace("fc1", f"w{place + 1}"): half for place, half in enumerate(halves)}
+    return tensors
+
+
+def openclip(p):
+    tensors = timm(p) | {"cls_token": p["cls_token"][0, 0], "pos_embed": p["pos_embed"][0]}
+    tower = renamed(
+        tensors,
+        (r"^blocks", "transformer.resblocks"),
+        (r"\.qkv\.", ".in_proj_"),
+        (r"\.attn\.proj", ".attn.out_proj"),
+        (r"\.norm([12])", r".ln_\1"),
+        (r"\.fc1", ".c_fc"),
+        (r"\.fc2", ".c_proj"),
+        (r"^norm_pre", "ln_pre"),
+        (r"^norm", "ln_post"),
+        (r"^cls_token", "class_embedding"),
+        (r"^pos_embed", "positional_embedding"),
+        (r"^patch_embed\.proj", "conv1"),
+        ("^", "visual."),
+    )
+    return tower | {name: np.ones((3, 3), np.float32) for name in BESIDE_OPENCLIP}
+
+
+BESIDE_OPENCLIP = (
+    *("visual.proj", "positional_embedding", "text_projection", "token_embedding.weight", "ln_final.weight"),
+    *("logit_scale", "transformer.resblocks.0.ln_1.weight", "transformer.resblocks.0.mlp.c_fc.bias"),
+)
+MASKS = tuple(f"blocks.{block}.attn.qkv.bias_mask" for block in range(2))
+
 LAYOUTS = {
     "dinov2": (DINOV2, timm, "timm", ()),
     "dinov2_chunked": (DINOV2, chunked, "timm", ()),
@@ -156,6 +203,9 @@ LAYOUTS = {
     "moco_pretraining": (PLAIN, moco_pretraining, "timm", None),
     "augreg": (PLAIN, augreg, "augreg", ("head/kernel", "head/bias", "pre_logits/kernel")),
     "augreg_in_a_training_state": (PLAIN, augreg_in_a_training_state, "augreg", None),
+    "dinov3": (DINOV3, original_dinov3, "dinov3", (*MASKS, "rope_embed.periods")),
+    "dinov3_plus": (DINOV3_PLUS, original_dinov3_plus, "dinov3", (*MASKS, "rope_embed.periods")),
+    "openclip": (CLIP, openclip, "openclip", BESIDE_OPENCLIP),
     "vpt": (PLAIN, vpt, "vpt_shallow", ("head.bias", "transformer.prompt_embeddings")),
     "gate_vpt": (PLAIN, gate_vpt, "gate_vpt", ("prompt_embeddings", "gate_logit", "temp")),
 }
@@ -297,7 +347,7 @@ def refused(refusal, vit, path) -> str:
 def test_a_missing_tensor_is_named_in_every_layout(refusal, tmp_path, name):
     shape, layout, source, _ = LAYOUTS[name]
     tensors = layout(params_of(make_vit(shape, 1)))
-    lost = next(key for key in tensors if re.search(r"(fc2|w3|Dense_1)[./]bias", key) and "momentum" not in key)
+    lost = next(key for key in tensors if re.search(r"(fc2|w3|Dense_1|c_proj)[./]bias", key) and "momentum" not in key)
     del tensors[lost]
     sentence = refused(refusal, make_vit(shape, 2), write(tmp_path / "weights.npz", tensors))
     assert sentence.endswith(f"({source} layout) does not fit the model: no tensor for blocks/0/mlp/fc2/bias")

@@ -123,6 +123,17 @@ def use_routed_experts(config: ConfigDict, preset: str) -> None:
     config.model.head.routing.update(SETTINGS[preset])
 
 
+def use_mlmoe(config: ConfigDict, *, gates: str, prompts: bool) -> None:
+    """Set MLMoE: label queries over the patches of a ViT and over group prompts, unless `prompts` is false; experts."""
+    use_routed_experts(config, "recommended")
+    config.model.head.routing.gate = gates
+    config.model.head.routing.entropy = "off"  # DR-MoE's weight is negligible at this scale of the loss
+    config.model.head.decoder.encoder_layers = 0  # the patches of a ViT have already attended to one another
+    config.model.head.decoder.decoder_layers = 1
+    if prompts:
+        config.model.prompts.kind = "group"
+
+
 def q2l_recipe(config: ConfigDict, tune: str) -> None:
     """Set the training of Query2Label on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen.
 

@@ -18,6 +18,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.prompts import SIDES
 
 PRESETS = ("code", "paper")
+VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the papers
 
 # Types of the matrix products in training and in evaluation. The authors train and evaluate under PyTorch's autocast,
 # with bfloat16 in training and the default of evaluation, float16; their paper does not say so.
@@ -35,10 +36,9 @@ def prompt_tuning(
     PRECISIONS), and those in `further` with their defaults. On `digits` the default backbone is vit_digits, the
     learning rate is `digits_rate`, and 8 epochs are enough. On other data sets, as published: AdamW with weight decay
     0.01 on all trainable parameters, one-cycle, 40 epochs, batches of 64, cutout and RandAugment, EMA, evaluation of
-    raw and EMA weights after each epoch, and selection on test. The learning rate of preset `code` follows the backbone
-    and the image size, even if they change later. The authors' code normalizes images with ImageNet's mean and standard
-    deviation for every backbone; preset `paper` uses those that the weights were trained with. Raises UserError for
-    unknown options and values.
+    raw and EMA weights after each epoch, and selection on test. The learning rate and the normalization of preset
+    `code` follow the backbone and the image size, even if they change later. Raises UserError for unknown options and
+    values.
     """
     common = {"dataset": "coco2014", "root": "", "resolution": 0, "backbone": "", "preset": "code"}
     options = parse_arg(arg, **common, precision="float32", **OPTION, **further)
@@ -67,16 +67,28 @@ def prompt_tuning(
     if options.preset == "paper":
         config.optim.learning_rate, config.ema.decay = 5e-4, 0.9997
     else:
-        config.model.backbone.normalization = "imagenet"
+        follow(config, "model.backbone.normalization", normalization_of_the_code, "model.backbone.name")
         rate = functools.partial(rate_of_the_code, options.dataset)
         follow(config, "optim.learning_rate", rate, "model.backbone.name", "data.image_size")
     return config, options
 
 
+def normalization_of_the_code(backbone: str) -> str:
+    """Return "imagenet" for the backbones of the authors' code, which normalizes the images of all of them alike.
+
+    Other backbones, and preset `paper`, have the mean and standard deviation that the weights were trained with.
+    """
+    known = backbone.startswith("dinov2_") or backbone.removeprefix("vit_b16_") in VIT_B16
+    return "imagenet" if known else "auto"
+
+
 def rate_of_the_code(dataset: str, backbone: str, resolution: int) -> float:
-    """Return the learning rate of the authors' config for a data set, backbone and resolution; the paper says 5e-4."""
+    """Return the learning rate of the authors' config for a data set, backbone and resolution; the paper says 5e-4.
+
+    DINOv3-B is trained like DINOv2-B.
+    """
     slow = {
-        "coco2014": backbone == "dinov2_vitb14",
+        "coco2014": backbone in ("dinov2_vitb14", "dinov3_vitb16"),
         "voc2007": resolution == 448,
         "voc2012": resolution == 448,
         "vg256": True,

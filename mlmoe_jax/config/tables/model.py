@@ -5,7 +5,7 @@ from mlmoe_jax.config.tables.heads import HEAD
 
 BACKBONE = section(
     "The network that turns an image into tokens, usually pretrained and frozen.",
-    name=Text("vit_digits", "Name of the backbone, such as dinov2_vitb14, vit_b16_in21k, resnet101 or convnext_base."),
+    name=Text("vit_digits", "Name of the backbone, such as dinov2_vitb14, dinov3_vitb16, clip_vitb16 or resnet101."),
     weights=Text(
         "auto",
         "Where the weights come from: auto takes the published file from a package, the cache or the network, none "

@@ -1,0 +1,21 @@
+"""ML-VPT on a frozen DINOv3, with the recipe of configs/mlvpt_dinov2.py.
+
+    python -m mlmoe_jax.main --config=configs/mlvpt_dinov3.py:root=/data/coco --workdir=runs/dinov3
+    python -m mlmoe_jax.main --config=configs/mlvpt_dinov3.py:root=/data/coco,backbone=clip_vitb16 --workdir=runs/clip
+
+The licence of DINOv3 has to be accepted at huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m, and HF_TOKEN set
+for the download. With the weights in a file, add --config.model.backbone.weights=FILE.
+
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: 224 | 448. backbone: any ViT in models.backbones.catalog, such as a DINOv3, SigLIP 2 or CLIP; default
+dinov3_vitb16, on digits vit_digits.
+preset: code (the authors' code; the default) | paper (the text of the paper).
+"""
+
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
+
+
+def get_config(arg=""):
+    config, options = prompt_tuning(arg, digits_rate=1e-2, backbone="dinov3_vitb16")
+    use_ml_vpt(config, preset=options.preset)
+    return config
