@@ -60,7 +60,9 @@ class Prompts:
 class Features:
     """The output of a backbone; a field that was not in `read` is None and was not computed.
 
-    cls: f32[B,D]. prompts: f32[B,P,D]. patches: f32[B,N,D], row-major over `grid` = (rows, columns).
+    cls: f32[B,D], the summary of the image that the backbone was trained to give: the class token, the output of an
+    attention pool over the patches after the final norm (with `norm` or without, and without prompts), or the mean of
+    a CNN's map. prompts: f32[B,P,D]. patches: f32[B,N,D], row-major over `grid` = (rows, columns).
     attention: see Prediction; of `cls` and `prompts`, if they are read and `return_attention` was set.
     mean: f32[B,D], the mean over prompts (if any) and patches, to which the final norm is applied afterwards.
     """

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import jax
@@ -6,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.paths import REPOSITORY
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones import catalog
@@ -377,3 +379,18 @@ def test_an_unknown_backbone_is_refused_with_the_known_names(refusal):
         assert name == "vit_digits" or entry.package or entry.address.startswith("https://"), name
         assert name == "vit_digits" or entry.package or entry.address.endswith(entry.file.rpartition("/")[2]), name
         assert len(entry.mean) == len(entry.std) == 3, name
+
+
+def test_the_page_lists_every_backbone_with_its_licence():
+    def names(text: str) -> list[str]:
+        head, brace, rest = text.partition("{")
+        inside, _, tail = rest.partition("}")
+        return [name for part in inside.split(",") for name in names(head + part + tail)] if brace else [text]
+
+    page = (REPOSITORY / "docs" / "methods.md").read_text().partition("## Backbones")[2]
+    listed = {}
+    for cells, licence in re.findall(r"^\| (`.*?) \|.*\| ([^|]*) \|$", page, re.MULTILINE):
+        for name in names(" ".join(re.findall("`([^`]*)`", cells.replace("`, `…_reg", "{,_reg}")))):
+            listed |= dict.fromkeys(name.split(), licence)
+    own = {name: entry.licence + ", **gated**" * entry.gated for name, entry in catalog.CATALOG.items()}
+    assert listed == own
