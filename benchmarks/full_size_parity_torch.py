@@ -1,6 +1,6 @@
-"""The PyTorch side of full_size_parity.py: writes a random DINOv2-B of `transformers` and its outputs.
+"""The PyTorch side of full_size_parity.py: writes a random model of `transformers` and its outputs.
 
-PYTHON benchmarks/full_size_parity_torch.py FOLDER SIDE SIDE …
+PYTHON benchmarks/full_size_parity_torch.py FOLDER BACKBONE SIDE SIDE …
 """
 
 import sys
@@ -8,23 +8,44 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Dinov2Config, Dinov2Model
+import transformers as hf
 
-folder, sides = Path(sys.argv[1]), [int(side) for side in sys.argv[2:]]
-torch.manual_seed(0)
-config = Dinov2Config(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, image_size=518, patch_size=14)
-model = Dinov2Model(config).eval()
-with torch.no_grad():
-    for name, value in model.named_parameters():
-        # layer scales start at 1, biases and positions at 0: draw random values, so that mistakes in them are visible
-        if "lambda1" in name:
-            value.uniform_(0.05, 0.5)
-        elif value.ndim == 1 or "embeddings" in name:
-            value.add_(0.2 * torch.randn_like(value))
-model.save_pretrained(folder)
-for side in sides:
-    pixels = np.random.RandomState(side).standard_normal((1, 3, side, side)).astype(np.float32)
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+TOWER = {**BASE, "intermediate_size": 3072, "patch_size": 16, "image_size": 224}
+MODELS = {
+    "dinov2_vitb14": lambda: hf.Dinov2Model(hf.Dinov2Config(**BASE, image_size=518, patch_size=14)),
+    "dinov3_vitb16": lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**TOWER, num_register_tokens=4)),
+    "siglip2_vitb16_224": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**TOWER)),
+    "clip_vitb16": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**TOWER)),
+}
+
+
+def main():
+    folder, name, sides = Path(sys.argv[1]), sys.argv[2], [int(side) for side in sys.argv[3:]]
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
     with torch.no_grad():
-        states = model(torch.from_numpy(pixels), output_hidden_states=True)
-    blocks = np.stack([state.numpy() for state in states.hidden_states])
-    np.savez(folder / f"{side}.npz", pixels=pixels, blocks=blocks, last=states.last_hidden_state.numpy())
+        for parameter, value in model.named_parameters():
+            # layer scales start at 1, biases and positions at 0: draw random values, so that mistakes in them show
+            if "lambda1" in parameter:
+                value.uniform_(0.05, 0.5)
+            elif value.ndim == 1 or "embeddings" in parameter:
+                value.add_(0.2 * torch.randn_like(value))
+    model.save_pretrained(folder)
+    kept = []
+    *_, last_block = (module for module in model.modules() if type(module).__name__.endswith("Layer"))
+    last_block.register_forward_hook(lambda _, inputs, output: kept.append(output))
+    options = {} if name.startswith("dino") else {"interpolate_pos_encoding": True}
+    for side in sides:
+        pixels = np.random.RandomState(side).standard_normal((1, 3, side, side)).astype(np.float32)
+        with torch.no_grad():
+            output = model(torch.from_numpy(pixels), **options)
+            block = kept.pop()
+            block = block[0] if isinstance(block, tuple) else block
+            # CLIP's own code normalizes the class token only
+            last = model.post_layernorm(block) if name.startswith("clip") else output.last_hidden_state
+        np.savez(folder / f"{side}.npz", pixels=pixels, block=block, last=last, pooled=output.pooler_output)
+
+
+if __name__ == "__main__":
+    main()

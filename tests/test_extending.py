@@ -23,7 +23,9 @@ NEW_FILE, NEW_LINE = re.compile(r"# (\S+\.py)"), re.compile(r"# (\S+\.py), below
 # Two steps of training on the first 26 scans and what follows them, the report, and a prediction from the folder alone.
 RUN = """
 import sys
+import jax
 import numpy as np
+from flax import nnx
 from sklearn import datasets
 whole = datasets.load_digits
 datasets.load_digits = lambda **options: [part[:26] for part in whole(**options)]
@@ -34,6 +36,9 @@ from mlmoe_jax.inference.predict import Predictor
 predict = Predictor.from_run("run")
 (result,) = predict([np.zeros((64, 64, 3), np.uint8)], top_k=len(predict.names))
 print("predicted", predict.run.step, len(result.labels))
+from mlmoe_jax.models.backbones.catalog import entry
+transformer = nnx.eval_shape(lambda: entry("rotary_small").shape.build(rngs=nnx.Rngs(0)))
+print("encoded", *jax.eval_shape(transformer, np.zeros((2, 64, 64, 3), np.float32)).cls.shape)
 """
 SMALL = (
     "--config=configs/finetune.py:dataset=digits",
@@ -84,6 +89,7 @@ def extended(tmp_path_factory):
 
 
 def test_every_addition_is_one_file_one_line_and_one_command():
+    """A run has one backbone, so there is no command for the second one."""
     names = []
     for section in PAGE.split("\n## ")[1:]:
         names.append(section.partition("\n")[0])
@@ -91,8 +97,9 @@ def test_every_addition_is_one_file_one_line_and_one_command():
             language if language == "shell" else "line" if NEW_LINE.match(block) else "file"
             for language, block in FENCED.findall(section)
         ]
-        assert kinds == ([] if names[-1] == "launch target" else ["file", "line", "shell"]), names[-1]
-    assert names == ["head", "backbone family", "data set", "loss", "metric", "launch target"]
+        others = {"launch target": [], "vision transformer": ["file", "line"]}
+        assert kinds == others.get(names[-1], ["file", "line", "shell"]), names[-1]
+    assert names == ["head", "backbone family", "vision transformer", "data set", "loss", "metric", "launch target"]
 
 
 def test_the_additions_train_save_restore_and_predict(extended):
@@ -106,7 +113,9 @@ def test_the_additions_train_save_restore_and_predict(extended):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "predicted 2 4", "step 2, and each of the four labels has a score"
+    *_, predicted, encoded = done.stdout.splitlines()
+    assert predicted == "predicted 2 4", "step 2, and each of the four labels has a score"
+    assert encoded == "encoded 2 64", "the second backbone is in the catalog, too"
     run = extended / "run"
     kept = flatten(from_json((run / "config.json").read_text()))
     for setting in settings():
