@@ -37,8 +37,8 @@ predict = Predictor.from_run("run")
 (result,) = predict([np.zeros((64, 64, 3), np.uint8)], top_k=len(predict.names))
 print("predicted", predict.run.step, len(result.labels))
 from mlmoe_jax.models.backbones.catalog import entry
-transformer = nnx.eval_shape(lambda: entry("rotary_small").shape.build(rngs=nnx.Rngs(0)))
-print("encoded", *jax.eval_shape(transformer, np.zeros((2, 64, 64, 3), np.float32)).cls.shape)
+encode = lambda image: entry("rotary_small").shape.build(rngs=nnx.Rngs(0))(image).cls
+print("encoded", *jax.eval_shape(encode, np.zeros((2, 64, 64, 3), np.float32)).shape)
 """
 SMALL = (
     "--config=configs/finetune.py:dataset=digits",
