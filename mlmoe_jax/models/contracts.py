@@ -102,7 +102,8 @@ class Prediction:
     gates: routing weights f32[B,K,E] (static gates: f32[1,K,E]).
     penalties: f32[B], values per image that are added to the loss.
     attention: attention weights f32[B,Q,N] over the N patches, averaged over heads; only with `return_attention`. `cls`
-    (Q = 1) and `prompts` (Q = P) are queries of the last block of the backbone, present if the head reads them.
+    (Q = 1) and `prompts` (Q = P) are queries of the last block of the backbone, present if the head reads them; without
+    a class token, `cls` is the query of the attention pool.
     `labels` (Q = K) are the label queries in the last layer of a decoder, or ADD-GCN's attention over the map. A row
     is not renormalized over the patches: it sums to 1 minus the weights of other tokens (class token, registers,
     prompts).

@@ -148,9 +148,11 @@ def require_writable(path: Path) -> None:
 def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
     """Return the layout of the authors' code for a whole model, and its values f32 with the names of that code.
 
-    Importing these tensors restores the same values. Raises UserError if no layout has names for all parameters, and if
-    the code of all that do classifies other tokens.
+    Importing these tensors restores the same values. Raises UserError if no layout has names for all parameters, if the
+    code of all that do classifies other tokens, and for rotary positions, which no authors' code has.
     """
+    if isinstance(model.backbone, ViT) and model.backbone.shape.rotary_base is not None:
+        raise UserError("the authors' code has no ViT with rotary positions, so there is no layout for this model")
     _, params, stats = ModelDef.split(model)
     values = {path: np.asarray(value, np.float32) for path, value in {**params, **stats}.items()}
     heads = model.backbone.shape.heads if isinstance(model.backbone, ViT) else 0

@@ -150,7 +150,7 @@ def naive(vit, image, prompts):
             entering = jnp.broadcast_to(prompts.tokens[index + 1], entering.shape)
     x, leaving = (normalized(vit.norm, part, shape.eps) for part in (x, leaving))
     patches = x[:, first:]
-    cls = x[:, 0] if shape.pooling == "class_token" else pool(vit.pool, patches, shape)[0]
+    cls = x[:, 0] if shape.class_token else pool(vit.pool, patches, shape)[0]
     return {"cls": cls, "prompts": leaving, "patches": patches}
 
 
@@ -306,5 +306,5 @@ def test_names_parameters_and_multiply_adds_are_those_of_the_source(name):
     assert all(any(re.fullmatch(pattern, key) for pattern in layout.ignored) for key in mapped.unused)
     layers, products, patches = entry.shape.published_macs(source["side"], None)
     normed = (2 * entry.shape.depth + 1 + entry.shape.pre_norm) * (entry.shape.leading + patches)
-    normed += entry.shape.pooling == "attention_pool"
+    normed += not entry.shape.class_token
     assert layers - 4 * entry.shape.width * normed + products == source["multiply_adds"]

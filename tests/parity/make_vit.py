@@ -35,7 +35,7 @@ SHAPES = {
     "dinov3_plus": {"depth": 2, "mlp": "swiglu", "mlp_ratio": 6.0, **_DINOV3},
     "siglip2": {
         **{"width": 16, "depth": 3, "heads": 2, "patch": 7, "native": 28, "mlp_ratio": 3.75},
-        **{"mlp": "gelu_tanh", "pooling": "attention_pool"},
+        **{"mlp": "gelu_tanh", "class_token": False},
     },
     "clip": {
         **{"width": 16, "depth": 3, "heads": 2, "patch": 7, "native": 28, "mlp": "quick_gelu", "eps": 1e-5},

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
+from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import cut, departures, export_official, load_official, official_tensors
@@ -249,6 +250,15 @@ def test_a_backbone_is_not_a_whole_model(refusal, tmp_path):
     assert refusal(load_official, make_model("GateVPT"), path, 7) == (
         f"{path} (timm layout) does not hold a whole model; set config.model.backbone.weights to it if it is a backbone"
     )
+
+
+def test_a_model_with_rotary_positions_is_not_exported(refusal, tmp_path):
+    model = make_model("VPT deep")
+    shape = replace(model.backbone.shape, rotary_base=100.0)
+    model.backbone = nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0)))
+    sentence = refusal(export_official, model, tmp_path / "out.npz")
+    assert sentence == "the authors' code has no ViT with rotary positions, so there is no layout for this model"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_without_counterpart_is_not_exported(refusal, tmp_path):

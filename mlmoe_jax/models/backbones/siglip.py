@@ -15,9 +15,7 @@ def _siglip2(size: str, side: int) -> Entry:
     width, depth, heads, hidden, patch = _SIZES[size]
     # The authors' code ignores the 6 pixels by which 384 exceeds a multiple of 14.
     native = side // patch * patch
-    shape = ViTShape(
-        width, depth, heads, patch, native, mlp_ratio=hidden / width, mlp="gelu_tanh", pooling="attention_pool"
-    )
+    shape = ViTShape(width, depth, heads, patch, native, mlp_ratio=hidden / width, mlp="gelu_tanh", class_token=False)
     name = f"siglip2-{size}-{side}"
     address = f"https://huggingface.co/google/{name}/resolve/main/model.safetensors"
     half = (0.5,) * 3

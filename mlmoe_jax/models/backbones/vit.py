@@ -37,8 +37,7 @@ class ViTShape(BackboneShape):
     position_offset, position_antialias: how the authors' code resamples its table to another grid (see
     resample_positions). rotary_base: if it is set, patches have rotary positions in each attention (see rotary_angles)
     and there is no table; other tokens have no position. pre_norm: a LayerNorm between the embedding and the blocks.
-    pooling: the source of `cls`, which is a class_token, or the output of an attention_pool over the patches after the
-    final norm.
+    class_token: if there is none, `cls` is the output of an attention pool over the patches after the final norm.
     """
 
     width: int
@@ -58,7 +57,7 @@ class ViTShape(BackboneShape):
     key_bias: bool = True
     patch_bias: bool = True
     pre_norm: bool = False
-    pooling: str = "class_token"  # class_token | attention_pool
+    class_token: bool = True
 
     takes_prompts = True
 
@@ -68,14 +67,9 @@ class ViTShape(BackboneShape):
         return hidden_width(self.width, self.mlp_ratio, self.mlp)
 
     @property
-    def class_tokens(self) -> int:
-        """1 if there is a class token, otherwise 0."""
-        return int(self.pooling == "class_token")
-
-    @property
     def leading(self) -> int:
         """The number of tokens before the patches."""
-        return self.class_tokens + self.registers
+        return self.class_token + self.registers
 
     def build(
         self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
@@ -94,13 +88,13 @@ class ViTShape(BackboneShape):
         mlp = (3 if self.mlp == "swiglu" else 2) * width * self.hidden
         linear = patches * 3 * self.patch**2 * width + self.depth * tokens * (4 * width**2 + mlp)
         products = self.depth * 2 * tokens * (tokens + further) * width
-        if self.pooling == "attention_pool":
+        if not self.class_token:
             linear, products = linear + (2 + 2 * patches) * width**2 + mlp, products + 2 * patches * width
         return linear + self.norm_macs(side, prompts), products, patches
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         """Return 4·tokens·D per LayerNorm."""
-        pooled = self.pooling == "attention_pool"  # one token
+        pooled = not self.class_token  # the one token of the attention pool
         return 4 * self.width * ((2 * self.depth + 1 + self.pre_norm) * self._tokens(side, prompts) + pooled)
 
     def _tokens(self, side: int, prompts: nnx.Module | None) -> int:
@@ -122,12 +116,12 @@ class ViT(nnx.Module):
         self.patch_embed = nnx.Linear(
             3 * shape.patch**2, shape.width, use_bias=shape.patch_bias, dtype=dtype, rngs=rngs
         )
-        if shape.class_tokens:
+        if shape.class_token:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, shape.width)))
         if shape.rotary_base is None:
             # Sines and cosines as initial table make training from scratch several times faster than random values.
             table = sine_positions(shape.native // shape.patch, shape.width)
-            self.pos_embed = nnx.Param(jnp.pad(table, ((0, 0), (shape.class_tokens, 0), (0, 0))))
+            self.pos_embed = nnx.Param(jnp.pad(table, ((0, 0), (int(shape.class_token), 0), (0, 0))))
         if shape.mask_token:
             self.mask_token = nnx.Param(jnp.zeros((1, shape.width)))
         if shape.registers:
@@ -140,7 +134,7 @@ class ViT(nnx.Module):
             Block(*sizes, layer_scale=shape.layer_scale, key_bias=shape.key_bias, **shared) for _ in range(shape.depth)
         )
         self.norm = layer_norm(shape.width, shape.eps, rngs)
-        self.pool = None if shape.class_tokens else AttentionPool(*sizes, **shared)
+        self.pool = None if shape.class_token else AttentionPool(*sizes, **shared)
 
     def embed(self, image: jax.Array) -> tuple[jax.Array, tuple[int, int]]:
         """Split f32[B,H,W,3] into patches; return the tokens and the patch grid.
@@ -155,13 +149,13 @@ class ViT(nnx.Module):
         grid = height // patch, width // patch
         pieces = image.reshape(batch, grid[0], patch, grid[1], patch, 3).swapaxes(2, 3)
         tokens = self.patch_embed(pieces.reshape(batch, grid[0] * grid[1], -1))
-        leading = [self.cls_token[...]] if shape.class_tokens else []
+        leading = [self.cls_token[...]] if shape.class_token else []
         if shape.rotary_base is None:
-            table = self.pos_embed[...]
+            own, of_patches = jnp.split(self.pos_embed[...], [int(shape.class_token)], axis=1)
             tokens = tokens + resample_positions(
-                table[:, shape.class_tokens :], grid, offset=shape.position_offset, antialias=shape.position_antialias
+                of_patches, grid, offset=shape.position_offset, antialias=shape.position_antialias
             )
-            leading = [token + table[:, :1] for token in leading]
+            leading = [token + own for token in leading]
         if shape.registers:
             leading.append(self.register_tokens[...])
         leading = [jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in leading]
@@ -208,7 +202,7 @@ class ViT(nnx.Module):
                 kept = prompts.carry[index]
                 parts = advanced | {PROMPTS: kept * advanced[PROMPTS] + (1 - kept) * parts[PROMPTS]}
         tokens = parts.pop(IMAGE)
-        ends = self.shape.class_tokens, self.shape.leading
+        ends = int(self.shape.class_token), self.shape.leading
         parts |= dict(zip((CLS, REGISTERS, PATCHES), jnp.split(tokens, ends, axis=1), strict=True))
         # An attention pool reads the patches instead of a class token.
         needed = set(read) if self.pool is None else {PATCHES if name == CLS else name for name in read}
