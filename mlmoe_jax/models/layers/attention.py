@@ -24,7 +24,7 @@ def attention_weights(query: jax.Array, key: jax.Array, mask: np.ndarray | jax.A
 def rotated(tokens: jax.Array, angles: jax.Array) -> jax.Array:
     """Rotate queries or keys [B,T,h,d] by angles f32[T,d/2]: angle c of a token turns its channels c and c + d/2.
 
-    The rotary positions of RoFormer (Su et al., 2021, eq. 34, with adjacent channels). Computed in float32.
+    The rotary positions of (RoFormer, eq. 34), which pairs adjacent channels instead. Computed in float32.
     """
     cosine, sine = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     first, second = jnp.split(tokens.astype(jnp.float32), 2, axis=-1)

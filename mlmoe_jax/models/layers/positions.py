@@ -62,7 +62,7 @@ def rotary_angles(grid: tuple[int, int], width: int, base: float) -> np.ndarray:
 
     Centers of patches are at −1 … 1 along each axis, whatever the size of the grid. The first half of the angles are
     those of the row and the second half those of the column: 2π·position·base^(−4j/width) for the j-th of width/4
-    frequencies (Siméoni et al., 2025, sec. 3.2; numbers from its code). Raises ValueError if `width`, that of an
+    frequencies (DINOv3, sec. 3.2; numbers from its code). Raises ValueError if `width`, that of an
     attention head, is not a multiple of 4.
     """
     if width % 4:
