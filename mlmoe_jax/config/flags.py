@@ -31,8 +31,21 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         "stdin",
         {"nargs": "+", "default": []},
     ),
+    "format": (
+        ("export",),
+        "stablehlo (a folder with a program of JAX), onnx (a folder with a program for ONNX Runtime), safetensors (a "
+        "file with our parameter paths), or official (a .safetensors or .npz file with the names of the authors' code; "
+        "default for such an --output)",
+        {"choices": ("stablehlo", "onnx", "safetensors", "official")},
+    ),
+    "include-frozen": (
+        ("export",),
+        "for --format=safetensors: always (all frozen weights; default), auto (those that no published file has) or "
+        "never",
+        {"choices": ("always", "auto", "never"), "default": "always"},
+    ),
     "checkpoint": (
-        ("eval", "predict"),
+        ("eval", "predict", "export"),
         "best (the selected values; default), latest (the values at the end of the newest checkpoint), or the step of "
         "a checkpoint",
         {"default": "best"},
@@ -58,8 +71,8 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "output": (
         ("predict", "compare", "report", "pack", "export", "features"),
         "a .csv or .jsonl file, - for stdout (predict; default: predictions.csv in the run folder); a .csv or .json "
-        "file (compare); an .html file (report; default: report.html in the run folder); a folder (pack, features); a "
-        ".safetensors or .npz file (export)",
+        "file (compare); an .html file (report; default: report.html in the run folder); a folder (pack, features); "
+        "see --format (export)",
         {},
     ),
 }

@@ -29,7 +29,7 @@ def apply(
     values: Params,
     batch: Batch,
     preprocess: Preprocess,
-    mesh: Mesh,
+    mesh: Mesh | None,
     label_axes: LabelAxes | None = None,
     *,
     augmentation: ConfigDict | None = None,
@@ -38,11 +38,11 @@ def apply(
 ) -> tuple[Prediction, Params]:
     """Apply a model to a batch inside jit; return its prediction, and its statistics after the forward pass.
 
-    Training, pruning, evaluation, prediction and explanations all call this function, so padding is removed and
-    activations are sharded in the same way for all of them.
+    Training, pruning, evaluation, prediction, explanations and exports all call this function, so padding is removed
+    and activations are sharded in the same way for all of them.
 
-    values: all values of the model, placed on `mesh` with `label_axes`. batch: as in `data.batch`; if it has features,
-    the backbone is not applied. Evaluation needs no labels. key: None for evaluation. With a key the model is in
+    values: all values of the model, placed on `mesh` with `label_axes`; without a mesh, nothing is sharded. batch: as
+    in `data.batch`; if it has features, the backbone is not applied. Evaluation needs no labels. key: None for evaluation. With a key the model is in
     training mode: images are augmented according to `augmentation`, heads that learn from the labels read
     `batch["label"]`, and all random numbers are drawn from the key. return_attention: include attention maps in the
     prediction.

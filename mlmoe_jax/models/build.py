@@ -42,7 +42,7 @@ class Classifier(nnx.Module):
 
     def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
         """Return the features of f32[B,H,W,3] that the head reads."""
-        prompts = None if self.prompts is None else self.prompts(len(image), rngs=rngs)
+        prompts = None if self.prompts is None else self.prompts(image.shape[0], rngs=rngs)
         return self.backbone(
             image, prompts, read=self.head.read, norm=self.final_norm, return_attention=return_attention
         )

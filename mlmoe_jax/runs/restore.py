@@ -158,8 +158,7 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = (), *, which:
     before it is used, and the run is `outdated`.
     Raises UserError if the folder is not a run folder or has no such checkpoint, or if the frozen weights have changed.
     """
-    if which not in (BEST, LATEST) and not re.fullmatch("[0-9]{1,18}", which):
-        raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
+    require_name(which)
     config, label_space = read_run(folder, overrides)
     preprocess = _read_preprocess(folder, preprocess_for(config).image_size)
 
@@ -184,6 +183,12 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = (), *, which:
         notes=restored.notes,
         outdated=outdated,
     )
+
+
+def require_name(which: str) -> None:
+    """Raise UserError unless `which` names values of a run, see `open_run`."""
+    if which not in (BEST, LATEST) and not re.fullmatch("[0-9]{1,18}", which):
+        raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
 
 
 def read_config(folder: RunFolder) -> ConfigDict:

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
 import tempfile
 import tokenize
@@ -284,8 +285,10 @@ def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
         else:
             partial = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
         open(partial, "x").close()
+        mode = partial.stat().st_mode
         try:
             yield partial
+            partial.chmod(mode)  # safetensors puts a file of its own in this place, for its owner only
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())
             if local:
@@ -294,6 +297,39 @@ def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
                 epath.Path(partial).copy(path, overwrite=True)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def require_new(path: str | os.PathLike) -> Path:
+    """Return the local path of an output that must not exist yet; UserError if it does, or if its folder does not."""
+    if "://" in os.fspath(path):
+        raise UserError(f"--output={path} should be a local path; copy the result to the object store afterwards")
+    local = Path(path)
+    if os.path.lexists(local):
+        raise UserError(f"{path} already exists; remove it or set another --output")
+    if not local.parent.is_dir():
+        raise UserError(f"there is no folder {local.parent} to write {local.name} into")
+    if not os.access(local.parent, os.W_OK):
+        raise UserError(f"the folder {local.parent} is not writable; set another --output")
+    return local
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a new local folder to fill; it becomes `path`, which must not exist, if the block succeeds.
+
+    Until then it is a hidden folder beside `path`, so that renaming is atomic; it is removed if the block fails.
+    """
+    partial = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)  # that of a process that was killed
+    partial.mkdir()
+    try:
+        yield partial
+        for file in partial.iterdir():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 STANDARD_OUTPUT = "-"

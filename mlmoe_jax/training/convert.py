@@ -15,7 +15,15 @@ from mlmoe_jax.pretrained.official import departures, export_official, require_w
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, restored_values, write_run_metadata
+from mlmoe_jax.runs.restore import (
+    BEST,
+    has_checkpoint,
+    parts_of_run,
+    read_run,
+    require_name,
+    restored_values,
+    write_run_metadata,
+)
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh, place, setup_jax
@@ -57,17 +65,20 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
             checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
 
 
-def export_run(folder: RunFolder, output: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> str:
-    """Write the selected values of a run as a state dict with the names of the authors' code; return a summary line.
+def export_run(
+    folder: RunFolder, output: str | Path, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST
+) -> str:
+    """Write values of a run as a state dict with the names of the authors' code; return a summary line.
 
-    output: a .safetensors or .npz file. overrides: as in `open_run`. Raises UserError for another suffix, a folder that
-    cannot be opened, and a model for which no official layout exists.
+    output: a .safetensors or .npz file. overrides, which: as in `open_run`. Raises UserError for another suffix, a
+    folder that cannot be opened, and a model for which no official layout exists.
     """
     output = Path(output)
     require_writable(output)
+    require_name(which)
     config, label_space = read_run(folder, overrides)
     parts = parts_of_run(folder, config, label_space)
-    restored = restored_values(folder, parts, make_mesh(config.mesh))
+    restored = restored_values(folder, parts, make_mesh(config.mesh), which)
     source = export_official(parts.definition.merge(restored.selected, parts.frozen), output)
     for difference in departures(config.model, source.name):
         status(f"the authors' code computes something else: {difference}")

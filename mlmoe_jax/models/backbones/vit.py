@@ -277,7 +277,7 @@ def _arranged(
 ) -> tuple[jax.Array, list[jax.Array], dict[str, Any]]:
     """Return the arguments of block `index` for queries from the parts in `queries`: tokens, context, and settings."""
     context = [part for name, part in parts.items() if name not in queries and part.shape[1]]
-    batch = max(parts[name].shape[0] for name in queries)
+    (batch,) = jnp.broadcast_shapes(*(parts[name].shape[:1] for name in queries))
     joined = jnp.concatenate(
         [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in queries], axis=1
     )

@@ -253,7 +253,7 @@ class CNNRNNHead(Head):
             state, output = self.lstm(state, self.embedding[...][label])
             return state, self._scores(self._joint(image, output))
 
-        state = self._first_state((len(image), self.beam_width))
+        state = self._first_state((image.shape[0], self.beam_width))
         return beam_search(advance, state, start=self.start, labels=self.labels, max_labels=self.max_labels)
 
     def __call__(

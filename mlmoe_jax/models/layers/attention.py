@@ -130,7 +130,7 @@ class Attention(nnx.Module):
         pairs = [(key, value), *(jnp.split(self.qkv.key_value(part), 2, axis=-1) for part in context)]
         if key_value is not None:
             pairs.append((key_value[:1].astype(key.dtype), key_value[-1:].astype(key.dtype)))
-        batch = max(key.shape[0] for key, _ in pairs)
+        (batch,) = jnp.broadcast_shapes(*(key.shape[:1] for key, _ in pairs))
         key, value = (
             jnp.concatenate([jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts], axis=1)
             for parts in zip(*pairs, strict=True)

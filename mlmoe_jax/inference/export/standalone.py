@@ -1,0 +1,113 @@
+"""Label images with this exported model, without the code that trained it.
+
+    python load.py photo.jpg more/*.jpg
+
+    from load import Model
+    model = Model()
+    scores = model(images)         # images u8[B,H,W,3], RGB at the model's size -> probabilities f32[B,K]
+    scores = model([model.read("photo.jpg")])
+    model.labels, model.thresholds
+
+README.md lists the packages that it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Model:
+    """The model of a folder, by default that of this file.
+
+    labels: the K names. thresholds: f64[K], the lowest probability at which a label is assigned; infinity = never.
+    description: the content of model.json.
+    """
+
+    def __init__(self, folder: str | Path | None = None):
+        folder = Path(folder or Path(__file__).resolve().parent)
+        self.description: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        self.labels: list[str] = self.description["labels"]
+        self.thresholds = np.array([np.inf if value is None else value for value in self.description["thresholds"]])
+        self._run = {"stablehlo": _stablehlo, "onnx": _onnx}[self.description["format"]](folder)
+
+    def __call__(self, images: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
+        """Return the probabilities f32[B,K] of images u8[B,H,W,3], RGB at the model's size."""
+        images, size = np.asarray(images), self.description["preprocess"]["image_size"]
+        if images.dtype != np.uint8 or images.shape[1:] != (size, size, 3):
+            raise ValueError(f"images should be uint8 [B,{size},{size},3], not {images.dtype} {list(images.shape)}")
+        return self._run(images)
+
+    def read(self, path: str | Path) -> np.ndarray:
+        """Read an image file as in training, u8[H,W,3] at the model's size; needs Pillow."""
+        from PIL import Image, ImageOps
+
+        how = self.description["preprocess"]
+        size = how["image_size"]
+        short = size if how["resize"] == "square" else round(size / how["crop_fraction"])
+        with Image.open(path) as file:
+            if how["reduced_decoding"]:
+                file.draft(None, (short, short))
+            image = ImageOps.exif_transpose(file) if how["exif"] == "apply" else file.copy()
+        if image.mode == "F" or image.mode.startswith("I"):
+            raise ValueError(f"{path} should have 8 bits per channel")
+        if image.has_transparency_data:
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+        image = image.convert("RGB")
+        if how["resize"] == "square":
+            return np.asarray(_resized(image, (size, size)))
+        scaled = (short * side // min(image.size) for side in image.size)
+        image = np.asarray(_resized(image, tuple(scaled)))
+        top, left = (round((side - size) / 2) for side in image.shape[:2])
+        return image[top : top + size, left : left + size]
+
+
+def _resized(image: Any, size: tuple[int, int]) -> Any:
+    from PIL import Image
+
+    return image if image.size == size else image.resize(size, Image.Resampling.BILINEAR)
+
+
+def _stablehlo(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    import jax
+    from jax import export
+    from safetensors.numpy import load_file
+
+    program = jax.jit(export.deserialize(bytearray((folder / "model.stablehlo").read_bytes())).call)
+    weights = jax.device_put(load_file(folder / "weights.safetensors"))
+    return lambda images: np.asarray(program(weights, images))
+
+
+def _onnx(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=onnxruntime.get_available_providers())
+    return lambda images: session.run(["probability"], {"image": images})[0]
+
+
+def main(paths: Sequence[str]) -> int:
+    """Print the labels of image files, the most probable first."""
+    if not paths:
+        print("usage: python load.py IMAGE…", file=sys.stderr)
+        return 2
+    model, failed = Model(), False
+    for path in paths:
+        try:
+            [scores] = model([model.read(path)])
+        except (OSError, ValueError) as error:
+            print(f"error: cannot read {path}: {error}", file=sys.stderr)
+            failed = True
+            continue
+        found = [k for k in np.argsort(-scores, kind="stable") if scores[k] >= model.thresholds[k]]
+        text = "  ".join(f"{model.labels[k]} {100 * scores[k]:.0f} %" for k in found)
+        print(f"{path}  {text or '(no label reaches its threshold)'}")
+    return 2 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
