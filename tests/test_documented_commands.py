@@ -30,7 +30,7 @@ FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-
 FOREIGN |= {"curl", "mkdir", "tar", "unzip"}
 BLANK = "…"  # what the reader fills in
 # Pages whose programs have tests of their own, which write the files that the programs import.
-FOLLOWED_ELSEWHERE = {"extending.md", "api.md"}
+FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "export.md"}
 GENERATED = {"configuration.md"}
 
 SHELL = [block for page in PAGES for block in blocks(page, "bash")]
@@ -116,6 +116,8 @@ def check(words: list[str]) -> None:
             check_module(module, arguments)
         case ["bash", script, *arguments]:
             check_launch(script, arguments)
+        case ["python", "load.py", *_]:
+            pass  # a file of an exported model
         case ["sbatch", *arguments]:
             at = arguments.index("launch/slurm.sbatch")
             check_launch(arguments[at], arguments[at + 1 :])

@@ -1,1 +1,1 @@
-"""The forward step, the Predictor, its inputs and outputs, explanations; may use runs and the rooms below."""
+"""The forward step, the Predictor, its inputs and outputs, explanations, exports; may use runs and the rooms below."""

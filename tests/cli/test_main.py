@@ -309,6 +309,14 @@ def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, train
         (["--config=mlvpt_dinov2:datset=voc2012", "--workdir={tmp}/new"], ["did you mean 'dataset'"]),
         (["--config=mlvpt_digits", "--workdir={tmp}/file/run"], ["cannot make the run folder"]),
         (["--mode=export", "--workdir={run}"], ["needs --output=FILE"]),
+        (["--mode=export", "--workdir={run}", "--output={tmp}/a"], ["needs --format=stablehlo, onnx"]),
+        (["--mode=export", "--workdir={run}", "--output={tmp}", "--format=stablehlo"], ["already exists"]),
+        (["--mode=export", "--workdir={tmp}", "--output={tmp}/a", "--format=stablehlo"], ["not the run folder"]),
+        (
+            ["--mode=export", "--workdir={run}", "--output={tmp}/a.npz", "--include-frozen=auto"],
+            ["is for --format=safetensors"],
+        ),
+        (["--mode=export", "--workdir={run}", "--output={tmp}/a.npz", "--checkpoint=first"], ["not best, latest"]),
         (["--mode=export", "--workdir={run}", "--output={tmp}/a.pth"], ["would need PyTorch", ".safetensors"]),
         (["--mode=import", "--config=mlvpt_digits", "--workdir={tmp}/new"], ["needs --config.init_from"]),
         (

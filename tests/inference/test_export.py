@@ -12,6 +12,8 @@ import pytest
 from flax import nnx
 from helpers import published_run, tiny
 from helpers.devices import run_python
+from helpers.documents import blocks
+from helpers.paths import REPOSITORY
 from PIL import Image
 from safetensors.numpy import load_file, safe_open
 
@@ -181,6 +183,18 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, r
     assert not list(tmp_path.iterdir())
 
 
+# ---------------------------------------------------------------------------------------------------- as documented
+PROGRAMS = [block.text for block in blocks(REPOSITORY / "docs" / "export.md", "python")]
+
+
+def test_the_documented_programs_run_in_an_exported_folder(made, monkeypatch):
+    by_loader, of_jax, _ = PROGRAMS
+    monkeypatch.chdir(made / "out")
+    block = f"import sys\nsys.modules.update(dict.fromkeys({OURS}))\nsys.path.insert(0, '')\n"
+    assert len(run_python(block + by_loader).splitlines()) == 3
+    assert run_python(block + of_jax) == "(2, 3)\n"
+
+
 # -------------------------------------------------------------------------------------------------------------- ONNX
 def random_run(reference: str, **changes) -> Run:
     """The run of a config with random weights."""
@@ -233,6 +247,19 @@ def test_onnx_runtime_gives_the_same_probabilities(name, small_backbones, tmp_pa
         return together
 
     assert largest_difference(run, label) < 1e-4
+
+
+def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
+    assert export.export_run(RunFolder(made / "run"), str(made / "onnx"), "onnx") == 0
+    assert "raw weights of step 20 as onnx; " in capsys.readouterr().out
+    pixels = np.random.default_rng(2).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
+    np.testing.assert_allclose(Model(made / "onnx")(pixels), Model(made / "out")(pixels), atol=1e-6)
+    assert Model(made / "onnx").description["opset"] == 21
+    monkeypatch.chdir(made / "onnx")
+    exec(PROGRAMS[2], {})
+    assert capsys.readouterr().out == "(2, 3)\n"
 
 
 def test_a_head_that_cannot_be_converted_is_named(small_backbones, tmp_path, refusal):

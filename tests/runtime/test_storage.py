@@ -3,7 +3,16 @@ import os
 import pytest
 from etils import epath
 
-from mlmoe_jax.runtime.storage import Folder, Target, is_file_name, open_to_append, opened, whole_file
+from mlmoe_jax.runtime.storage import (
+    Folder,
+    Target,
+    is_file_name,
+    open_to_append,
+    opened,
+    require_new,
+    whole_file,
+    whole_folder,
+)
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -34,6 +43,56 @@ def test_two_processes_do_not_share_a_temporary_file(tmp_path):
     with whole_file(epath.Path(tmp_path / "a.csv"), alone=False) as partial:
         assert partial.name == f".a.csv.{os.getpid()}.tmp"
         partial.touch()
+
+
+def test_a_file_that_a_library_puts_in_place_keeps_the_usual_mode(tmp_path):
+    (tmp_path / "plain").touch()
+    with whole_file(epath.Path(tmp_path / "a.bin")) as partial:
+        partial.unlink()
+        partial.touch(mode=0o600)
+    assert (tmp_path / "a.bin").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    (tmp_path / ".a.tmp").mkdir()
+    (tmp_path / ".a.tmp" / "of a process that was killed").touch()
+    with whole_folder(tmp_path / "a") as partial:
+        assert [path.name for path in tmp_path.iterdir()] == [".a.tmp"]
+        (partial / "file").write_text("x")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+
+    def fail():
+        with whole_folder(tmp_path / "b") as partial:
+            (partial / "file").write_text("x")
+            raise RuntimeError("disk")
+
+    with pytest.raises(RuntimeError, match="disk"):
+        fail()
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
+def test_a_folder_does_not_replace_another_or_follow_a_link(tmp_path, precious):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").touch()
+
+    def write(name):
+        with whole_folder(tmp_path / name) as partial:
+            (partial / "notes.txt").write_text("x")
+
+    with pytest.raises(OSError, match="not empty"):
+        write("a")
+    (tmp_path / ".b.tmp").symlink_to(precious.parent)
+    with pytest.raises(FileExistsError):
+        write("b")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+
+
+def test_an_output_that_exists_is_refused(tmp_path, refusal):
+    assert require_new(tmp_path / "new") == tmp_path / "new"
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name in (".", "link"):
+        assert "already exists" in refusal(require_new, tmp_path / name)
+    assert refusal(require_new, tmp_path / "no" / "a") == f"there is no folder {tmp_path / 'no'} to write a into"
 
 
 def test_an_output_that_cannot_be_written(tmp_path, refusal):
