@@ -284,28 +284,10 @@ def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     folder = _workdir(flags)
     if not flags.output:
         raise UserError("--mode=export needs --output=FILE, a .safetensors or .npz file, or a folder with --format")
-    kind = _export_format(flags)
-    if kind == "official":
-        from mlmoe_jax.training.convert import export_run as export_official_run
-
-        print(export_official_run(folder, flags.output, overrides, which=flags.checkpoint))
-        return DONE
-    from mlmoe_jax.inference.export.run import export_run
+    from mlmoe_jax.training.convert import export
 
     how = {"checkpoint": flags.checkpoint, "include_frozen": flags.include_frozen}
-    return export_run(folder, flags.output, kind, overrides, **how)
-
-
-def _export_format(flags: argparse.Namespace) -> str:
-    """Return --format, or what the suffix of --output stands for; UserError if it says nothing."""
-    from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES
-
-    kind = flags.format or ("official" if flags.output.endswith(CHECKPOINT_SUFFIXES) else "")
-    if not kind:
-        raise UserError(f"--output={flags.output} needs --format=stablehlo, onnx, safetensors or official")
-    if kind != "safetensors" and flags.include_frozen != "always":
-        raise UserError(f"--include-frozen is for --format=safetensors; leave it out of --format={kind}")
-    return kind
+    return export(folder, flags.output, flags.format, overrides, **how)
 
 
 def _print_results(results: dict, as_json: bool) -> None:

@@ -33,15 +33,13 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     ),
     "format": (
         ("export",),
-        "stablehlo (a folder with a program of JAX), onnx (a folder with a program for ONNX Runtime), safetensors (a "
-        "file with our parameter paths), or official (a .safetensors or .npz file with the names of the authors' code; "
-        "default for such an --output)",
+        "stablehlo or onnx (a folder with a program and its labels), safetensors (a file with our parameter paths), or "
+        "official (a .safetensors or .npz file with the names of the authors' code; default for such an --output)",
         {"choices": ("stablehlo", "onnx", "safetensors", "official")},
     ),
     "include-frozen": (
         ("export",),
-        "for --format=safetensors: always (all frozen weights; default), auto (those that no published file has) or "
-        "never",
+        "of --format=safetensors: always (all frozen weights; default), auto (those that no published file has), never",
         {"choices": ("always", "auto", "never"), "default": "always"},
     ),
     "checkpoint": (

@@ -10,8 +10,9 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.errors import UserError
-from mlmoe_jax.pretrained.official import departures, export_official, require_writable
+from mlmoe_jax.errors import DONE, UserError
+from mlmoe_jax.inference.export.run import ALWAYS, SAFETENSORS, export_run
+from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, departures, export_official, require_writable
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
@@ -65,7 +66,32 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
             checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
 
 
-def export_run(
+def export(
+    folder: RunFolder,
+    output: str,
+    kind: str | None,
+    overrides: Sequence[tuple[str, str]] = (),
+    *,
+    checkpoint: str = BEST,
+    include_frozen: str = ALWAYS,
+) -> int:
+    """Export a run in the format `kind`: stablehlo, onnx, safetensors or official; return the exit code.
+
+    Without a format, an output with the suffix of a checkpoint is official. The other arguments and the errors are those
+    of `export_run` in `inference.export.run`, and of `export_official_run`.
+    """
+    kind = kind or ("official" if output.endswith(CHECKPOINT_SUFFIXES) else None)
+    if kind is None:
+        raise UserError(f"--output={output} needs --format=stablehlo, onnx, safetensors or official")
+    if kind != SAFETENSORS and include_frozen != ALWAYS:
+        raise UserError(f"--include-frozen is for --format=safetensors; leave it out of --format={kind}")
+    if kind == "official":
+        print(export_official_run(folder, output, overrides, which=checkpoint))
+        return DONE
+    return export_run(folder, output, kind, overrides, checkpoint=checkpoint, include_frozen=include_frozen)
+
+
+def export_official_run(
     folder: RunFolder, output: str | Path, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST
 ) -> str:
     """Write values of a run as a state dict with the names of the authors' code; return a summary line.

@@ -31,7 +31,7 @@ from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
 from mlmoe_jax.training import initialization
-from mlmoe_jax.training.convert import export_run, import_run
+from mlmoe_jax.training.convert import export_official_run, import_run
 from mlmoe_jax.training.initialization import initial_parts
 from mlmoe_jax.training.loop import train
 
@@ -373,10 +373,10 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-5)
     assert Predictor.from_run(tmp_path / "run").names == ("a", "b", "c")
 
-    summary = export_run(folder, tmp_path / "out.safetensors")
+    summary = export_official_run(folder, tmp_path / "out.safetensors")
     assert summary == f"imported weights of step 0 in the vpt_deep layout; written to {tmp_path / 'out.safetensors'}"
     same(load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "kept.safetensors"))
-    assert "would need PyTorch" in refusal(export_run, folder, tmp_path / "out.pth")
+    assert "would need PyTorch" in refusal(export_official_run, folder, tmp_path / "out.pth")
 
     wanted = {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()}
     train(config, folder)  # resumes from the imported values, and the steps leave them unchanged
