@@ -77,8 +77,8 @@ def export(
 ) -> int:
     """Export a run in the format `kind`: stablehlo, onnx, safetensors or official; return the exit code.
 
-    Without a format, an output with the suffix of a checkpoint is official. The other arguments and the errors are those
-    of `export_run` in `inference.export.run`, and of `export_official_run`.
+    Without a format, an output with the suffix of a checkpoint is official. The other arguments and errors are those of
+    `export_run` in `inference.export.run`, and of `export_official_run`.
     """
     kind = kind or ("official" if output.endswith(CHECKPOINT_SUFFIXES) else None)
     if kind is None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from helpers import published_run, tiny
 from helpers.devices import run_python
 from helpers.documents import blocks
@@ -22,17 +21,18 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.transforms import make_host_transform
 from mlmoe_jax.inference.export import run as export
 from mlmoe_jax.inference.export.onnx import write_onnx
-from mlmoe_jax.inference.export.program import largest_difference
+from mlmoe_jax.inference.export.program import image_shape, largest_difference, program_of
 from mlmoe_jax.inference.export.standalone import Model
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.build import build_model
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runs.assemble import abstract_parts, assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import Run, read_label_space
+from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.sharding import make_mesh
 
+PROGRAMS = [block.text for block in blocks(REPOSITORY / "docs" / "export.md", "python")]
+RUN = "runs/digits"  # as in the page
 OURS = ("mlmoe_jax", "flax", "orbax", "ml_collections", "grain", "etils")
 # Runs in the exported folder; the modules of OURS cannot be imported.
 _FRESH = f"""
@@ -55,9 +55,9 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     with published_run.config_of(folder) as config:
         config.model.frozen_dtype = "bfloat16"
-        published_run.write_run(RunFolder(folder / "run"), config)
-        write_thresholds(RunFolder(folder / "run"), Thresholds({"a": 0.25, "b": float("inf"), "c": 0.5}))
-        assert export.export_run(RunFolder(folder / "run"), str(folder / "out"), "stablehlo") == 0
+        published_run.write_run(RunFolder(folder / RUN), config)
+        write_thresholds(RunFolder(folder / RUN), Thresholds({"a": 0.25, "b": float("inf"), "c": 0.5}))
+        assert export.export_run(RunFolder(folder / RUN), str(folder / "out"), "stablehlo") == 0
         yield folder
 
 
@@ -75,7 +75,7 @@ def image_files(folder: Path) -> list[str]:
 
 
 def test_a_program_gives_the_scores_of_the_predictor_without_our_code(made, tmp_path):
-    predictor = Predictor.from_run(made / "run")
+    predictor = Predictor.from_run(made / RUN)
     pixels = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 3)).astype(np.uint8)
     np.save(tmp_path / "images.npy", pixels)
     paths = image_files(tmp_path)
@@ -110,7 +110,7 @@ def test_the_loader_labels_files_on_the_command_line(made, tmp_path, monkeypatch
     loader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loader)
     [path, *_] = image_files(tmp_path)
-    [result] = Predictor.from_run(made / "run")([path])
+    [result] = Predictor.from_run(made / RUN)([path])
     assert loader.main([path, str(tmp_path / "gone.jpg")]) == 2
     printed = capsys.readouterr()
     best = sorted(result.labels, key=lambda label: -result.scores[label])
@@ -137,14 +137,14 @@ def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
         np.testing.assert_array_equal(model.read(tmp_path / "image.png"), expected, err_msg=f"{height} × {width}")
 
 
-def test_tensors_have_our_parameter_paths(made, tmp_path, capsys):
-    folder, space = RunFolder(made / "run"), read_label_space(RunFolder(made / "run"))
+def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch, capsys):
+    folder = RunFolder(made / RUN)
     sizes = {}
     for frozen in ("always", "auto", "never"):
         file = tmp_path / f"{frozen}.safetensors"
         assert export.export_run(folder, str(file), "safetensors", include_frozen=frozen) == 0
         sizes[frozen] = set(load_file(file))
-    run = Predictor.from_run(made / "run").run
+    run = Predictor.from_run(made / RUN).run
     assert sizes["always"] == {*run.values, *run.frozen}
     assert sizes["auto"] == sizes["never"] == set(run.values), "the backbone is published"
     assert f"; {len(run.values)} tensors, " in capsys.readouterr().out
@@ -152,19 +152,18 @@ def test_tensors_have_our_parameter_paths(made, tmp_path, capsys):
         described = json.loads(opened.metadata()["description"])
     assert described["labels"] == list(published_run.CLASSES)
 
-    model = build_model(run.config, space, rngs=nnx.Rngs(1))  # as in docs/export.md
-    values = load_file(tmp_path / "always.safetensors")
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        variable.set_value(jax.numpy.asarray(values["/".join(map(str, path))]))
-        nnx.update(model, nnx.from_flat_state({path: variable}))
+    monkeypatch.chdir(made)
+    (tmp_path / "always.safetensors").rename(made / "model.safetensors")
+    names: dict = {}
+    exec(PROGRAMS[3], names)
     pixels = np.random.default_rng(1).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
     mean, std = (np.array(described["preprocess"][name]) for name in ("mean", "std"))
-    scores = jax.nn.sigmoid(model(jax.numpy.asarray((pixels / 255 - mean) / std, np.float32)).logits)
+    scores = jax.nn.sigmoid(names["model"](jax.numpy.asarray((pixels / 255 - mean) / std, np.float32)).logits)
     np.testing.assert_allclose(scores, Model(made / "out")(pixels), atol=1e-6)
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, refusal, monkeypatch):
-    folder = RunFolder(made / "run")
+    folder = RunFolder(made / RUN)
 
     def refuse(output, kind="stablehlo"):
         return refusal(export.export_run, folder, str(output), kind)
@@ -184,48 +183,58 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, r
 
 
 # ---------------------------------------------------------------------------------------------------- as documented
-PROGRAMS = [block.text for block in blocks(REPOSITORY / "docs" / "export.md", "python")]
-
-
 def test_the_documented_programs_run_in_an_exported_folder(made, monkeypatch):
-    by_loader, of_jax, _ = PROGRAMS
+    by_loader, of_jax, *_ = PROGRAMS
     monkeypatch.chdir(made / "out")
     block = f"import sys\nsys.modules.update(dict.fromkeys({OURS}))\nsys.path.insert(0, '')\n"
     assert len(run_python(block + by_loader).splitlines()) == 3
     assert run_python(block + of_jax) == "(2, 3)\n"
 
 
-# -------------------------------------------------------------------------------------------------------------- ONNX
-def random_run(reference: str, **changes) -> Run:
-    """The run of a config with random weights."""
+# ----------------------------------------------------------------------------------------------------- every method
+SMALL = {"data.image_size": 32, "model.head.decoder.width": 16, "model.head.decoder.hidden": 32}
+ON_VIT = {"model.backbone.name": "vit_digits", "data.image_size": 32}
+ON_RESNET = SMALL | {"model.backbone.name": "resnet50"}
+
+
+def random_run(reference: str, assembled=assemble, **changes) -> Run:
+    """The run of a config with random weights; with `abstract_parts`, of shapes alone."""
     config = load_config(reference, {"model.backbone.weights": "none", "model.matmul_precision": "highest", **changes})
     space = synthetic_label_space(6, 2)
-    parts = assemble(config, space)
+    parts = assembled(config, space)
     values = {**parts.trainable, **parts.stats}
     mesh = make_mesh(config.mesh)
     return Run(config, space, preprocess_for(config), parts.definition, values, parts.frozen, mesh, None, {"step": 0})
-
-
-SMALL = {"data.image_size": 32, "model.head.decoder.width": 16, "model.head.decoder.hidden": 32}
-ON_VIT = {"model.backbone.name": "vit_digits", "data.image_size": 32}
-CASES = {
-    "ML-VPT": ("mlvpt_digits", ON_VIT),
-    "DR-MoE": ("drmoe_resnet101", SMALL | {"model.backbone.name": "resnet50"}),
-    "EfficientNet": ("linear_probe", {"data.image_size": 32, "model.backbone.name": "efficientnet_lite0"}),
-}
 
 
 @pytest.fixture
 def small_backbones(monkeypatch):
     tiny.use_vit(monkeypatch)
     entry = catalog.entry("resnet50")
-    monkeypatch.setitem(
-        catalog.CATALOG, "resnet50", replace(entry, shape=replace(entry.shape, blocks=(1,) * 4, stem=8))
-    )
+    small = replace(entry.shape, blocks=(1,) * 4, stem=8)
+    monkeypatch.setitem(catalog.CATALOG, "resnet50", replace(entry, shape=small))
     precision = jax.config.jax_default_matmul_precision
     jax.config.update("jax_default_matmul_precision", "highest")
     yield
     jax.config.update("jax_default_matmul_precision", precision)
+
+
+METHODS = {path.stem for path in (REPOSITORY / "configs").glob("*.py")} - {"pretrain_digits"}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_takes_any_number_of_images(method, small_backbones):
+    run = random_run(method, abstract_parts, **(ON_RESNET if "resnet" in method or "20k" in method else ON_VIT))
+    returned = jax.eval_shape(program_of(run), {**run.values, **run.frozen}, image_shape(run))
+    assert str(returned.shape) == "(B, 6)"
+
+
+# -------------------------------------------------------------------------------------------------------------- ONNX
+CASES = {
+    "ML-VPT": ("mlvpt_digits", ON_VIT),
+    "DR-MoE": ("drmoe_resnet101", ON_RESNET),
+    "EfficientNet": ("linear_probe", {"data.image_size": 32, "model.backbone.name": "efficientnet_lite0"}),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -252,7 +261,7 @@ def test_onnx_runtime_gives_the_same_probabilities(name, small_backbones, tmp_pa
 def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, monkeypatch, capsys):
     pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
-    assert export.export_run(RunFolder(made / "run"), str(made / "onnx"), "onnx") == 0
+    assert export.export_run(RunFolder(made / RUN), str(made / "onnx"), "onnx") == 0
     assert "raw weights of step 20 as onnx; " in capsys.readouterr().out
     pixels = np.random.default_rng(2).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
     np.testing.assert_allclose(Model(made / "onnx")(pixels), Model(made / "out")(pixels), atol=1e-6)
