@@ -233,15 +233,19 @@ def test_every_method_takes_any_number_of_images(method, small_backbones):
 CASES = {
     "ML-VPT": ("mlvpt_digits", ON_VIT),
     "DR-MoE": ("drmoe_resnet101", ON_RESNET),
+}
+
+
+SLOW = {
     "EfficientNet": ("linear_probe", {"data.image_size": 32, "model.backbone.name": "efficientnet_lite0"}),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_onnx_runtime_gives_the_same_probabilities(name, small_backbones, tmp_path):
     runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
-    reference, changes = CASES[name]
+    reference, changes = (CASES | SLOW)[name]
     run = random_run(reference, **changes)
     write_onnx(run, tmp_path)
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
@@ -272,6 +276,6 @@ def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, monkeyp
 
 
 def test_a_head_that_cannot_be_converted_is_named(small_backbones, tmp_path, refusal):
-    run = random_run("linear_probe", **ON_VIT)
+    run = random_run("linear_probe", abstract_parts, **ON_VIT)
     run.config.model.head.kind = "cnn_rnn"
     assert refusal(write_onnx, run, tmp_path).startswith("a model with the head cnn_rnn cannot be converted to ONNX")
