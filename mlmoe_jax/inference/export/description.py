@@ -21,8 +21,6 @@ def describe(predictor: Predictor, kind: str) -> dict[str, Any]:
     kind: the format of the export.
     """
     run, size = predictor.run, predictor.run.preprocess.image_size
-    model = run.config.model.to_dict()
-    model["backbone"]["weights"] = PurePath(model["backbone"]["weights"]).name
     return {
         "format": kind,
         "made_with": {"mlmoe_jax": __version__, "jax": jax.__version__},
@@ -37,12 +35,23 @@ def describe(predictor: Predictor, kind: str) -> dict[str, Any]:
             **{key: run.config.data[key] for key in _PREPROCESS},
         },
         "trained": {"step": run.step, "kind": run.notes.get("kind", "selected")},
-        "model": model,
-        **_PROGRAM.get(kind, {}),
+        "model": _without_folders(run.config.model.to_dict()),
+        **_OF_FORMAT.get(kind, {}),
     }
 
 
-_PROGRAM = {"stablehlo": {"platforms": list(PLATFORMS)}, "onnx": {"opset": OPSET}}
+def _without_folders(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings in which the path of a file is its name."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _without_folders(value)
+        return PurePath(value).name if isinstance(value, str) and "/" in value else value
+
+    return {key: plain(value) for key, value in settings.items()}
+
+
+_OF_FORMAT = {"stablehlo": {"platforms": list(PLATFORMS)}, "onnx": {"opset": OPSET}}
 
 _README = """# An exported multi-label image classifier
 

@@ -17,10 +17,8 @@ from mlmoe_jax.inference.export.program import image_shape, program_of, weights_
 from mlmoe_jax.runs.restore import Run
 
 OPSET = 21  # ONNX Runtime 1.17 and newer
-_REFUSED = {
-    "cnn_rnn": "cnn_rnn cannot be converted to ONNX, because jax2onnx has no integer remainder (rem) inside a loop for "
-    "an open number of images, which its beam search needs"
-}
+# Head -> the reason why the converter fails on it.
+_REFUSED = {"cnn_rnn": "its beam search is a loop with an integer remainder, rem, over an open number of images"}
 _INSTALL = 'pip install "mlmoe-jax[onnx]" and then pip install --no-deps jax2onnx'
 
 
@@ -37,7 +35,7 @@ def write_onnx(run: Run, folder: Path) -> None:
     Raises UserError if the converter does not support an operation of the model.
     """
     if reason := _REFUSED.get(run.config.model.head.kind):
-        raise UserError(f"a model with the head {reason}; export it with --format=stablehlo")
+        raise _not_converted(run, reason)
     from jax2onnx import to_onnx
 
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every intermediate value without a type
@@ -60,12 +58,16 @@ def write_onnx(run: Run, folder: Path) -> None:
             output_path=str(folder / "model.onnx"),
         )
     except Exception as error:  # whatever a rule of the converter raises for a case that it does not have
-        model = run.config.model
         reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
-        raise UserError(
-            f"the head {model.head.kind} on {model.backbone.name} cannot be converted to ONNX ({reason}); export it "
-            "with --format=stablehlo"
-        ) from error
+        raise _not_converted(run, reason) from error
+
+
+def _not_converted(run: Run, reason: str) -> UserError:
+    model = run.config.model
+    return UserError(
+        f"jax2onnx cannot convert the head {model.head.kind} on {model.backbone.name} ({reason}); export it with "
+        "--format=stablehlo"
+    )
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from jax import export
 
 from mlmoe_jax.inference.step import apply, make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
@@ -38,7 +39,7 @@ def weights_of(run: Run, *, frozen: frozenset[str] | None = None) -> dict[str, n
 def image_shape(run: Run) -> jax.ShapeDtypeStruct:
     """Return the shape u8[B,H,W,3] of the images, with a symbolic B."""
     size = run.preprocess.image_size
-    (batch,) = jax.export.symbolic_shape("B")
+    (batch,) = export.symbolic_shape("B")
     return jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
 
 
