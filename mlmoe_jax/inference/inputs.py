@@ -105,6 +105,13 @@ def _of_list(content: bytes, folder: str, what: str) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------- from Python
+def is_one_image(given: ImageLike | Sequence[ImageLike]) -> bool:
+    """Return whether `given` is one image: a path, bytes, an array of at most three axes, or a Pillow image."""
+    if isinstance(given, np.ndarray):
+        return given.ndim <= 3 and given.dtype != object
+    return isinstance(given, str | os.PathLike | bytes | Image.Image)
+
+
 class GivenImages(Images):
     """Images given as paths, encoded bytes, u8[h,w,3] RGB arrays or Pillow images, in any mixture."""
 

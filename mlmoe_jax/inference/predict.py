@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import overload
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from mlmoe_jax.config.overrides import Overrides, as_pairs
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
-from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images
+from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images, is_one_image
 from mlmoe_jax.inference.outputs import Result, choose_target, row_writer
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
@@ -29,6 +30,9 @@ from mlmoe_jax.runtime.storage import Target, opened
 from mlmoe_jax.runtime.text import text_table
 
 BATCH = 32  # default number of images per device
+# Images per device in a batch, if no batch size is given: few, so that few programs are compiled, and one image is not
+# padded to 32.
+SIZES = (1, 4, 16, BATCH)
 SHOWN = 20  # maximum number of printed rows, and of printed errors
 
 
@@ -66,40 +70,66 @@ class Predictor:
             return cls(run, dict.fromkeys(run.label_space.names, run.config.eval.threshold))
         return cls(run, read_thresholds(folder).values)
 
+    @overload
     def __call__(
-        self, images: Sequence[ImageLike], *, batch_size: int = BATCH, top_k: int | None = None, gates: bool = False
-    ) -> list[Result]:
-        """Label images given as paths, encoded bytes, u8[h,w,3] arrays or Pillow images; see `stream`."""
+        self, images: ImageLike, *, batch_size: int | None = None, top_k: int | None = None, gates: bool = False
+    ) -> Result: ...
+
+    @overload
+    def __call__(
+        self,
+        images: Sequence[ImageLike],
+        *,
+        batch_size: int | None = None,
+        top_k: int | None = None,
+        gates: bool = False,
+    ) -> list[Result]: ...
+
+    def __call__(self, images, *, batch_size=None, top_k=None, gates=False):
+        """Label images given as paths, encoded bytes, u8[h,w,3] arrays or Pillow images; see `stream`.
+
+        Returns a list of results in the order of the images; for one image that is not in a sequence, its result.
+        """
+        if is_one_image(images):
+            return self([images], batch_size=batch_size, top_k=top_k, gates=gates)[0]
         return list(self.stream(images, batch_size=batch_size, top_k=top_k, gates=gates))
 
     def stream(
         self,
         images: Sequence[ImageLike],
         *,
-        batch_size: int = BATCH,
+        batch_size: int | None = None,
         top_k: int | None = None,
         gates: bool = False,
         progress: Progress | None = None,
     ) -> Iterator[Result]:
         """Return an iterator over the results in the order of the images, which are read while the model runs.
 
-        batch_size: for all devices together, rounded up to a multiple of their number. Every batch has this size (the
-        last one is padded), so that the model is compiled once. top_k: assign this number of best labels to each image
-        instead of using the thresholds. gates: also return the routing weights of the labels. progress: advanced once
-        per batch.
+        batch_size: for all devices together, rounded up to a multiple of their number; by default the smallest of SIZES
+        per device that takes all images, or else the largest. Every batch has this size (the last one is padded), and
+        the model is compiled once per size. top_k: assign this number of best labels to each image instead of using the
+        thresholds. gates: also return the routing weights of the labels. progress: advanced once per batch.
 
-        Raises UserError for a top_k above the number of labels and for gates of a model without gates; the iterator
-        raises it if the model returns non-finite scores.
+        Raises UserError for images that are not in a sequence, for a top_k above the number of labels and for gates of
+        a model without gates; the iterator raises it if the model returns non-finite scores.
         """
-        if top_k is not None and not 1 <= top_k <= len(self.names):
-            raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
+        if is_one_image(images):
+            raise UserError("stream takes a sequence of images; put the image in a list")
+        self.check_top_k(top_k)
+        devices = self.run.mesh.size
+        if batch_size is None:
+            batch_size = fitting_size(len(images), [size * devices for size in SIZES])
         if batch_size < 1:
             raise UserError(f"the batch size is {batch_size} and should be above 0")
-        devices = self.run.mesh.size
         batch_size = devices * math.ceil(batch_size / devices)
         if gates and not self._has_gates(batch_size):
             raise UserError(f"a model with the head {self.run.config.model.head.kind} has no gates")
         return self._results(images, batch_size, top_k, gates, progress) if len(images) else iter(())
+
+    def check_top_k(self, top_k: int | None) -> None:
+        """Raise UserError for a number of labels that the model does not have."""
+        if top_k is not None and not 1 <= top_k <= len(self.names):
+            raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
 
     def _has_gates(self, batch_size: int) -> bool:
         size = self.run.preprocess.image_size
@@ -137,16 +167,26 @@ class Predictor:
             weights = {
                 gate: values[at % len(values)] for gate, values in output.get("gates", {}).items()
             }  # static: [1,K,E]
-            scores = probabilities(output["logits"][at])
-            labels = tuple(self.names[k] for k in self._chosen(scores, top_k))
-            by_name = dict(zip(self.names, scores.tolist(), strict=True))
-            yield Result(split.ids[row], labels, by_name, gates=weights or None)
+            yield self.result(split.ids[row], output["logits"][at], top_k, weights or None)
+
+    def result(
+        self, name: str, logits: np.ndarray, top_k: int | None = None, gates: dict[str, np.ndarray] | None = None
+    ) -> Result:
+        """Return the result for an image, given its logits f32[K] and the gates f32[K,E] that were asked for."""
+        scores = probabilities(logits)
+        labels = tuple(self.names[k] for k in self._chosen(scores, top_k))
+        return Result(name, labels, dict(zip(self.names, scores.tolist(), strict=True)), gates=gates)
 
     def _chosen(self, scores: np.ndarray, top_k: int | None) -> np.ndarray:
         """Return the indices of the labels to assign; of equal scores, the first label ranks higher."""
         return (
             np.flatnonzero(scores >= self.thresholds) if top_k is None else np.argsort(-scores, kind="stable")[:top_k]
         )
+
+
+def fitting_size(images: int, sizes: Sequence[int]) -> int:
+    """Return the smallest of the increasing `sizes` that takes all images, or else the largest."""
+    return next((size for size in sizes if size >= images), sizes[-1])
 
 
 # ------------------------------------------------------------------------------------------------- the command line

@@ -6,9 +6,10 @@ import sys
 import numpy as np
 import pytest
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
+from PIL import Image
 
 from mlmoe_jax.inference import predict
-from mlmoe_jax.inference.predict import Predictor, even_batch
+from mlmoe_jax.inference.predict import Predictor, even_batch, fitting_size
 from mlmoe_jax.runs.folder import RunFolder
 
 
@@ -95,11 +96,46 @@ def test_the_model_is_compiled_once(predictor):
     assert step._cache_size() == before + 1
 
 
+def test_one_image_gives_its_result(predictor, tmp_path):
+    path = tmp_path / "a.png"
+    Image.fromarray(color(200)).save(path)
+    (of_list,) = predictor([str(path)])
+    for image in (str(path), path):
+        assert predictor(image) == of_list
+    for image in (path.read_bytes(), color(200), Image.fromarray(color(200))):
+        assert predictor(image, top_k=1).labels == ("red",)
+    batch = predictor(np.stack([color(200), color(0)]))
+    assert [result.image for result in batch] == ["image 0", "image 1"]
+    assert predictor("gone.jpg").error.startswith("cannot read gone.jpg as an image")
+
+
+def test_few_images_are_not_padded_to_many():
+    predictor = Predictor(make_run(), HALVES)
+    sizes = []
+    step = predictor._steps[False]
+
+    def watched(values, frozen, batch):
+        sizes.append(len(batch["image"]))
+        return step(values, frozen, batch)
+
+    predictor._steps[False] = watched
+    for images in (1, 2, 5, 33):
+        assert len(predictor([color(1)] * images)) == images
+    assert sizes == [1, 4, 16, 32, 32]
+    predictor(color(1), batch_size=2)
+    assert sizes[-1] == 2
+
+
+def test_the_smallest_size_that_takes_all():
+    assert [fitting_size(images, (2, 8, 32)) for images in (0, 2, 3, 9, 32, 33)] == [2, 2, 8, 32, 32, 32]
+
+
 def test_impossible_requests_are_user_errors(predictor, refusal):
     assert predictor([]) == []
     for top_k in (0, 5):
         assert refusal(predictor, [color(1)], top_k=top_k).startswith(f"top_k is {top_k} and should be from 1 to the 4")
     assert refusal(predictor, [color(1)], batch_size=0).startswith("the batch size is 0")
+    assert "put the image in a list" in refusal(predictor.stream, "a.jpg")
     gateless = Predictor(make_run(gates=False), HALVES)
     assert "has no gates" in refusal(gateless, [color(1)], gates=True)
     assert "blue" in refusal(Predictor, make_run(), {"red": 0.5, "green": 0.5, "dark": 0.5})
