@@ -193,6 +193,16 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     )
 
 
+def _serve(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    from mlmoe_jax.inference import serving
+
+    serving.require_libraries()
+    from mlmoe_jax.inference.serving.server import serve
+
+    return serve(_workdir(flags), overrides, host=flags.host, port=flags.port, checkpoint=flags.checkpoint)
+
+
 def _compare(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     _no_overrides(flags, overrides)
@@ -303,6 +313,7 @@ MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "eval": _eval,
     "thresholds": _thresholds,
     "predict": _predict,
+    "serve": _serve,
     "compare": _compare,
     "report": _report,
     "summary": _summary,

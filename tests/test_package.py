@@ -10,6 +10,7 @@ import tomllib
 import pytest
 from helpers.paths import REPOSITORY
 
+from mlmoe_jax.inference import serving
 from mlmoe_jax.models.backbones.catalog import CATALOG
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -132,5 +133,13 @@ def test_every_requirement_is_used():
 
 def test_everything_that_is_imported_is_required():
     foreign = imported() - set(sys.stdlib_module_names) - {"mlmoe_jax"}
-    assert foreign <= set(required().values()) | OF_EXTRAS
+    of_server = {
+        line.partition(">")[0].replace("-", "_") for line in PROJECT["project"]["optional-dependencies"]["serve"]
+    }
+    assert set(serving.LIBRARIES) == of_server, "a missing one is told"
+    assert foreign <= set(required().values()) | OF_EXTRAS | of_server
+    pattern = rf"^\s*(import|from) ({'|'.join(of_server)})\b"
+    files = [file for file in (REPOSITORY / "mlmoe_jax").rglob("*.py") if file.parent.name != "serving"]
+    outside = [file for file in files if re.search(pattern, file.read_text(), re.MULTILINE)]
+    assert not outside, "the rest works without the extra"
     assert "torch" not in foreign

@@ -4,7 +4,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.keys import Integer, Key, Rules, Section, Text, section, walk
 from mlmoe_jax.config.tables.data import AUGMENT, DATA, PACK
-from mlmoe_jax.config.tables.evaluation import EVAL, LOG, METRICS, PRUNE, REPORT, THRESHOLDS
+from mlmoe_jax.config.tables.evaluation import EVAL, LOG, METRICS, PRUNE, REPORT, SERVE, THRESHOLDS
 from mlmoe_jax.config.tables.model import MODEL
 from mlmoe_jax.config.tables.training import CHECKPOINT, EMA, LOSS, MESH, OPTIM, TRAIN
 
@@ -36,6 +36,7 @@ CONFIG = section(
     metrics=METRICS,
     thresholds=THRESHOLDS,
     report=REPORT,
+    serve=SERVE,
     log=LOG,
     checkpoint=CHECKPOINT,
     pack=PACK,

@@ -43,7 +43,7 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         {"choices": ("always", "auto", "never"), "default": "always"},
     ),
     "checkpoint": (
-        ("eval", "predict", "export"),
+        ("eval", "predict", "export", "serve"),
         "best (the selected values; default), latest (the values at the end of the newest checkpoint), or the step of "
         "a checkpoint",
         {"default": "best"},
@@ -51,6 +51,8 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "top-k": (("predict",), "the number of labels per image, instead of thresholds", {"type": int}),
     "gates": (("predict",), "write the routing weights too; needs a .jsonl file", {"action": "store_true"}),
     "batch-size": (("predict",), "the number of images per batch", {"type": int}),
+    "host": (("serve",), "the address to listen on", {"default": "127.0.0.1"}),
+    "port": (("serve",), "the port to listen on; 0 takes a free one", {"type": int, "default": 8000}),
     "split": (("compare",), "one split (default: all that both runs have)", {}),
     "against": (("report",), "another run folder to compare with", {}),
     "pairs": (
@@ -84,7 +86,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(modes: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mlmoe_jax.main",
-        description="Multi-label image classification: train, evaluate, predict, compare and report; reproduce "
+        description="Multi-label image classification: train, evaluate, predict, serve, compare and report; reproduce "
         "published tables; count costs; check and pack data.",
         epilog="Every config key can be set with --config.SECTION.KEY=VALUE. --help=config lists the sections, "
         "--help=optim explains the keys of a section, --help=optim.learning_rate explains one key.",

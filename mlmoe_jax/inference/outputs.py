@@ -95,12 +95,12 @@ def _jsonl_writer(file: TextIO, names: Sequence[str], top_k: int | None) -> Call
             row["labels"] = result.labels
             row["scores"] = {name: result.scores[name] for name in result.labels} if top_k else result.scores
             if result.gates is not None:
-                row["gates"] = {gate: _by_label(names, weights) for gate, weights in result.gates.items()}
+                row["gates"] = {gate: by_label(names, weights) for gate, weights in result.gates.items()}
         file.write(json.dumps(row, allow_nan=False) + "\n")
 
     return write
 
 
-def _by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
+def by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
     """Return label -> weights of f32[K,E], rounded: six digits suffice and take a third of the space."""
     return dict(zip(names, np.round(weights.astype(np.float64), 6).tolist(), strict=True))

@@ -33,6 +33,7 @@ FREE_KEYS = (
     "metrics.",
     "thresholds.",
     "report.",
+    "serve.",
 )
 # Keys that may differ too, so that a long run does not break at a bad image or a lack of memory; this is told.
 TOLD_KEYS = ("augment.where", "data.bad_images", "data.exif", "data.truncated", "model.remat")

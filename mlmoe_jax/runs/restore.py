@@ -40,7 +40,7 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes, place, setup_jax
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
-_MAY_DIFFER = ("data", "eval", "metrics", "report", "mesh")  # sections that do not change a trained model
+_MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh")  # sections that do not change a trained model
 
 
 @dataclass(frozen=True)

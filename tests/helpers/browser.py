@@ -82,9 +82,9 @@ class Browser:
                 return answer["result"]
             self._note(answer)
 
-    def open(self, page: Path) -> None:
-        """Load a file and wait until it says that it is drawn."""
-        self.call("Page.navigate", url=page.resolve().as_uri())
+    def open(self, page: Path | str) -> None:
+        """Load a file, or an address, and wait until it says that it is drawn."""
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         until = time.monotonic() + self.limit
         while not self.run("document.documentElement?.dataset.ready === 'true'"):
             assert time.monotonic() < until, f"the page is not drawn after {self.limit} s; problems: {self.problems}"

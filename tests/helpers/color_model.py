@@ -16,19 +16,24 @@ NAMES = ("red", "green", "blue", "dark")
 class ColorModel:
     """Replaces a ModelDef: `red`, `green` and `blue` have the logit (mean of the channel − 100) / 10, `dark` 0.
 
-    The gate `g` gives label k the weights k/4 and the mean of red over 255; `static` is that of the first image.
+    The gate `g` gives label k the weights k/4 and the mean of red over 255; `static` is that of the first image. The
+    attention of each label over 2 × 2 patches is the mean of red in the patch, if it is asked for.
     """
 
     def __init__(self, gates: bool = True):
         self.gates = gates
 
     def merge(self, values):
-        def model(image):
+        def model(image, return_attention=False):
             mean = image.mean(axis=(1, 2))
             logits = jnp.concatenate([(mean * 255 - 100) / 10, 0 * mean[:, :1]], axis=1) + values["bias"]
             share = jnp.arange(4) / 4 + 0 * mean[:, :1]
             weights = jnp.stack([share, mean[:, :1] + 0 * share], axis=-1)
-            return Prediction(logits, gates={"g": weights, "static": weights[:1]} if self.gates else {})
+            gates = {"g": weights, "static": weights[:1]} if self.gates else {}
+            if not return_attention:
+                return Prediction(logits, gates=gates)
+            patches = image[..., 0].reshape(-1, 2, 2, 2, 2).mean(axis=(2, 4)).reshape(-1, 1, 4)
+            return Prediction(logits, gates=gates, attention={"labels": jnp.tile(patches, (1, 4, 1))}, grid=(2, 2))
 
         return model
 
