@@ -180,7 +180,8 @@ elif module == "mlmoe_jax.main":
     there = all(Path(folder or ".").exists() for folder in [*folders, flags.against])
     own_images = flags.mode in ("data", "pack") and "own_csv" in (flags.config or "")
     of_digits = re.search("mlvpt_digits|dataset=digits$", flags.config or "")
-    if flags.mode == "summary" or own_images or of_digits or (flags.config is None and there):
+    ends = flags.mode != "serve"
+    if ends and (flags.mode == "summary" or own_images or of_digits or (flags.config is None and there)):
         Path("done").open("a").write(" ".join(arguments) + "\\n")
         sys.exit(main(arguments))
 """

@@ -42,10 +42,10 @@ def apply(
     and activations are sharded in the same way for all of them.
 
     values: all values of the model, placed on `mesh` with `label_axes`; without a mesh, nothing is sharded. batch: as
-    in `data.batch`; if it has features, the backbone is not applied. Evaluation needs no labels. key: None for evaluation. With a key the model is in
-    training mode: images are augmented according to `augmentation`, heads that learn from the labels read
-    `batch["label"]`, and all random numbers are drawn from the key. return_attention: include attention maps in the
-    prediction.
+    in `data.batch`; if it has features, the backbone is not applied. Evaluation needs no labels. key: None for
+    evaluation. With a key the model is in training mode: images are augmented according to `augmentation`, heads that
+    learn from the labels read `batch["label"]`, and all random numbers are drawn from the key. return_attention:
+    include attention maps in the prediction.
     """
     model = definition.merge(unpadded(values, label_axes))
     options: dict[str, Any] = {"return_attention": True} if return_attention else {}

@@ -97,7 +97,11 @@ REPORT = section(
 SERVE = section(
     "Limits of --mode=serve.",
     wait=Number(
-        0.005, "Longest time that an image waits for others to be labeled with.", least=0, most=1, unit="seconds"
+        0.005,
+        "Longest time that an image waits for images being read.",
+        least=0,
+        most=1,
+        unit="seconds",
     ),
     queue=Integer(
         128,

@@ -47,8 +47,8 @@ class Batcher:
     """Joins the images of several requests to batches, which are labeled one after another.
 
     label: (images, kind) -> one output per image, called in `device`. most: kind -> the largest batch. wait: the
-    longest time in seconds that an image waits for others if no batch is being labeled. observe: called with the size
-    of each batch.
+    longest time in seconds that an image waits for others if no batch is being labeled; it does not wait if `coming`
+    returns False. observe: called with the size of each batch.
     """
 
     def __init__(
@@ -58,9 +58,11 @@ class Batcher:
         *,
         wait: float,
         device: Executor,
+        coming: Callable[[], bool] = lambda: True,
         observe: Callable[[int], None] = lambda size: None,
     ):
-        self._label, self._most, self._wait, self._device, self._observe = label, most, wait, device, observe
+        self._label, self._most, self._wait, self._device = label, most, wait, device
+        self._coming, self._observe = coming, observe
         self._queue: deque[_Waiting] = deque()
         self._changed, self._closing = asyncio.Event(), False
 
@@ -114,7 +116,7 @@ class Batcher:
             kind = self._queue[0].kind
             batch = [one for one in self._queue if one.kind == kind][: self._most[kind]]
             left = self._queue[0].since + self._wait - loop.time()
-            if left > 0 and len(batch) < self._most[kind] and not self._closing:
+            if left > 0 and len(batch) < self._most[kind] and self._coming() and not self._closing:
                 await self._change(left)
                 continue
             taken = set(map(id, batch))

@@ -54,6 +54,8 @@ class Labeler:
         self._transform = make_host_transform(data, None, training=False)
         reduced = smallest_useful_side(data, None, training=False) if data.reduced_decoding else 0
         self._decoding = Decoding.of(data, reduced)
+        Image.init()
+        self._formats = [name for name in FORMATS if name in Image.OPEN]  # Pillow reads AVIF since 11.3
         self._most_pixels = int(run.config.serve.megapixels * 1e6)
 
     def compile(self) -> None:
@@ -77,7 +79,7 @@ class Labeler:
         name: of the image, for the error.
         """
         try:
-            with Image.open(io.BytesIO(content), formats=FORMATS) as header:
+            with Image.open(io.BytesIO(content), formats=self._formats) as header:
                 pixels = header.width * header.height
         except Exception:  # `open_image` knows the reason
             pixels = 0

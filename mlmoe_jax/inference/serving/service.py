@@ -49,7 +49,12 @@ class Service:
         most = {kind: sizes[-1] for kind, sizes in labeler.sizes.items()}
         self.metrics = Metrics(lambda: len(self._batcher), lambda: self.room.taken, labeler.sizes[LABELED])
         self._batcher = Batcher(
-            labeler.label, most, wait=self.limits.wait, device=self._device, observe=self.metrics.batch
+            labeler.label,
+            most,
+            wait=self.limits.wait,
+            device=self._device,
+            coming=lambda: self.room.taken > len(self._batcher),  # images that are being read
+            observe=self.metrics.batch,
         )
 
     # ------------------------------------------------------------------------------------------------ start and end

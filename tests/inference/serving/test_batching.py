@@ -11,13 +11,13 @@ from mlmoe_jax.inference.serving.batching import Batcher, Full, Room
 MOST = {"plain": 4, "other": 2}
 
 
-def run(use, label=lambda images, kind: images, wait=0.02):
+def run(use, label=lambda images, kind: images, wait=0.02, coming=lambda: True):
     """Return (the result of `await use(batcher)`, the sizes of all batches)."""
     sizes = []
 
     async def main():
         with ThreadPoolExecutor(1) as device:
-            batcher = Batcher(label, MOST, wait=wait, device=device, observe=sizes.append)
+            batcher = Batcher(label, MOST, wait=wait, device=device, coming=coming, observe=sizes.append)
             running = asyncio.create_task(batcher.run())
             result = await asyncio.wait_for(use(batcher), 20)
             batcher.close()
@@ -48,6 +48,13 @@ def test_an_image_alone_waits_only_so_long():
     seconds, sizes = run(use, wait=0.2)
     assert 0.19 < seconds < 5
     assert sizes == [1]
+
+
+def test_nobody_waits_if_nothing_is_coming():
+    async def use(batcher):
+        return await asyncio.gather(batcher.submit(["a"], "plain"), batcher.submit(["b"], "plain"))
+
+    assert run(use, wait=1000, coming=lambda: False)[0] == [["a"], ["b"]]
 
 
 def test_kinds_are_not_mixed():
