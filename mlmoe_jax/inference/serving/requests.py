@@ -12,6 +12,7 @@ from starlette.requests import Request
 RAW = "application/octet-stream"
 MULTIPART = "multipart/form-data"
 _LONGEST_NAME = 200
+_MOST_DROPPED = 64 << 20  # bytes of a body that is too large
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -102,14 +103,21 @@ def _name(file: UploadFile, at: int) -> str:
 
 
 async def _limited(request: Request, most: int) -> AsyncIterator[bytes]:
-    """Yield the body of a request; Refused as soon as it is known to be too large."""
+    """Yield the body of a request; Refused if it is too large.
+
+    Many clients read no answer before they have sent everything: the rest of a body is read and dropped, unless the
+    client waits for a sign to send it, or there is too much of it.
+    """
     too_large = Refused(413, f"the request has more than {most:,} bytes", Connection="close")
-    declared = request.headers.get("content-length", "0")
-    if not declared.isdigit() or int(declared) > most:
+    declared = int(request.headers.get("content-length", "0"))
+    if declared > most and "expect" in request.headers:
         raise too_large
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size > most:
+        if size > most + _MOST_DROPPED:
             raise too_large
-        yield part
+        if max(size, declared) <= most:
+            yield part
+    if max(size, declared) > most:
+        raise too_large

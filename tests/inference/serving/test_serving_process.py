@@ -1,5 +1,6 @@
 """The server as a process: its address, its signals, and its exit codes."""
 
+import http.client
 import json
 import os
 import re
@@ -7,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -85,6 +85,28 @@ def test_a_signal_ends_it_after_what_was_asked_is_answered(start, number, code):
     assert process.wait(30) == code
     with pytest.raises(OSError, match="refused"):
         post(address, 1)
+
+
+def test_what_a_client_breaks_off_or_sends_too_much_of_harms_nobody(start):
+    process = start()
+    address = ready(process)
+    host, port = address.removeprefix("http://").split(":")
+    head = f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/png\r\n"
+    chunked = "Transfer-Encoding: chunked\r\n\r\n5\r\nab"
+    for body in ("Content-Length: 100\r\n\r\nabc", chunked, "Content-Length: x\r\n\r\n"):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall((head + body).encode())
+    large = http.client.HTTPConnection(host, int(port), timeout=30)
+    large.request("POST", "/predict", bytes(17 << 20), {"Content-Type": "image/png"})
+    assert large.getresponse().status == 413, "answered, and not cut off while it sends"
+    with socket.create_connection((host, int(port))) as patient:
+        patient.sendall((head + "Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n").encode())
+        assert patient.recv(100).startswith(b"HTTP/1.1 413 ")
+    assert post(address, 10) == pytest.approx(expected(10), rel=1e-4)
+    process.terminate()
+    _, text = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in text
 
 
 def test_a_diverged_model_is_one_sentence(start):
