@@ -45,11 +45,8 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
     hosts: host names under which the server may be addressed; () = all. A server for this machine only has to check
     them: otherwise, a page of another site can reach it under a name of its own that resolves to this machine.
     """
-    run, document = (
-        service.labeler.predictor.run,
-        openapi.document(service.limits, len(service.labeler.predictor.names)),
-    )
-    limits = {name: run.config.serve[name] for name in ("images", "megabytes", "megapixels", "seconds")}
+    document = openapi.document(service.limits, len(service.labeler.predictor.names))
+    limits = {name: service.limits[name] for name in ("images", "megabytes", "megapixels", "seconds")}
     model = service.labeler.describe() | {"limits": limits}
     here = files(__package__)
     docs = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(

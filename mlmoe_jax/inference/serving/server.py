@@ -76,6 +76,8 @@ def serve(
 
 def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that is bound before the model is loaded, so that a wrong address is known at once."""
+    if not host:  # sockets take this for every address of the machine
+        raise UserError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
