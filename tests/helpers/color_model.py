@@ -53,6 +53,7 @@ def make_run(gates: bool = True, bias: float = 0.0) -> SimpleNamespace:
         frozen={},
         mesh=make_mesh(config.mesh),
         label_axes=None,
+        outdated=False,
     )
 
 

@@ -25,7 +25,6 @@ def png(image: np.ndarray) -> bytes:
 def make_labeler(slow: float = 0.0, gates: bool = True, bias: float = 0.0, **limits) -> Labeler:
     """Return a labeler. slow: seconds that a batch takes once everything is compiled. limits: keys of config.serve."""
     run = make_run(gates, bias)
-    run.outdated = False
     run.config.serve.update(limits)
     labeler = Labeler(Predictor(run, HALVES))
     labeler.gate_entries = {"g": ["first", "second"], "static": ["first", "second"]} if gates else {}
