@@ -3,6 +3,7 @@
 #   use_environment            with the packages of requirements.txt
 #   use_environment dev        also with those of the extra "dev" in pyproject.toml
 #
+# MLMOE_LOCKED=1 installs the versions of locks/base.lock, or locks/EXTRA.lock, and compares each file with its sha256.
 # MLMOE_VENV overrides the folder .venv; PYTHON overrides the interpreter, by default the first suitable one on the PATH.
 
 find_python() {
@@ -18,15 +19,24 @@ find_python() {
 }
 
 use_environment() {
-  local extra="${1:-}" venv="${MLMOE_VENV:-.venv}" python wanted stamp
+  local extra="${1:-}" venv="${MLMOE_VENV:-.venv}" python wanted stamp lock=
   python="$(find_python)" || exit 2
   wanted="$("$python" --version; cat requirements.txt; [ -z "$extra" ] || cat pyproject.toml)"
+  if [ -n "${MLMOE_LOCKED:-}" ]; then
+    lock="locks/${extra:-base}.lock"
+    [ -f "$lock" ] || { echo "error: there is no $lock; unset MLMOE_LOCKED" >&2; exit 2; }
+    wanted="$("$python" --version; cat "$lock")"
+  fi
   stamp="$venv/made-from${extra:+-$extra}.txt"
   if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
     echo "setting up $venv (once; needs the network) ..." >&2
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r requirements.txt
-    if [ -n "$extra" ]; then
+    if [ -n "$lock" ]; then
+      "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$lock"
+    else
+      "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r requirements.txt
+    fi
+    if [ -n "$extra" ] && [ -z "$lock" ]; then
       "$venv/bin/python" - "$extra" <<'PY' | xargs -d '\n' "$venv/bin/python" -m pip install --quiet --disable-pip-version-check
 import sys, tomllib
 print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))

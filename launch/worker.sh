@@ -25,13 +25,15 @@ install() {
   mv "$root/incoming" "$root/code"
 }
 
-# The TPU images are Ubuntu 22.04, which has only Python 3.10; uv installs a newer one without changing the system.
+# The TPU images are Ubuntu 22.04, which has only Python 3.10; uv installs a newer one without changing the system. pip
+# compares uv with its sha256, uv compares Python with the one that it has for it, and pip all packages with theirs.
 setup() {
   export PATH="$HOME/.local/bin:$PATH"
-  command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
+  command -v uv > /dev/null ||
+    python3 -m pip install --user --quiet --disable-pip-version-check --require-hashes -r "$root/code/locks/uv.lock"
   uv python install 3.12
   PYTHON="$(uv python find 3.12)"
-  export PYTHON MLMOE_VENV="$root/venv"
+  export PYTHON MLMOE_VENV="$root/venv" MLMOE_LOCKED=1
   cd "$root/code"
   . launch/environment.sh
   use_environment tpu

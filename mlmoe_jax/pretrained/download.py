@@ -48,7 +48,10 @@ class Unreachable(UserError):
 
 @dataclass(frozen=True)
 class _Order:
-    """A requested file. sha256, size: given by the caller. pinned: sha256 of an earlier download. Empty: unknown."""
+    """A requested file. sha256, size: given by the caller. pinned: sha256 of an earlier download. Empty: unknown.
+
+    sha256 may be the first digits only; `pinned` is empty unless it begins with them.
+    """
 
     address: str
     target: Path
@@ -61,14 +64,15 @@ class _Order:
 def fetch(address: str, target: Path, *, sha256: str = "", size: int = 0) -> Path:
     """Download a file to `target` unless it exists already, and return `target`.
 
-    sha256, size: of the published file, if known; otherwise the first download is pinned. An interrupted download is
-    resumed. Raises Unreachable if the file cannot be downloaded, and UserError if it cannot be stored or is not the
-    expected one.
+    sha256, size: of the published file, if known. Of the sha256 the first digits are enough, such as PyTorch's
+    convention puts into names of files. The first download is pinned. An interrupted download is resumed. Raises
+    Unreachable if the file cannot be downloaded, and UserError if it cannot be stored or is not the expected one.
     """
     if target.is_file():
         check_pinned(target, sha256=sha256)
         return target
-    order = _Order(address, target, sha256.lower(), size, pinned=_read_pin(target))
+    pinned = _read_pin(target)
+    order = _Order(address, target, sha256.lower(), size, pinned if pinned.startswith(sha256.lower()) else "")
     if os.environ.get("MLMOE_OFFLINE", "") not in ("", "0"):
         raise _unreachable(order, "MLMOE_OFFLINE is set")
     part = _Part(target)
@@ -81,19 +85,21 @@ def fetch(address: str, target: Path, *, sha256: str = "", size: int = 0) -> Pat
 
 
 def check_pinned(target: Path, *, sha256: str = "") -> None:
-    """Raise UserError unless a file has the given sha256, or by default the one pinned when it was downloaded.
+    """Raise UserError unless a file has the given sha256, and the one pinned when it was downloaded.
 
-    Without either, as for a file that the user put there, the check passes.
+    sha256 may be the first digits; a pin that does not begin with them is ignored. Without either, as for a file that
+    the user put there, the check passes.
     """
-    expected = sha256.lower() or _read_pin(target)
+    given, pinned = sha256.lower(), _read_pin(target)
+    expected = pinned if pinned.startswith(given) else given
     if not expected:
         return
     try:
         found = _sha256_of(target)
     except OSError as error:
         raise UserError(f"cannot read {target}: {error.strerror or error}") from error
-    if found != expected:
-        keep = "" if sha256 else f", or {_pin_of(target)} if the replacement is intended"
+    if not found.startswith(expected):
+        keep = "" if given == expected else f", or {_pin_of(target)} if the replacement is intended"
         raise UserError(
             f"{target} is damaged or has been replaced, as its sha256 is {found[:12]}… instead of {expected[:12]}…; "
             f"delete it so that it is downloaded again{keep}"
@@ -194,8 +200,8 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
 def _attempt(order: _Order, part: "_Part") -> str:
     """Complete the part without retries, or raise Lost or Refused; return the sha256 it should have, or ''."""
     source = find_source(order.address)
-    expected = order.sha256 or order.pinned or source.sha256
-    if source.sha256 and source.sha256 != expected:
+    expected = order.pinned or order.sha256 or source.sha256
+    if source.sha256 and not source.sha256.startswith(expected):
         part.drop()
         raise _not_the_expected(order, "the published file", source.sha256, expected)
     try:
@@ -311,7 +317,7 @@ def _keep(order: _Order, part: _Part, *, expected: str) -> None:
     with open(part.path, "rb") as file:
         os.fsync(file.fileno())
     size, found = part.length, _sha256_of(part.path)
-    if found != (expected or found):
+    if not found.startswith(expected):
         part.drop()
         raise _not_the_expected(order, "the download, which was deleted,", found, expected, "start again")
     # The pin first: then every file in place can be checked later, and a pin without a file does no harm.

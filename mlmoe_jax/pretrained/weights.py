@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.catalog import Entry, entry
-from mlmoe_jax.pretrained.download import Unreachable, fetch
+from mlmoe_jax.pretrained.download import Unreachable, check_pinned, fetch
 from mlmoe_jax.runtime.cache import cache_folder
 
 
@@ -57,8 +57,9 @@ def _installed(name: str, wanted: Entry, cached: Path) -> Path:
     package = wanted.package.partition("/")[0]
     for folder in _package_folders(wanted):
         if (found := folder / wanted.file).is_file():
-            return found
+            return found  # pip has compared it with the checksum of its package
     if cached.is_file():
+        check_pinned(cached, sha256=wanted.sha256)
         return cached
     raise UserError(
         f"the weights of {name} are not installed: {wanted.file} is neither in the package {package} nor in "

@@ -1,6 +1,7 @@
 """The launch scripts, with a fake Python that records its arguments."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -43,6 +44,31 @@ def test_local_sets_up_once_and_trains_ml_vpt_on_digits(launch, tmp_path):
     assert calls[2:] == ["-m mlmoe_jax.main --config=configs/mlvpt_digits.py --workdir=runs/digits"]
     done, calls = launch("launch/local.sh", "--config.train.epochs=2", "--workdir=elsewhere")
     assert calls == ["-m mlmoe_jax.main --config.train.epochs=2 --workdir=elsewhere --config=configs/mlvpt_digits.py"]
+
+
+def test_locked_versions_are_installed_with_their_checksums(launch, tmp_path):
+    done, calls = launch("launch/local.sh", MLMOE_LOCKED="1")
+    assert done.returncode == 0, done.stderr
+    installs = [call for call in calls if "pip install" in call]
+    assert [call.partition("--require-hashes ")[2] for call in installs] == ["-r locks/base.lock"]
+    assert (REPOSITORY / "locks/base.lock").read_text() in (tmp_path / "venv" / "made-from.txt").read_text()
+    done, _ = launch("launch/test.sh", MLMOE_LOCKED="1")
+    assert done.returncode == 2
+    assert "there is no locks/dev.lock; unset MLMOE_LOCKED" in done.stderr
+
+
+def test_every_requirement_is_locked_with_a_checksum():
+    wanted = {
+        re.split(r"[>=\[]", line)[0].lower().replace("_", "-")
+        for line in (REPOSITORY / "requirements.txt").read_text().split()
+    }
+    for name in ("base", "tpu", "cuda"):
+        entries = (REPOSITORY / f"locks/{name}.lock").read_text().split("\n")
+        packages = [line.split("==")[0] for line in entries if re.match("[a-z0-9-]+==", line)]
+        assert wanted <= set(packages)
+        text = "\n".join(line for line in entries if not line.startswith("#"))
+        for entry in re.split(r"\n(?=[a-z0-9])", text):
+            assert "--hash=sha256:" in entry, entry
 
 
 def test_changed_requirements_are_installed(launch, tmp_path):

@@ -144,7 +144,8 @@ class Machines:
 def set_up(folder: Path) -> Machines:
     """Create the copy and the tools in a folder."""
     root, fake = folder / "code", folder / "fake"
-    shutil.copytree(REPOSITORY / "launch", root / "launch")
+    for name in ("launch", "locks"):
+        shutil.copytree(REPOSITORY / name, root / name)
     for name in ("requirements.txt", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, root / name)
     subprocess.run(["git", "init", "--quiet", "--template=", root], check=True)

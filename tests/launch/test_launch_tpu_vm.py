@@ -154,10 +154,7 @@ def test_setup_creates_an_environment_with_its_own_python_once(machines):
     asked = [call[2:] for call in machines.calls("python3.12", "python") if call[1] == "-m"]
     for worker in ("worker-0", "worker-1"):
         assert ["venv", str(machines.fake / worker / "mlmoe" / "venv")] in asked
-    assert [call[-2:] for call in asked if call[0] == "pip"] == 2 * [
-        ["-r", "requirements.txt"],
-        ["--disable-pip-version-check", "some-package"],
-    ]
+    assert [call[-3:] for call in asked if call[0] == "pip"] == 2 * [["--require-hashes", "-r", "locks/tpu.lock"]]
     machines(f"bash launch/tpu_vm.sh setup {SLICE}")
     assert [call for call in machines.calls("python3.12", "python") if "pip" in call] == []
     assert "setup failed on a worker" in machines.refused(f"bash launch/tpu_vm.sh setup {SLICE}", FAIL="install 3.12")

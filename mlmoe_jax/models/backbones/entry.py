@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from mlmoe_jax.models.contracts import BackboneShape
@@ -19,8 +20,8 @@ class Entry:
     address: the published location of the file. package: for weights that are installed with pip instead of
     downloaded, PACKAGE/FOLDER, the folder of `file` in an installed Python package, which comes before the cache.
     mean, std: per channel, for pixel values in 0…1. image_size: the default side of input images in pixels.
-    final_norm: whether the papers read its features after the final LayerNorm. sha256: of the file, if it is published;
-    otherwise the first download is pinned (checksums of the hub are always used).
+    final_norm: whether the papers read its features after the final LayerNorm. sha256: of the file, or its first
+    digits, if published; the first download is pinned (checksums of the hub are always used).
     """
 
     shape: BackboneShape
@@ -40,7 +41,16 @@ class Entry:
         return self.licence in GATED
 
 
+def sha256_in(file: str) -> str:
+    """Return the first digits of the sha256 that PyTorch's convention puts before the suffix, as in NAME-0676ba61.pth.
+
+    "" for a name without them.
+    """
+    found = re.fullmatch(r".+-([0-9a-f]{8,64})\.pth", file)
+    return found[1] if found else ""
+
+
 def torchvision_entry(shape: BackboneShape, file: str) -> Entry:
     """Return the entry of a backbone published by torchvision."""
     address = f"https://download.pytorch.org/models/{file}"
-    return Entry(shape, IMAGENET_MEAN, IMAGENET_STD, 224, file, address, "BSD-3-Clause")
+    return Entry(shape, IMAGENET_MEAN, IMAGENET_STD, 224, file, address, "BSD-3-Clause", sha256=sha256_in(file))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD, Entry
+from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD, Entry, sha256_in
 from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.attention_pool import AttentionPool
 from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
@@ -333,7 +333,8 @@ def _mask(parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts)
 def _vit_b16(address: str, licence: str, *, half: bool, final_norm: bool) -> Entry:
     shape = ViTShape(width=768, depth=12, heads=12, patch=16, native=224)
     mean, std = ((0.5,) * 3, (0.5,) * 3) if half else (IMAGENET_MEAN, IMAGENET_STD)
-    return Entry(shape, mean, std, 224, address.rpartition("/")[2], address, licence, final_norm)
+    file = address.rpartition("/")[2]
+    return Entry(shape, mean, std, 224, file, address, licence, final_norm, sha256=sha256_in(file))
 
 
 ENTRIES: dict[str, Entry] = {
