@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from mlmoe_jax.config.flags import parse_flags
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.text import printable
 
 # Modes in which all processes take part; in every other mode only the first one works.
 TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
@@ -338,7 +339,7 @@ def main(arguments: Sequence[str]) -> int:
         flags, overrides = parse(arguments)
         return distributed.run(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -10,6 +10,7 @@ import difflib
 import importlib.util
 import inspect
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def find_config(location: str) -> Path:
     """Return the file of a config by its path, or by its name in configs/; UserError if there is none."""
     candidates = [Path(location), Path(f"{location}.py"), CONFIG_FOLDER / location, CONFIG_FOLDER / f"{location}.py"]
     for candidate in candidates:
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # False also for a name that no file can have
             return candidate
     names = sorted(path.stem for path in CONFIG_FOLDER.glob("*.py"))
     raise UserError(f"there is no config '{location}'{suggestion(Path(location).stem, names)}")

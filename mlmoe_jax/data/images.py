@@ -18,10 +18,18 @@ from PIL import Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MIB, read_bytes
 
-# Decoded, the largest image takes 450 MB. Pillow warns above 89 million pixels, which many cameras exceed today, and
-# catching the warning around each call is not safe in the threads of a loader: this limit replaces it.
-MAX_PIXELS = 150_000_000
+MAX_FILE = 512 * MIB  # bytes of an image as it is stored
+
+# Decoding takes at most 1 GB in each thread of a loader, whatever the file, and an image at its own size as an array at
+# most as much. Pillow warns above 89 million pixels, which many cameras exceed today, and catching the warning around
+# each call is not safe in threads: this limit replaces it. As measured with Pillow 12: most formats need 4 bytes per
+# pixel, and 4 more to convert the mode or to turn the image; the libraries of the others hold copies of their own.
+MAX_DECODED = 1_000_000_000
+_BYTES_PER_PIXEL = {"WEBP": 20, "JPEG2000": 28, "AVIF": 16}
+_PROGRESSIVE, _DEEP, _OTHERS = 13, 16, 8  # a progressive JPEG; gray in 16 or 32 bits; everything else
+_STRIP = 1 << 20  # pixels that are converted at a time
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # Listed, because some of Pillow's formats run programs outside Python on untrusted files (EPS runs Ghostscript).
@@ -77,9 +85,10 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
     frame; color profiles are not applied (nor are they by the authors of the methods here). Transparent pixels are
     blended onto white, as web pages show them: their stored color is arbitrary.
 
-    Raises BadImage for files that are missing, empty, cut short, damaged, above MAX_PIXELS or in none of FORMATS.
+    Raises BadImage for files that are missing, not regular, empty, cut short, damaged, in none of FORMATS, of more
+    than MAX_FILE bytes, or for which decoding would need more than MAX_DECODED bytes.
     """
-    return np.asarray(open_image(source, name=name, decoding=decoding))  # one copy less than np.array, and read-only
+    return pixels_of(open_image(source, name=name, decoding=decoding))
 
 
 def open_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> Image.Image:
@@ -93,10 +102,28 @@ def open_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
         raise BadImage(f"cannot read {name} as an image: {error}") from error
 
 
+def pixels_of(image: Image.Image) -> np.ndarray:
+    """Return an RGB image as u8[h,w,3], read-only, with no further copy of a large image."""
+    strips = _strips(image)
+    if len(strips) == 1:
+        return np.asarray(image)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for box in strips:
+        pixels[box[1] : box[3]] = image.crop(box)
+    pixels.flags.writeable = False
+    return pixels
+
+
+def _strips(image: Image.Image) -> list[tuple[int, int, int, int]]:
+    """Return boxes (left, upper, right, lower) of _STRIP pixels that cover an image from top to bottom."""
+    rows = max(1, _STRIP // image.width)
+    return [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
+
+
 def read_file(path: str | os.PathLike) -> bytes:
     """Return the bytes of an image file, local or at an address such as gs://; BadImage if it cannot be read."""
     try:
-        return (epath.Path(path) if "://" in os.fspath(path) else Path(path)).read_bytes()
+        return read_bytes(path, MAX_FILE)
     except OSError as error:
         raise BadImage(f"cannot read {os.fspath(path)} as an image: {error.strerror or error}") from error
 
@@ -118,11 +145,12 @@ def _decode(data: bytes, decoding: Decoding) -> Image.Image:
 def _decode_complete(data: bytes, decoding: Decoding) -> Image.Image:
     if not data:
         raise _Unreadable("it is empty")
-    too_large = f"it has more than {MAX_PIXELS:,} pixels; store it smaller"
+    most = MAX_DECODED // _OTHERS
     try:
         image = Image.open(io.BytesIO(data), formats=_formats())
-        if image.width * image.height > MAX_PIXELS:
-            raise _Unreadable(too_large)
+        most = MAX_DECODED // _bytes_per_pixel(image)
+        if image.width * image.height > most:
+            raise Image.DecompressionBombError
         if decoding.at_least:
             image.draft(None, (decoding.at_least, decoding.at_least))
         image.load()
@@ -130,7 +158,7 @@ def _decode_complete(data: bytes, decoding: Decoding) -> Image.Image:
     except _Unreadable:
         raise
     except Image.DecompressionBombError as error:
-        raise _Unreadable(too_large) from error
+        raise _Unreadable(f"it has more than {most:,} pixels; store it smaller") from error
     except UnidentifiedImageError as error:
         raise _Unreadable(f"its content is none of {', '.join(_formats())}") from error
     except Exception as error:  # Pillow's decoders raise many types for damaged data, such as SyntaxError, IndexError
@@ -141,6 +169,13 @@ def _decode_complete(data: bytes, decoding: Decoding) -> Image.Image:
 def _formats() -> tuple[str, ...]:
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)  # Pillow reads AVIF since 11.3
+
+
+def _bytes_per_pixel(image: Image.Image) -> int:
+    """Return the memory that decoding takes at most, of an image of which only the header has been read."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _DEEP
+    return _PROGRESSIVE if image.info.get("progressive") else _BYTES_PER_PIXEL.get(image.format, _OTHERS)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -155,9 +190,17 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         return _from_deep(np.asarray(image))
     if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
+        return _on_white(image)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Blend a transparent image onto white, in strips: the steps in between need three copies."""
+    blended = Image.new("RGB", image.size)
+    for box in _strips(image):
+        strip = image.crop(box).convert("RGBA")
+        blended.paste(Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert("RGB"), box)
+    return blended
 
 
 def _from_deep(gray: np.ndarray) -> Image.Image:
@@ -268,7 +311,7 @@ class EncodedImages(Images):
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         """Decode image `row`."""
-        return np.asarray(self.open(row, decoding))
+        return pixels_of(self.open(row, decoding))
 
     def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
         """Decode image `row` to a Pillow image."""
@@ -337,7 +380,7 @@ def image_files(folder: Path, names: Sequence[str], *, check: bool = True) -> Im
 
 
 def _listing(folder: Path) -> set[str]:
-    return set(os.listdir(folder)) if folder.is_dir() else set()
+    return set(os.listdir(folder)) if os.path.isdir(folder) else set()  # also for a name that no folder can have
 
 
 def data_folder(root: str | os.PathLike, data_set: str, holds: str) -> Path:

@@ -25,6 +25,7 @@ from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED, PackedFile
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Folder
@@ -102,7 +103,7 @@ def _empty_manifest(config: ConfigDict, settings: Settings, splits: Sequence[Spl
 
 def _fingerprint(split: Split) -> str:
     """Return a sha256 over ids and labels in order."""
-    digest = hashlib.sha256("\0".join(split.ids).encode())
+    digest = hashlib.sha256("\0".join(split.ids).encode(errors="surrogatepass"))
     digest.update(np.ascontiguousarray(split.labels, np.int8).tobytes())
     return digest.hexdigest()
 
@@ -116,14 +117,15 @@ def _resume(folder: Folder, wanted: dict[str, Any], settings: Settings) -> dict[
             raise UserError(f"{folder} contains other files, such as {there[0]}; set --output to a new or empty folder")
         return wanted
     before, manifest = folder.read_json(found), folder / found
-    _require_same(folder, before, wanted)
-    for name in wanted["splits"].keys() & before["splits"].keys():
-        of_split = before["splits"][name]
-        of_split["shards"] = [
-            entry if entry and _is_there(manifest, entry) and (settings.skip_bad or not entry["left_out"]) else None
-            for entry in of_split["shards"]
-        ]
-    return wanted | {"splits": wanted["splits"] | before["splits"]}
+    with folder.reading(found):
+        _require_same(folder, before, wanted)
+        for name in wanted["splits"].keys() & before["splits"].keys():
+            of_split = before["splits"][name]
+            of_split["shards"] = [
+                entry if entry and _is_there(manifest, entry) and (settings.skip_bad or not entry["left_out"]) else None
+                for entry in of_split["shards"]
+            ]
+        return wanted | {"splits": wanted["splits"] | before["splits"]}
 
 
 def _require_same(folder: Folder, before: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -166,9 +168,9 @@ def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -
         if not kept.any():
             raise UserError(f"no image of split {split.name} can be read; the reasons are in {folder / UNFINISHED}")
         file = f"{_stem(split.name)}.npz"
-        ids = [name.encode() for name, keep in zip(split.ids, kept, strict=True) if keep]
+        ids = [name.encode(errors="surrogatepass") for name, keep in zip(split.ids, kept, strict=True) if keep]
         folder.write_npz(file, labels=split.labels[kept].astype(np.int8), ids=np.array(ids))
-        content = (folder / file).read_bytes()
+        content = folder.read_bytes(file, MOST_DATA)
         of_split["images"] = int(kept.sum())
         of_split["labels"] = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     # An earlier command may have been interrupted in a split that this command does not name.

@@ -6,7 +6,6 @@ take precedence. Shape letters: N images, K labels.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -143,15 +142,18 @@ def _is_table(metrics: object) -> bool:
 
 
 def _read_file(folder: RunFolder, name: str) -> dict[str, SplitScores]:
-    with folder.reading(name), np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
+    with folder.reading(name):  # also what is made of the arrays: their shapes and types are not known yet
+        stored = folder.read_npz(name)
         ids, scores, codes, of = (stored[key] for key in ("ids", "scores", "labels", "split"))
-    labels = len(read_labels(folder))
-    if not (scores.shape == codes.shape == (len(ids), labels) and ids.shape == of.shape == (len(ids),)):
-        raise UserError(
-            f"{folder / name} is damaged: {len(ids)} ids, scores of shape {scores.shape} and codes of shape "
-            f"{codes.shape} do not fit the {labels} labels of {LABELS}"
-        )
-    if not (np.issubdtype(scores.dtype, np.floating) and np.isin(codes, _CODES).all()):
-        raise UserError(f"{folder / name} is damaged: scores should be numbers and label codes one of -1, 0, 1, 2")
-    whole = SplitScores("", ids, scores.astype(np.float64, copy=False), codes)
-    return {split: replace(whole.take(of == split), name=split) for split in dict.fromkeys(of.tolist())}
+        labels = len(read_labels(folder))
+        if not (scores.shape == codes.shape == (len(ids), labels) and ids.shape == of.shape == (len(ids),)):
+            raise UserError(
+                f"{folder / name} is damaged: {len(ids)} ids, scores of shape {scores.shape} and codes of shape "
+                f"{codes.shape} do not fit the {labels} labels of {LABELS}"
+            )
+        if not ids.dtype.kind == of.dtype.kind == "U":
+            raise TypeError("ids and splits should be text")
+        if not (np.issubdtype(scores.dtype, np.floating) and np.isin(codes, _CODES).all()):
+            raise UserError(f"{folder / name} is damaged: scores should be numbers and label codes one of -1, 0, 1, 2")
+        whole = SplitScores("", ids, scores.astype(np.float64, copy=False), codes)
+        return {split: replace(whole.take(of == split), name=split) for split in dict.fromkeys(of.tolist())}

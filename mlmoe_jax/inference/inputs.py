@@ -15,11 +15,12 @@ because a list may have millions: a missing file is an image that cannot be read
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from PIL import Image
 from mlmoe_jax.data.images import EXIF_ORIENTATION, STRICT, BadImage, Decoding, Images, open_image
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_LIST, read_bytes, read_stream
 
 ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
 
@@ -41,11 +43,15 @@ def find_images(given: Sequence[str]) -> list[str]:
 
 def _of_item(item: str) -> list[str]:
     if item == "-":
-        return _of_list(sys.stdin.buffer.read(), "", "standard input")
+        with _explained("the list of images on standard input"):
+            return _of_list(read_stream(sys.stdin.buffer, MOST_LIST), "", "standard input")
     if item.startswith("@"):
-        return _of_list(_list_file(item[1:]), os.path.dirname(item[1:]), f"the list {item[1:]}")
-    path = epath.Path(item) if "://" in item else Path(item).expanduser()
-    if path.is_dir():
+        with _explained(f"the list of images {item[1:]}"):
+            return _of_list(read_bytes(item[1:], MOST_LIST), os.path.dirname(item[1:]), f"the list {item[1:]}")
+    with _explained(item):
+        path = epath.Path(item) if "://" in item else Path(item).expanduser()
+        is_folder = path.is_dir()
+    if is_folder:
         if not (inside := _search(path)):
             raise UserError(f"folder {item} contains no images ({', '.join(IMAGE_SUFFIXES)})")
         return inside
@@ -62,7 +68,7 @@ def _search(folder: Path | epath.Path, above: tuple[str, ...] = ()) -> list[str]
     if real in above:  # a link to a parent folder
         return []
     found = []
-    try:
+    with _explained(f"folder {folder}", "search"):
         for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
             if entry.name.startswith("."):
                 continue
@@ -70,8 +76,6 @@ def _search(folder: Path | epath.Path, above: tuple[str, ...] = ()) -> list[str]
                 found.append(os.fspath(entry))
             elif entry.is_dir():
                 found += _search(entry, (*above, real))
-    except OSError as error:
-        raise UserError(f"cannot search folder {folder}: {error.strerror or error}") from error
     return found
 
 
@@ -87,11 +91,17 @@ def _is_image_name(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
-def _list_file(path: str) -> bytes:
+@contextlib.contextmanager
+def _explained(what: str, do: str = "read") -> Iterator[None]:
+    """Turn the errors of a place that cannot be read into a UserError: also of a user who does not exist, as in ~who,
+    and of an address whose library is missing."""
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the list of images {path}: {error.strerror or error}") from error
+        yield
+    except KeyError as error:
+        raise UserError(f"cannot {do} {what[:200]}: there are no addresses of this kind") from error
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
+        reason = getattr(error, "strerror", None) or (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"cannot {do} {what[:200]}: {reason.partition('. ')[0].rstrip('.')}") from error
 
 
 def _of_list(content: bytes, folder: str, what: str) -> list[str]:

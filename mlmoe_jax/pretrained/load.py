@@ -1,8 +1,6 @@
 """Load weights from a file into a module, by a rule table that must account for every tensor."""
 
 import re
-import zipfile
-import zlib
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,7 +20,10 @@ from mlmoe_jax.pretrained.rules.base import BACKBONE, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 from mlmoe_jax.pretrained.weights import find_weights
+from mlmoe_jax.runtime.files import open_regular
+from mlmoe_jax.runtime.npz import read_npz
 from mlmoe_jax.runtime.registry import Registry
+from mlmoe_jax.runtime.storage import damage_explained
 
 # The first layout that matches the names in a file is used, so whole models precede the backbones that they contain.
 RULES: Registry[tuple[Source, ...]] = Registry(
@@ -55,13 +56,11 @@ _TYPES = {
 # Exceptions of numpy and safetensors for damaged files, and for types that numpy does not have.
 _UNREADABLE = (
     SafetensorError,
-    zipfile.BadZipFile,
-    zlib.error,
     ValueError,
     TypeError,
     AttributeError,
     OSError,
-    EOFError,
+    OverflowError,
 )
 
 
@@ -113,14 +112,16 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
         return read_torch_file(path)
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as stored:
-                return dict(stored)
+            with open_regular(path) as file, damage_explained(path):
+                return read_npz(file)
         if path.suffix == ".safetensors":
-            return _read_safetensors(path)
+            with open_regular(path):
+                return _read_safetensors(path)
     except FileNotFoundError as error:
         raise UserError(f"there is no weights file {path}") from error
     except _UNREADABLE as error:
-        raise UserError(f"cannot read weights from {path}: {str(error).partition('. ')[0]}") from error
+        reason = getattr(error, "strerror", None) or str(error).partition(". ")[0]
+        raise UserError(f"cannot read weights from {path}: {reason}") from error
     suffixes = ", ".join((".safetensors", ".npz", *TORCH_SUFFIXES[:-1]))
     raise UserError(f"weights are read from {suffixes} and {TORCH_SUFFIXES[-1]} files, not from {path.name}")
 

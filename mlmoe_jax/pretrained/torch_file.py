@@ -15,6 +15,7 @@ import numpy as np
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.torch_pickle import Damaged, Tensor, TensorUnpickler, Unreadable
+from mlmoe_jax.runtime.files import open_regular
 
 SUFFIXES = (".pth", ".pth.tar", ".pt", ".bin")
 # Keys under which training scripts store the state dict beside other things; the first one with tensors is used.
@@ -37,7 +38,7 @@ def read_torch_file(path: Path) -> dict[str, np.ndarray]:
     UserError for a file that is missing, damaged or of another kind, or that refers to a name not in ADMITTED.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if not file.read(1):
                 raise Unreadable("it is empty")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -47,7 +48,8 @@ def read_torch_file(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError as error:
         raise UserError(f"there is no weights file {path}") from error
     except (Unreadable, OSError) as error:
-        raise UserError(f"cannot read weights from {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read weights from {path}: {reason}") from error
 
 
 # ---------------------------------------------------------------------------------------------------- the two layouts

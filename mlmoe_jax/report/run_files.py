@@ -6,6 +6,7 @@ Shape letters: N images, K labels, S sample images, E entries of a gate.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -107,8 +108,12 @@ class RunFiles:
 
     @cached_property
     def backbone(self) -> dict[str, Any] | None:
-        """The contents of backbone.json."""
-        return self._json(BACKBONE)
+        """The contents of backbone.json, with the number of `frozen_parameters`."""
+        stored = self._json(BACKBONE)
+        with self.folder.reading(BACKBONE):
+            if stored is not None and not isinstance(stored["frozen_parameters"], int):
+                raise TypeError("frozen_parameters should be a number")
+        return stored
 
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
@@ -133,11 +138,10 @@ class RunFiles:
     @cached_property
     def label_space(self) -> LabelSpace | None:
         """The labels with their training statistics."""
-        content = self._bytes(LABEL_SPACE)
-        if content is None:
+        if not (self.folder / LABEL_SPACE).exists():
             return None
         with self.folder.reading(LABEL_SPACE):
-            return LabelSpace.load(io.BytesIO(content))
+            return LabelSpace.of(self.folder.read_npz(LABEL_SPACE))
 
     @cached_property
     def cooccurrence(self) -> list[dict[str, str]] | None:
@@ -182,20 +186,24 @@ class RunFiles:
         if index is None:
             return None
         with self.folder.reading(SAMPLE_INDEX):
-            listed = index["samples"]
+            listed, grid, codes = index["samples"], tuple(index["grid"]), [item["codes"] for item in index["samples"]]
             arrays = self._arrays(SAMPLE_ARRAYS) or {}
-            return Samples(
+            found = Samples(
                 split=str(index.get("split", "")),
-                grid=tuple(index["grid"]),
+                grid=grid,
                 ids=[str(item["id"]) for item in listed],
-                images=[(self.folder / _sample_file(item["file"])).read_bytes() for item in listed],
-                codes=np.array([item["codes"] for item in listed], np.int8),
+                images=[self.folder.read_bytes(_sample_file(item["file"])) for item in listed],
+                codes=np.array(codes, np.int8),
                 scores=np.array([item["scores"] for item in listed], np.float64),
                 prompts=index.get("prompt_groups"),
                 entries=index.get("entries") or {},
                 gates=_below("gates/", arrays),
                 attention=_below("attention/", arrays),
             )
+            _require_fitting(found, len(self.names))
+        with self.folder.reading(SAMPLE_ARRAYS):
+            _require_fitting_arrays(found)
+        return found
 
     def written(self, name: str) -> datetime | None:
         """Return the time when a file was last written, None if it is missing."""
@@ -210,8 +218,7 @@ class RunFiles:
 
     # ------------------------------------------------------------------------------------------------ one file
     def _bytes(self, name: str) -> bytes | None:
-        path = self.folder / name
-        return path.read_bytes() if path.exists() else None
+        return self.folder.read_bytes(name) if (self.folder / name).exists() else None
 
     def _json(self, name: str) -> Any:
         return self.folder.read_json(name) if (self.folder / name).exists() else None
@@ -224,16 +231,15 @@ class RunFiles:
             return read_rows(io.StringIO(content.decode(), newline=""))
 
     def _arrays(self, name: str) -> dict[str, np.ndarray] | None:
-        content = self._bytes(name)
-        if content is None:
-            return None
-        with self.folder.reading(name), np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
+        return self.folder.read_npz(name) if (self.folder / name).exists() else None
 
     def _per_class(self, prefix: str) -> list[dict[str, str]]:
         rows = self._table(f"{prefix}{PER_CLASS}") or []
         if rows and not {"split", "label"} <= rows[0].keys():
             raise UserError(f"{self.folder / f'{prefix}{PER_CLASS}'} is damaged: it has no columns split and label")
+        with self.folder.reading(f"{prefix}{PER_CLASS}"):
+            for row in rows:  # all other cells are figures, or empty
+                _ = [float(cell) for name, cell in row.items() if cell and name not in ("split", "label")]
         return rows
 
     def _any(self, name: str) -> bool:
@@ -249,6 +255,33 @@ def _sample_file(name: Any) -> str:
     if parent != SAMPLES or not is_file_name(file):
         raise ValueError(f"it names the image {name!r}, which is not in {SAMPLES}/")
     return name
+
+
+def _require_fitting(samples: Samples, labels: int) -> None:
+    """Raise ValueError or TypeError if the parts of samples/index.json do not fit together, or not the labels."""
+    shape = (len(samples.ids), labels or samples.codes.shape[-1])
+    if samples.codes.shape != shape or samples.scores.shape != shape or 0 in shape:
+        raise ValueError(f"codes and scores should be {shape[0]} rows of {shape[1]} numbers")
+    if len(samples.grid) != 2 or not all(isinstance(side, int) and side > 0 for side in samples.grid):
+        raise ValueError("grid should be two numbers above 0")
+    if samples.prompts is not None and any(len(prompt) != 3 for prompt in samples.prompts):
+        raise ValueError("prompt_groups should have a side, a group and an expert each")
+    if not all(isinstance(name, str) for names in samples.entries.values() for name in names):
+        raise TypeError("entries should be lists of names")
+
+
+def _require_fitting_arrays(samples: Samples) -> None:
+    """Raise ValueError if an array of samples/explained.npz does not have the shape that `Samples` gives."""
+    (count, labels), tokens = samples.codes.shape, math.prod(samples.grid)
+    for name, array in (*samples.gates.items(), *samples.attention.items()):
+        if array.ndim != 3 or array.dtype.kind != "f" or 0 in array.shape:
+            raise ValueError(f"{name} should have three axes of numbers")
+    if unfit := [name for name, of in samples.gates.items() if len(of) not in (1, count) or of.shape[1] != labels]:
+        raise ValueError(f"the gate {unfit[0]} does not fit {count} images of {labels} labels")
+    if unfit := [name for name, of in samples.attention.items() if (len(of), of.shape[2]) != (count, tokens)]:
+        raise ValueError(f"the attention {unfit[0]} does not fit {count} images of {tokens} tokens")
+    if len(samples.attention.get("labels", np.zeros((1, labels)))[0]) != labels:
+        raise ValueError(f"the attention of labels does not fit {labels} labels")
 
 
 def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.report import charts
 from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Numbers, Section, Table
-from mlmoe_jax.report.run_files import RunFiles
+from mlmoe_jax.report.run_files import COST, RunFiles
 from mlmoe_jax.runs.history import versions
 from mlmoe_jax.runtime.text import percent
 from mlmoe_jax.training.selection import Selection, selection_split
@@ -138,18 +138,23 @@ def cost(files: RunFiles) -> Section:
     if counted is None:
         missing = "cost.json is missing; --mode=report --cost counts parameters and multiply-adds and writes it."
         return Section("cost", title, missing=missing)
-    parameters, macs = counted["params"], counted["macs"]
-    share = percent(parameters["trainable"] / max(1, parameters["total"]))
-    rows = [
-        ("parameters, total", f"{parameters['total']:,}", ""),
-        ("parameters, trainable", f"{parameters['trainable']:,}", f"{share} % of all"),
-        ("parameters of the backbone", f"{parameters['backbone']:,}", ""),
-        ("GMACs as the papers count", _giga(macs["layers"]), "layers only: no attention products, experts or gates"),
-        ("GMACs, full", _giga(macs["full"]), "with attention products, experts and gates"),
-        ("GMACs, executed", _giga(macs["executed"]), "counted on the evaluation step as compiled"),
-    ]
-    memory = [(part, f"{size / 1e6:,.1f}") for part, size in counted.get("memory", {}).items()]
-    modules = [(name, f"{of[0]:,}", f"{of[1]:,}") for name, of in counted.get("modules", {}).items()]
+    with files.folder.reading(COST):
+        parameters, macs = counted["params"], counted["macs"]
+        share = percent(parameters["trainable"] / max(1, parameters["total"]))
+        rows = [
+            ("parameters, total", f"{parameters['total']:,}", ""),
+            ("parameters, trainable", f"{parameters['trainable']:,}", f"{share} % of all"),
+            ("parameters of the backbone", f"{parameters['backbone']:,}", ""),
+            (
+                "GMACs as the papers count",
+                _giga(macs["layers"]),
+                "layers alone: no attention products, experts, gates",
+            ),
+            ("GMACs, full", _giga(macs["full"]), "with attention products, experts and gates"),
+            ("GMACs, executed", _giga(macs["executed"]), "counted on the evaluation step as compiled"),
+        ]
+        memory = [(part, f"{size / 1e6:,.1f}") for part, size in counted.get("memory", {}).items()]
+        modules = [(name, f"{of[0]:,}", f"{of[1]:,}") for name, of in counted.get("modules", {}).items()]
     return Section(
         "cost",
         title,

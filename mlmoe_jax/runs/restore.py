@@ -36,6 +36,7 @@ from mlmoe_jax.runs.folder import (
 )
 from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes, place, setup_jax
 
@@ -216,13 +217,17 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
             )
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
-    return config, read_label_space(folder)
+    space, groups = read_label_space(folder), max(1, config.model.prompts.num_groups)
+    with folder.reading(LABEL_SPACE):
+        if max(*space.co_group, *space.dc_group) >= groups:
+            raise ValueError(f"its groups should be below {groups}, the number in {CONFIG}")
+    return config, space
 
 
 def read_label_space(folder: RunFolder) -> LabelSpace:
     """Return the label space of a run; UserError if it is damaged."""
     with folder.reading(LABEL_SPACE):
-        return LabelSpace.load(io.BytesIO((folder / LABEL_SPACE).read_bytes()))
+        return LabelSpace.of(folder.read_npz(LABEL_SPACE))
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
@@ -242,8 +247,9 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     """
     described, stored = _read_backbone(folder), {}
     if (folder / FROZEN).exists():
+        content = folder.read_bytes(FROZEN, MOST_DATA)
         try:
-            stored = cast_frozen(dict(load((folder / FROZEN).read_bytes())), config)
+            stored = cast_frozen(dict(load(content)), config)
         except SafetensorError as error:
             raise UserError(f"{folder / FROZEN} is damaged: {error}") from error
     elsewhere = described.frozen_parameters - sum(value.size for value in stored.values())

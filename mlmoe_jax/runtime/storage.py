@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import tokenize
@@ -25,6 +26,8 @@ import numpy as np
 from etils import epath
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_TEXT, open_regular, read_bytes
+from mlmoe_jax.runtime.npz import read_npz
 from mlmoe_jax.runtime.spreadsheet import row_writer
 
 _LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
@@ -56,6 +59,7 @@ _DAMAGE = (
     SyntaxError,
     TypeError,
     ValueError,
+    struct.error,
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
@@ -219,7 +223,7 @@ class Folder:
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a text file whole."""
-        self.write_bytes(name, text.encode())
+        self.write_bytes(name, text.encode(errors="backslashreplace"))  # characters that only paths can have
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file whole."""
@@ -255,10 +259,23 @@ class Folder:
         """Return `damage_explained` for a file of this folder."""
         return damage_explained(self / name)
 
+    def read_bytes(self, name: str, most: int = MOST_TEXT) -> bytes:
+        """Return a file of at most `most` bytes; UserError if it cannot be read or is not a regular file."""
+        with self.reading(name):
+            return read_bytes(self / name, most)
+
     def read_text(self, name: str) -> str:
         """Return a text file; UserError if it is not UTF-8."""
         with self.reading(name):
-            return (self / name).read_bytes().decode()
+            return self.read_bytes(name).decode()
+
+    def read_npz(self, name: str) -> dict[str, np.ndarray]:
+        """Return the arrays of an npz file, see `npz.read_npz`; UserError if it is damaged."""
+        with self.reading(name):
+            if not self.is_local:
+                return read_npz(io.BytesIO((self / name).read_bytes()))
+            with open_regular(self / name) as file:
+                return read_npz(file)
 
     def read_json(self, name: str, kind: type = dict) -> Any:
         """Return a JSON file; UserError if it is damaged, or its content is not of `kind`."""

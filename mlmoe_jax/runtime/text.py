@@ -11,6 +11,12 @@ def some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f", … ({len(names)})" if len(names) > most else "")
 
 
+def printable(text: str, most: int = 2000) -> str:
+    """Return a text that may quote names of others as one line of `most` letters, without control characters."""
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return line if len(line) <= most else f"{line[:most]} …"
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its regular noun, such as "1 image" and "1,200 images"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -10,7 +10,6 @@ the chosen level are copied to the target folder.
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -175,8 +174,7 @@ def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
     """Measure the importance of the learned masks, or read it if an earlier call has stored it."""
     name = IMPORTANCE.format(config.prune.importance)
     if distributed.broadcast_from_first((folder / name).exists()):
-        with np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
-            return dict(stored)
+        return folder.read_npz(name)
     measured = measure_importance(open_run(folder.below(SEARCH), [("eval.dtype", "same")]), how=config.prune.importance)
     if distributed.is_first():
         folder.write_npz(name, **measured)

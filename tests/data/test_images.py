@@ -1,8 +1,11 @@
 import contextlib
 import io
+import os
 import pickle
+import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -209,8 +212,8 @@ def test_damaged_bytes_are_read_or_refused_with_bad_image():
 def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch, refusal):
     for side in (12_500, 20_000):  # above our limit; above the limit of Pillow itself
         sentence = refusal(read_image, f"P6 {side} {side} 255\n".encode(), error=BadImage)
-        assert sentence.endswith("as an image: it has more than 150,000,000 pixels; store it smaller")
-    monkeypatch.setattr(images, "MAX_PIXELS", 54)
+        assert sentence.endswith("as an image: it has more than 125,000,000 pixels; store it smaller")
+    monkeypatch.setattr(images, "MAX_DECODED", 54 * 8)
     assert read_image(encoded(random_image(6, 9))).shape == (6, 9, 3)
     assert "more than 54 pixels" in refusal(read_image, encoded(random_image(6, 10)), error=BadImage)
 
@@ -290,3 +293,63 @@ def test_real_images_are_read(shared_data):
             assert image.shape == (stored.height, stored.width, 3)
             np.testing.assert_array_equal(image, np.asarray(stored.convert("RGB")))
         assert resize_square(image, 224).shape == (224, 224, 3)
+
+
+# --------------------------------------------------------------------------------------------------- files without end
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse", "NUL", "surrogate", "long name"])
+def test_a_file_that_is_none_or_has_no_end_is_a_bad_image(kind, tmp_path, refusal):
+    path = str(tmp_path / "x.jpg")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "sparse":
+        open(path, "wb").close()
+        os.truncate(path, 40 << 30)
+    path = {"device": "/dev/zero", "NUL": "a\0b", "surrogate": "\ud800", "long name": "x" * 5000}.get(kind, path)
+    assert refusal(read_image, path, error=BadImage).startswith(f"cannot read {path} as an image: ")
+
+
+def empty_png(side: int) -> bytes:
+    """Return a PNG with transparency of which only the header is there."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 6, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)) + b"\0\0\0\0IDAT"
+    )
+
+
+def test_the_limit_of_pixels_depends_on_the_memory_that_the_format_needs(refusal):
+    # A whole file of this size has 559 kB, and once took 2.2 GB.
+    assert "more than 125,000,000 pixels" in refusal(read_image, empty_png(12_000), error=BadImage)
+    for kind, per_pixel in (("WEBP", 20), ("PNG", 8)):
+        data = encoded(random_image(6, 10), kind)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(images, "MAX_DECODED", 60 * per_pixel)
+            assert read_image(data).shape == (6, 10, 3)
+            patch.setattr(images, "MAX_DECODED", 60 * per_pixel - 1)
+            assert "more than 59 pixels" in refusal(read_image, data, error=BadImage)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory is read from /proc")
+@pytest.mark.parametrize(("kind", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("JPEG", "CMYK"), ("WEBP", "RGBA")])
+def test_decoding_takes_no_more_memory_than_the_limit_assumes(kind, mode, tmp_path):
+    side, path = 2500, tmp_path / "a"
+    Image.new("RGBA", (side, side), (9, 200, 3, 100)).convert(mode).save(path, kind)
+    code = (  # in a separate process, whose memory is that of the decoding
+        "import sys\n"
+        "from mlmoe_jax.data import images\n"
+        "memory = lambda kind: int(open('/proc/self/status').read().split(kind)[1].split()[0]) * 1024\n"
+        "images._formats(); before = memory('VmRSS:')\n"
+        "images.read_image(sys.argv[1]); print(memory('VmHWM:') - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    per_pixel = images._BYTES_PER_PIXEL.get(kind, 8)
+    assert int(done.stdout) / side**2 < per_pixel + 3  # and libraries that are loaded on first use
+
+
+def test_strips_of_a_transparent_image_are_blended_as_the_whole(monkeypatch):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (37, 11, 4), np.uint8), "RGBA")
+    whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    for pixels in (images._STRIP, 50, 1):
+        monkeypatch.setattr(images, "_STRIP", pixels)
+        found = read_image(encoded(image))
+        np.testing.assert_array_equal(found, np.asarray(whole))
+        assert not found.flags.writeable

@@ -7,8 +7,10 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.tables import open_table, read_classes
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.outputs import Result, row_writer
 
 
@@ -396,3 +398,20 @@ def test_large_tables_take_little_memory(tmp_path):
     assert len(split.classes) == 100
     assert kept < 30e6  # 10 MB of labels, and 9 MB of names with their containers
     assert peak < 60e6
+
+
+def test_rows_whose_paths_no_file_can_have_are_skipped(tmp_path):
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a.png")
+    names = ["a.png", "a.png\0", "\ud800.png", "x" * 5000, "b/" * 3000]
+    rows = [json.dumps({"image": name, "labels": ["x"]}) for name in names]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    data = default_config().data
+    data.name, data.root, data.table, data.images, data.bad_images = "jsonl", str(tmp_path), "t.jsonl", "", "skip"
+    images = open_table(data, "train").images
+    assert images.read(0).shape == (4, 4, 3)
+    for row in range(1, len(names)):
+        with pytest.raises(BadImage):
+            images.read(row)
+    data.bad_images = "error"
+    with pytest.raises(UserError, match="4 of the 5 listed images are not in"):
+        open_table(data, "train")

@@ -160,3 +160,27 @@ def test_a_truncated_pillow_image_is_a_bad_image(refusal):
 def test_a_jpeg_may_be_decoded_smaller(tmp_path):
     Image.new("RGB", (64, 48), "red").save(tmp_path / "a.jpg")
     assert GivenImages([tmp_path / "a.jpg"]).read(0, Decoding(10)).shape == (12, 16, 3)
+
+
+@pytest.mark.parametrize(
+    "item", ["~nosuchuser/x", "://", "nosuchstore://x", "x" * 5000, "a\0b", "@/dev/zero", "@pipe", "@a\0b"]
+)
+def test_places_that_cannot_be_read_are_one_sentence(item, tree, refusal):
+    os.mkfifo("pipe")
+    assert refusal(find_images, [item])
+
+
+def test_a_folder_with_a_pipe_is_searched_and_the_pipe_cannot_be_read(tree):
+    os.mkfifo("photos/z.jpg")
+    found = find_images(["photos"])
+    assert found[-1] == "photos/z.jpg"
+    with pytest.raises(BadImage, match="it is not a regular file"):
+        GivenImages(found).read(len(found) - 1)
+
+
+def test_a_list_has_a_limit(tree, monkeypatch, refusal):
+    monkeypatch.setattr(inputs, "MOST_LIST", 5)
+    (tree / "list").write_text("123456")
+    stdin(monkeypatch, b"123456")
+    for item in ("@list", "-"):
+        assert refusal(find_images, [item]).endswith("it has more than 5 bytes")

@@ -285,10 +285,10 @@ def test_files_that_cannot_be_read_are_one_sentence(refusal, source, tmp_path, s
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b"", b"\x80 no weights at all"):
         path.write_bytes(damaged)
-        assert refusal(read_tensors, path).startswith(f"cannot read weights from {path}: ")
+        assert refusal(read_tensors, path).startswith((f"cannot read weights from {path}: ", f"{path} is damaged: "))
     path.unlink()
     path.mkdir()
-    assert refusal(read_tensors, path).startswith(f"cannot read weights from {path}: ")
+    assert refusal(read_tensors, path) == f"cannot read weights from {path}: Is a directory"
 
 
 def test_flipped_bits_in_an_npz_are_detected(refusal, source, tmp_path):
@@ -296,7 +296,7 @@ def test_flipped_bits_in_an_npz_are_detected(refusal, source, tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert refusal(read_tensors, path).startswith(f"cannot read weights from {path}: ")
+    assert refusal(read_tensors, path).startswith(f"{path} is damaged: Bad CRC-32")
 
 
 def test_unsupported_types_are_one_sentence(refusal, tmp_path):

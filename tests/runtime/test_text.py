@@ -1,6 +1,6 @@
 import math
 
-from mlmoe_jax.runtime.text import percent, some, text_table
+from mlmoe_jax.runtime.text import percent, printable, some, text_table
 
 
 def test_some_names():
@@ -26,3 +26,9 @@ def test_a_table_is_aligned_and_ends_in_free_text():
     ]
     assert text_table(rows[:2], align="<><", least=(0, 4)) == "             a  bcd\nname  10000000  2"
     assert text_table([]) == ""
+
+
+def test_a_text_of_others_is_one_line_without_control_characters():
+    assert printable("no file \x1b[31mred\nline\ud800") == r"no file \x1b[31mred\nline\ud800"
+    assert printable("größe …") == "größe …"
+    assert printable("x" * 11, most=10) == "x" * 10 + " …"

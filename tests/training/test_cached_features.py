@@ -128,7 +128,7 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, cache, monkeypatch):
 
     read = ArrayImages.read
 
-    def sometimes(self, row, at_least=0):
+    def sometimes(self, row, decoding=None):
         if row == 3:
             raise BadImage("cannot read image 3 as an image: it is empty")
         return read(self, row, at_least)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
 from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors, read_glove
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_TEXT, read_bytes
 
 PUBLISHED_GROUPS = Path(__file__).parents[1] / "files" / "label_groups.json"
 PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007", "nuswide": "nuswide", "vg256": "vg256"}
@@ -64,31 +66,35 @@ class LabelSpace:
         )
 
     @classmethod
-    def load(cls, path) -> LabelSpace:
-        """Read a label space that `save` wrote. Raises ValueError if its arrays do not fit together."""
-        with np.load(path, allow_pickle=False) as stored:
-            labels = len(stored["names"])
-            if "counts" in stored:  # runs of earlier versions
-                together = stored["counts"]
-            else:
-                row, column, images = stored["together"]
-                together = csr_array((images, (row, column)), shape=(labels, labels))
-            vectors = stored.get("vectors")
-            per_label = {name: stored[name] for name in ("names", "positives", "co_group", "dc_group")}
-            shapes = {name: array.shape for name, array in per_label.items()} | {"together": together.shape[:1]}
-            if vectors is not None:
-                shapes["vectors"] = vectors.shape[:1]
-            if unfit := [name for name, shape in shapes.items() if shape != (labels,)]:
-                raise ValueError(f"{unfit[0]} does not fit its {labels} names")
-            return cls(
-                tuple(str(name) for name in per_label["names"]),
-                together,
-                per_label["positives"],
-                int(stored["images"]),
-                per_label["co_group"],
-                per_label["dc_group"],
-                vectors,
-            )
+    def of(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
+        """Return the label space of the arrays that `save` wrote. Raises ValueError if they do not fit together."""
+        labels = len(stored["names"])
+        if "counts" in stored:  # runs of earlier versions
+            together = stored["counts"]
+        else:
+            row, column, images = stored["together"]
+            together = csr_array((images, (row, column)), shape=(labels, labels))
+        vectors = stored.get("vectors")
+        per_label = {name: stored[name] for name in ("names", "positives", "co_group", "dc_group")}
+        shapes = {name: array.shape for name, array in per_label.items()} | {"together": together.shape[:1]}
+        if vectors is not None:
+            shapes["vectors"] = vectors.shape[:1]
+        if unfit := [name for name, shape in shapes.items() if shape != (labels,)]:
+            raise ValueError(f"{unfit[0]} does not fit its {labels} names")
+        if together.shape != (labels, labels) or (vectors is not None and vectors.ndim != 2):
+            raise ValueError("together should be a square and vectors a table")
+        for name, array in (*list(per_label.items())[1:], ("together", together), ("images", stored["images"])):
+            if array.dtype.kind not in "iu" or (array.min() if array.size else 0) < 0:
+                raise ValueError(f"{name} should be whole numbers of at least 0")
+        return cls(
+            tuple(str(name) for name in per_label["names"]),
+            together,
+            per_label["positives"],
+            int(stored["images"]),
+            per_label["co_group"],
+            per_label["dc_group"],
+            vectors,
+        )
 
 
 def label_space_of(train: Split, data_name: str, model_config, seed: int, *, vectors: bool = False) -> LabelSpace:
@@ -154,11 +160,11 @@ def _published(data_name: str, num_groups: int) -> dict[str, list[int]]:
 
 def _from_file(path: str) -> dict[str, list[int]]:
     try:
-        pair = json.loads(Path(path).read_text())
+        pair = json.loads(read_bytes(path, MOST_TEXT))
         return {side: [int(group) for group in pair[side]] for side in ("co", "dc")}
     except OSError as error:
         raise UserError(
             f"model.prompts.groups is '{path}', which is neither computed, nor published, nor an existing file"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f'{path} should contain {{"co": [one group number per label], "dc": [...]}}') from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from etils import epath
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_LINE, open_regular
 
 # VOC writes these names as one word.
 COMPOUNDS = {"diningtable": ("dining", "table"), "pottedplant": ("potted", "plant"), "tvmonitor": ("tv", "monitor")}
@@ -118,10 +120,11 @@ def _rows(path: str | Path, wanted: set[str]) -> dict[str, NDArray[np.float64]]:
     """Return the vectors of the wanted words that are in the file."""
     keys, rows = {word.encode(): word for word in wanted}, {}
     try:
-        with epath.Path(path).open("rb") as file:
-            first = file.readline()
+        with epath.Path(path).open("rb") if "://" in str(path) else open_regular(path) as file:
+            lines = iter(partial(file.readline, MOST_LINE), b"")
+            first = next(lines, b"")
             width = _width(path, first)
-            for number, line in enumerate(chain((first,), file), 1):
+            for number, line in enumerate(chain((first,), lines), 1):
                 word, _, rest = line.partition(b" ")
                 if word not in keys or keys[word] in rows:
                     continue

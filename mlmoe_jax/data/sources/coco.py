@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from mlmoe_jax.data.sources.published import Published
 from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.split import POSITIVE, Split, has_positive
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
+from mlmoe_jax.runtime.storage import damage_explained
 
 SPLITS = ("train", "val")
 PUBLISHED = Published(
@@ -68,7 +71,11 @@ def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
 
     Raises UserError for a file that is missing, damaged, ambiguous, or of another kind.
     """
-    content = _parse(path)
+    with damage_explained(path):
+        return _instances(_parse(path), path)
+
+
+def _instances(content: Any, path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
     try:
         classes = tuple(category["name"] for category in content["categories"])
         class_ids = [category["id"] for category in content["categories"]]
@@ -109,7 +116,7 @@ def _refuse_twice(what: str, values: Sequence[Hashable], path: Path) -> None:
 
 def _parse(path: Path):
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path, MOST_DATA))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

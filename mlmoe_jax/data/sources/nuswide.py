@@ -21,6 +21,7 @@ from mlmoe_jax.data.sources.published import Published
 from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 
 SPLITS = ("train", "test")
 PUBLISHED = Published(
@@ -125,7 +126,7 @@ def _require_equal_counts(marks: int, path: Path, images: int, list_path: Path) 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path, MOST_DATA)
     except OSError as error:
         raise PUBLISHED.wanted(f"cannot read {path} ({error.strerror})") from error
 

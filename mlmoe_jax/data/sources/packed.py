@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import json
 import os
 import re
 import tempfile
@@ -33,7 +32,9 @@ from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.cache import cache_folder
-from mlmoe_jax.runtime.storage import is_file_name
+from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
+from mlmoe_jax.runtime.npz import USUAL, read_npz
+from mlmoe_jax.runtime.storage import Folder, damage_explained, is_file_name
 
 MANIFEST, UNFINISHED, FORMAT = "manifest.json", "unfinished.json", 1
 
@@ -59,7 +60,10 @@ class PackedFile:
             raise UserError(f"{manifest} names the file {file!r}, which is not in its folder; pack the data set again")
         if not re.fullmatch("[0-9a-f]{64}", str(entry.get("sha256"))):
             raise UserError(f"{manifest} has no sha256 of 64 hex digits for {file}; pack the data set again")
-        return cls(file, entry["bytes"], entry["sha256"], entry.get("records", 0))
+        size, records = entry["bytes"], entry.get("records", 0)
+        if not (isinstance(size, int) and isinstance(records, int) and 0 <= records <= size):
+            raise UserError(f"{manifest} gives {file} {size!r} bytes and {records!r} images; pack the data set again")
+        return cls(file, size, entry["sha256"], records)
 
 
 def open_packed(root: str | os.PathLike, split: str) -> Split:
@@ -71,16 +75,21 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
     folder, manifest = read_manifest(root)
     if split not in manifest["splits"]:
         raise UserError(f"data set packed has no split '{split}'; it has {', '.join(manifest['splits'])}")
-    of_split = manifest["splits"][split]
-    table, *shards = (PackedFile.of(entry, folder / MANIFEST) for entry in (of_split["labels"], *of_split["shards"]))
+    table, *shards = _files_of(folder, manifest, split)
     if wrong := next(_sizes(folder, [table, *shards]), ""):
         raise UserError(wrong)
-    content = (folder / table.file).read_bytes()
-    if hashlib.sha256(content).hexdigest() != table.sha256:
-        raise UserError(_changed(folder, table))
-    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        labels, ids = stored["labels"], [name.decode() for name in stored["ids"].tolist()]
-    return Split(split, tuple(manifest["classes"]), labels, ids, PackedImages(str(folder), shards, ids))
+    images, classes = PackedImages(str(folder), shards, []), tuple(manifest["classes"])
+    with damage_explained(folder / table.file):
+        content = read_bytes(folder / table.file, MOST_DATA)
+        if hashlib.sha256(content).hexdigest() != table.sha256:
+            raise UserError(_changed(folder, table))
+        # Labels are mostly zeros, so that the file may be much smaller; every image has at least a byte in a shard.
+        stored = read_npz(io.BytesIO(content), usual=max(USUAL, 2 * len(images) * len(classes)))
+        labels, ids = stored["labels"], [name.decode(errors="surrogatepass") for name in stored["ids"].tolist()]
+        if labels.dtype != np.int8 or not len(ids) == len(labels) == len(images):
+            raise ValueError(f"it should have a row of int8 and an id for each of the {len(images)} images")
+        images.ids = ids
+        return Split(split, classes, labels, ids, images)
 
 
 def source_of(root: str | os.PathLike) -> str:
@@ -95,9 +104,7 @@ def verify(root: str | os.PathLike) -> Iterator[str]:
     data set.
     """
     folder, manifest = read_manifest(root)
-    splits = manifest["splits"].values()
-    entries = [entry for split in splits for entry in (split["labels"], *split["shards"])]
-    files = [PackedFile.of(entry, folder / MANIFEST) for entry in entries]
+    files = [item for split in manifest["splits"] for item in _files_of(folder, manifest, split)]
     with ThreadPoolExecutor(STREAMS if "://" in str(folder) else os.cpu_count()) as pool:
         yield from pool.map(functools.partial(_verify_file, folder), files)
 
@@ -126,13 +133,22 @@ def read_manifest(root: str | os.PathLike) -> tuple[epath.Path, dict]:
         if (folder / UNFINISHED).exists():
             raise UserError(f"{folder} is incomplete; repeat the --mode=pack command to finish it")
         raise UserError(f"there is no {MANIFEST} in {folder}; set data.root to the folder that --mode=pack wrote")
-    try:
-        manifest = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    manifest = Folder(folder).read_json(MANIFEST)
+    if manifest.get("format") != FORMAT:
         raise UserError(f"{path} does not have format {FORMAT}, which this version reads; pack the data set again")
+    with damage_explained(path):
+        texts = (manifest["source"], *manifest["classes"], *manifest["splits"])
+        if not (isinstance(manifest["classes"], list) and all(isinstance(text, str) for text in texts)):
+            raise TypeError("source, classes and splits should be names")
+        for split in manifest["splits"]:
+            _files_of(folder, manifest, split)
     return folder, manifest
+
+
+def _files_of(folder: epath.Path, manifest: dict, split: str) -> list[PackedFile]:
+    """Return the file of the labels of a split, and its shards."""
+    of_split = manifest["splits"][split]
+    return [PackedFile.of(entry, folder / MANIFEST) for entry in (of_split["labels"], *of_split["shards"])]
 
 
 def _sizes(folder: epath.Path, files: Sequence[PackedFile]) -> Iterator[str]:
@@ -186,7 +202,7 @@ class PackedImages(EncodedImages):
         self._forget()
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     def name(self, row: int) -> str:
         """Return the id of image `row` and the shard that contains it."""

@@ -32,6 +32,7 @@ other columns, which are ignored.
 import contextlib
 import csv
 import difflib
+import io
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +49,7 @@ from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import spreadsheet
+from mlmoe_jax.runtime.files import lines_of, open_regular
 from mlmoe_jax.runtime.text import some
 
 SPLIT_COLUMN = "split"
@@ -95,10 +97,7 @@ def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 def read_classes(path: Path) -> tuple[str, ...]:
     """Read a file with one class name per line; UserError if it is missing, empty or repeats a name."""
     with _open_text(path) as file:
-        try:
-            names = [line.strip() for line in file if line.strip()]
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path) from error
+        names = [line.strip() for line in _text_lines(file, path) if line.strip()]
     if not names:
         raise UserError(f"{path} contains no class names; write one class name per line")
     if repeated := _first_repeated(names):
@@ -304,7 +303,7 @@ def _by_column(
 @contextlib.contextmanager
 def _open_text(path: Path) -> Iterator[TextIO]:
     try:
-        file = path.open(encoding="utf-8-sig", newline="")
+        file = io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}); correct the path or its permissions") from error
     with file:
@@ -313,9 +312,11 @@ def _open_text(path: Path) -> Iterator[TextIO]:
 
 def _text_lines(file: TextIO, path: Path) -> Iterator[str]:
     try:
-        yield from file
+        yield from lines_of(file)
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a table: {error}") from error
 
 
 def _not_utf8(path: Path) -> UserError:

@@ -29,6 +29,8 @@ from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.sources.tables import read_classes
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
+from mlmoe_jax.runtime.storage import damage_explained
 
 SPLITS = ("train", "test")
 CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
@@ -74,7 +76,8 @@ def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False,
     if path is None:
         raise PUBLISHED_256.wanted(f"there is neither {OBJECTS[0]} nor {OBJECTS[1]} in {folder}")
     found = path.stat()
-    numbers, labels = _read_objects(path, found.st_size, found.st_mtime_ns)
+    with damage_explained(path):
+        numbers, labels = _read_objects(path, found.st_size, found.st_mtime_ns)
     order = np.random.RandomState(1).permutation(len(numbers))
     first_of_test = len(order) - round(TEST_SHARE * len(order))
     rows = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
@@ -161,7 +164,7 @@ def open_vg500(
 def _read_index(path: Path, files: list[str], list_path: Path) -> np.ndarray:
     try:
         of_file = json.loads(_read(path, PUBLISHED_500))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a complete JSON file ({error}); download it again") from error
     labels = np.zeros((len(files), LABELS_500), np.int8)
     for row, file in enumerate(files):
@@ -193,7 +196,7 @@ def _image_files(folder: Path, files: list[str], check: bool) -> ImageFiles:
 
 def _read(path: Path, data_set: Published) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path, MOST_DATA)
     except OSError as error:
         raise data_set.wanted(f"cannot read {path} ({error.strerror})") from error
 

@@ -21,6 +21,7 @@ from mlmoe_jax.data.sources.published import Published
 from mlmoe_jax.data.sources.source import Source, difficult_of, kept_and_checked
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 
 SPLITS = ("train", "val", "trainval", "test")
 CLASSES = (
@@ -118,7 +119,7 @@ def _find(root: Path, year: int) -> Path:
 def _read_list(folder: Path, name: str, split: str) -> dict[str, int]:
     path = folder / f"{name}_{split}.txt"
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_bytes(path, MOST_DATA).decode(errors="replace")
     except OSError as error:
         there = sorted(found.stem.removeprefix(f"{name}_") for found in folder.glob(f"{name}_*.txt"))
         raise UserError(

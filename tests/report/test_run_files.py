@@ -1,0 +1,50 @@
+"""Files of a run folder that parse, but whose values do not fit: each is one sentence that names the file."""
+
+import numpy as np
+import pytest
+from helpers.made_run import make_run
+
+from mlmoe_jax.report.page import write_report
+
+
+def replaced(folder, name, value):
+    """Replace one array of samples/explained.npz."""
+    folder.write_npz("samples/explained.npz", **(folder.read_npz("samples/explained.npz") | {name: value}))
+
+
+def with_keys(folder, name, **keys):
+    folder.write_json(name, folder.read_json(name) | keys)
+
+
+DAMAGE = {
+    "backbone.json": lambda folder: with_keys(folder, "backbone.json", frozen_parameters=[]),
+    "cost.json": lambda folder: with_keys(folder, "cost.json", macs={"layers": "many"}),
+    "per_class.csv": lambda folder: folder.write_csv("per_class.csv", ["split", "label", "AP"], [["val", "cat", "à"]]),
+    "samples/index.json": lambda folder: with_keys(folder, "samples/index.json", grid=[2, "3"]),
+    "samples/explained.npz": lambda folder: replaced(folder, "gates/co", np.zeros((2, 1), np.float16)),
+    "scores.npz": lambda folder: folder.write_npz("scores.npz", ids=np.array(5), scores=1, labels=1, split=1),
+    "label_space.npz": lambda folder: folder.write_npz("label_space.npz", names=np.array(["a"]), counts=np.eye(2)),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_values_that_do_not_fit_are_one_sentence(name, tmp_path, refusal):
+    folder = make_run(tmp_path / "run")
+    DAMAGE[name](folder)
+    assert refusal(write_report, folder).startswith(f"{folder / name} is damaged: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("gates/co", (3, 4, 2)),
+        ("gates/co", (2, 5, 2)),
+        ("attention/labels", (3, 4, 6)),
+        ("attention/prompts", (3, 2, 5)),
+        ("attention/prompts", (3, 0, 6)),
+    ],
+)
+def test_arrays_of_samples_fit_images_labels_and_tokens(name, shape, tmp_path, refusal):
+    folder = make_run(tmp_path / "run")
+    replaced(folder, name, np.zeros(shape, np.float16))
+    assert refusal(write_report, folder).startswith(f"{folder}/samples/explained.npz is damaged: ")
