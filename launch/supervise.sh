@@ -3,7 +3,8 @@
 #
 #   bash launch/supervise.sh --restarts=10 -- python -m mlmoe_jax.main --config=… --workdir=…
 #
-# Exit codes 0 (done), 2 (user error) and 130 (interrupted, after saving a checkpoint) end it; any other code is a crash.
+# These exit codes end it: 0 and 3 (done), 2 (user error), 4 (the disk is full or read-only), 130 (interrupted, after
+# saving a checkpoint), 143 (SIGTERM before there was anything to save). Any other code is a crash.
 # SIGTERM is forwarded and ends it too. With --state=FOLDER, the exit code is written to FOLDER/run.exit.
 # MLMOE_RESTART_PAUSE sets the pause between two starts in seconds (10).
 set -euo pipefail
@@ -39,13 +40,13 @@ for ((start = 0; ; start++)); do
   code=0
   wait_for "$child" || code=$?
   child=""
-  case "$code" in 0 | 2 | 130) break ;; esac
+  case "$code" in 0 | 2 | 3 | 4 | 130 | 143) break ;; esac
   [ -z "$asked" ] || break
   [ "$start" -lt "$restarts" ] || break
   echo "supervise: exit code $code; restart $((start + 1)) of $restarts" >&2
   sleep "${MLMOE_RESTART_PAUSE:-10}" &
   wait $! || true
-  [ -z "$asked" ] || break
+  if [ -n "$asked" ]; then code=130 && break; fi # between two starts: nothing is running, and the last checkpoint is there
 done
 echo "supervise: ended with exit code $code" >&2
 [ -z "$state" ] || echo "$code" > "$state/run.exit"

@@ -10,3 +10,9 @@ class UserError(Exception):
     """
 
     exit_code = USER_ERROR
+
+
+class NoRoom(UserError):
+    """A disk that is full, read-only or failing; with room on it, the same command goes on where it ended."""
+
+    exit_code = NO_ROOM

@@ -2,7 +2,8 @@
 
 Results go to stdout, everything else to stderr. Exit codes: 0, done; 1, `--mode=data` found problems, or
 `--mode=compile` found a step that does not fit its devices; 2, user error, explained in one sentence; 3, done, but from
-an older checkpoint, because the newest is damaged; 130, interrupted (training saves a checkpoint first).
+an older checkpoint, because the newest is damaged; 4, the disk is full, read-only or failing; 130, interrupted by
+SIGTERM or Ctrl-C (training saves a checkpoint first).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 from mlmoe_jax.config.flags import parse_flags
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
-from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime import disk, distributed
+from mlmoe_jax.runtime.preemption import interruptible
 from mlmoe_jax.runtime.text import printable
 
 # Modes in which all processes take part; in every other mode only the first one works.
@@ -331,19 +333,39 @@ MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
 def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
     try:
-        if topics := [word.removeprefix(_HELP) for word in arguments if word.startswith(_HELP)]:
-            from mlmoe_jax.config.reference import describe
-
-            print("\n\n".join(map(describe, topics)))
-            return 0
-        flags, overrides = parse(arguments)
-        return distributed.run(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
-    except UserError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return error.exit_code
+        with interruptible():
+            code = _run(arguments)
+            _flush_output()
+            return code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        known = error if isinstance(error, UserError) else disk.no_room(error)
+        if known is None:
+            raise
+        print(f"error: {printable(str(known))}", file=sys.stderr)
+        return known.exit_code
+
+
+def _flush_output() -> None:
+    """Write what is printed so far; at exit, a full disk would have no sentence."""
+    try:
+        with disk.writing("standard output"):
+            sys.stdout.flush()
+    except (OSError, UserError):
+        disk.discard_output()
+        raise
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if topics := [word.removeprefix(_HELP) for word in arguments if word.startswith(_HELP)]:
+        from mlmoe_jax.config.reference import describe
+
+        print("\n\n".join(map(describe, topics)))
+        return DONE
+    flags, overrides = parse(arguments)
+    return distributed.run(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
 
 
 def console() -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.pretrained import web
 from mlmoe_jax.pretrained.web import (
     SHA256,
@@ -149,7 +149,7 @@ def _disk_errors(target: Path) -> Iterator[None]:
     except OSError as error:
         elsewhere = "set MLMOE_CACHE to another folder"
         if error.errno in _NO_SPACE:
-            raise UserError(
+            raise NoRoom(
                 f"the disk became full during the download of {target}, and the partial file was deleted; free some "
                 f"space or {elsewhere}"
             ) from error

@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +24,15 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
-from mlmoe_jax.runtime import distributed, watchdog
+from mlmoe_jax.runtime import disk, distributed, watchdog
 from mlmoe_jax.runtime.progress import status
 
 Notes = Mapping[str, Any]
+_LAST_WRITES_SECONDS = 60
 _SELECTED = {"step": int, "kind": str, "split": str}  # the origin of the selected values, among the notes
 
 
@@ -61,13 +64,50 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
 
     writing: make the folder, and remove checkpoints that a killed run left half written. This must be False if a
     training may be writing to the folder, because its checkpoint would be removed. While the manager is open,
-    `sys.unraisablehook` and the log of asyncio are filtered; see `_failed_reads_kept_quiet`.
+    `sys.unraisablehook` and the logs of asyncio and absl are filtered; see `_failures_kept_quiet`. Raises NoRoom if a
+    checkpoint could not be written, after its partial files have been removed.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
     path = path.resolve() if folder.is_local else path
-    with _failed_reads_kept_quiet(), contextlib.closing(ocp.CheckpointManager(path, options=options)) as manager:
-        yield manager
+    with _failures_kept_quiet():
+        with disk.writing(path):
+            manager = ocp.CheckpointManager(path, options=options)
+        try:
+            try:
+                yield manager
+            finally:
+                _close(manager)
+        except NoRoom:
+            if writing:
+                _remove_partial(path)
+            raise
+
+
+def _close(manager: ocp.CheckpointManager) -> None:
+    """Wait for the last checkpoint and end the threads of the manager, also if the checkpoint could not be written."""
+    try:
+        with disk.writing(manager.directory):
+            manager.close()
+    except NoRoom:
+        manager.close()  # the first call ends at the error, which is raised once, and leaves threads behind
+        raise
+
+
+def _remove_partial(path: epath.Path) -> None:
+    """Remove the files of a checkpoint that could not be written."""
+    for thread in threading.enumerate():  # after the first error, Orbax does not wait for the other writers
+        if type(thread).__module__.startswith("orbax."):
+            threading.Thread.join(thread, _LAST_WRITES_SECONDS)  # theirs raises the error of the thread
+    for partial in path.glob("*.orbax-checkpoint-tmp*"):
+        partial.rmtree()
+
+
+def require_written(manager: ocp.CheckpointManager, *, wait: bool = False) -> None:
+    """Raise NoRoom if the last checkpoint could not be written; without `wait`, one that is being written counts."""
+    if wait or not manager.is_saving_in_progress():
+        with disk.writing(manager.directory):
+            manager.wait_until_finished()
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, notes: dict[str, Any]) -> None:
@@ -76,15 +116,14 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
         return
     watchdog.sign("save", f"it began to write the checkpoint of step {step}")
     digests = {"step": step, "notes": _digest_of_notes(notes), "state": _digests(state), "selected": _digests(selected)}
-    manager.save(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(state),
-            selected=ocp.args.StandardSave(selected),
-            notes=ocp.args.JsonSave(notes),
-            digests=ocp.args.JsonSave(digests),
-        ),
+    items = ocp.args.Composite(
+        state=ocp.args.StandardSave(state),
+        selected=ocp.args.StandardSave(selected),
+        notes=ocp.args.JsonSave(notes),
+        digests=ocp.args.JsonSave(digests),
     )
+    with disk.writing(manager.directory):
+        manager.save(step, args=items)
 
 
 def restore_newest(
@@ -225,14 +264,16 @@ def newest_notes(manager: ocp.CheckpointManager, check: Callable[[Notes], Any] =
 
 
 @contextlib.contextmanager
-def _failed_reads_kept_quiet() -> Iterator[None]:
-    """Suppress the tracebacks of pending reads after another read has failed.
+def _failures_kept_quiet() -> Iterator[None]:
+    """Suppress the tracebacks that follow an error which is also raised.
 
     Orbax closes its event loop at the first array that it cannot read, and raises. TensorStore still reads the other
-    arrays and notifies the closed loop later, and the coroutines that wait for them never finish. Until the end of the
-    block, `sys.unraisablehook` is replaced and the log of asyncio is filtered; unrelated messages pass.
+    arrays and notifies the closed loop later, and the coroutines that wait for them never finish. Each thread that
+    cannot write because the disk is full logs its own traceback. Until the end of the block, or of the process if it
+    raises NoRoom, `sys.unraisablehook` is replaced and the logs of asyncio and absl are filtered; unrelated messages
+    pass.
     """
-    show, asyncio_log = sys.unraisablehook, logging.getLogger("asyncio")
+    show, asyncio_log, absl_log = sys.unraisablehook, logging.getLogger("asyncio"), logging.getLogger("absl")
 
     def show_others(what: Any) -> None:
         unfinished = "orbax" in getattr(getattr(what.object, "cr_code", None), "co_filename", "")
@@ -242,13 +283,26 @@ def _failed_reads_kept_quiet() -> Iterator[None]:
     def log_others(record: logging.LogRecord) -> bool:
         return not record.getMessage().partition("\n")[0].endswith("exception was never retrieved")
 
-    sys.unraisablehook = show_others
-    asyncio_log.addFilter(log_others)
-    try:
-        yield
-    finally:
+    def not_of_disk(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return error is None or disk.no_room(error) is None
+
+    def restore() -> None:
         sys.unraisablehook = show
         asyncio_log.removeFilter(log_others)
+        absl_log.removeFilter(not_of_disk)
+
+    sys.unraisablehook = show_others
+    asyncio_log.addFilter(log_others)
+    absl_log.addFilter(not_of_disk)
+    try:
+        yield
+    except NoRoom:
+        raise  # what Orbax leaves behind reports when it is destroyed, at the end of the process
+    except BaseException:
+        restore()
+        raise
+    restore()
 
 
 def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:

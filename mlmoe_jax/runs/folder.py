@@ -17,7 +17,7 @@ from typing import Any
 from etils import epath
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime import disk, distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Folder, open_to_append, to_json
 from mlmoe_jax.runtime.text import counted
@@ -63,7 +63,7 @@ class RunFolder(Folder):
         line = to_json(row) + "\n"
         path = self / METRICS
         if self.is_local:
-            with open_to_append(path) as file:
+            with disk.writing(path), open_to_append(path) as file:
                 file.write(line)
         else:
             path.write_text((path.read_text() if path.exists() else "") + line)

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime import disk
 
 TENSORBOARD, WANDB = "tensorboard", "wandb.json"
 
@@ -41,9 +42,10 @@ class EventFiles:
 
         self._folder, self._event = folder, event_pb2.Event
         self._kept = None if folder.is_local else tempfile.TemporaryDirectory()
-        where = Path(self._kept.name if self._kept else folder.writable_folder(TENSORBOARD))
-        where.mkdir(parents=True, exist_ok=True)
-        self._file = EventsWriter(str(where / "events"), f".from{first_step}")
+        self._where = where = Path(self._kept.name if self._kept else folder.writable_folder(TENSORBOARD))
+        with disk.writing(where):
+            where.mkdir(parents=True, exist_ok=True)
+            self._file = EventsWriter(str(where / "events"), f".from{first_step}")
         if first_step:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
@@ -63,8 +65,9 @@ class EventFiles:
             self._kept.cleanup()
 
     def _write(self, event: Any) -> None:
-        self._file.write_event(event)
-        self._file.flush()
+        with disk.writing(self._where):
+            self._file.write_event(event)
+            self._file.flush()
         for path in Path(self._kept.name).iterdir() if self._kept is not None else ():
             self._folder.write_bytes(f"{TENSORBOARD}/{path.name}", path.read_bytes())
 

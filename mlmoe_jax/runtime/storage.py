@@ -25,7 +25,8 @@ from typing import Any, TextIO
 import numpy as np
 from etils import epath
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import NoRoom, UserError
+from mlmoe_jax.runtime import disk
 from mlmoe_jax.runtime.files import MOST_TEXT, open_regular, read_bytes
 from mlmoe_jax.runtime.npz import read_npz
 from mlmoe_jax.runtime.spreadsheet import row_writer
@@ -163,9 +164,10 @@ class Folder:
         if self.is_local:
             path = Path(self.path)
             there = next(place for place in (path, *path.absolute().parents) if place.exists())
-            if not there.is_dir() or not os.access(there, os.W_OK):
-                reason = "is not writable" if there.is_dir() else "is a file"
-                raise UserError(f"cannot make the {self.kind} {self}: {there} {reason}")
+            if not there.is_dir():
+                raise UserError(f"cannot make the {self.kind} {self}: {there} is a file")
+            if not os.access(there, os.W_OK):
+                raise NoRoom(f"cannot make the {self.kind} {self}: {there} is not writable")
 
     @contextlib.contextmanager
     def writing(self, *, wait: bool = False) -> Iterator[None]:
@@ -174,17 +176,23 @@ class Folder:
         If another process holds the lock, raises InUse, or waits for it with `wait`.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            with disk.writing(self):
+                self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the {self.kind} {self}: {error.strerror or error}") from error
         if not self.is_local:  # object stores have no locks
             yield
             return
-        with open_to_append(self.path / ".lock") as lock:
+        with disk.writing(self.path / ".lock"):
+            lock = open_to_append(self.path / ".lock")
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except OSError as error:
                 raise InUse(f"another process is writing to {self}; wait for it or name another folder") from error
+            for partial in Path(self.path).glob(".*.tmp"):  # of processes that were killed
+                if not partial.stem.rpartition(".")[2].isdigit():  # see `whole_file`: that of a process without a lock
+                    partial.unlink(missing_ok=True)
             yield
 
     def is_in_use(self) -> bool:
@@ -295,7 +303,7 @@ def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
     anew, so that no link under its name or under `path` is followed.
     """
     local = "://" not in str(path)
-    with contextlib.ExitStack() as stack:
+    with disk.writing(path), contextlib.ExitStack() as stack:
         if local:
             partial = Path(path).with_name(f".{path.name}.{'' if alone else f'{os.getpid()}.'}tmp")
             partial.unlink(missing_ok=True)  # that of a process that was killed
@@ -384,7 +392,7 @@ def _text_file(path: epath.Path) -> Iterator[TextIO]:
             open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
         ):
             yield file
-    except OSError as error:
+    except OSError as error:  # other than those of `disk`
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
@@ -396,9 +404,7 @@ def _standard_output() -> Iterator[TextIO]:
     )
     try:
         yield file
-    except BrokenPipeError:  # `… | head`; discard the content of the buffers, also when the program ends
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+    except BrokenPipeError:  # `… | head`
+        disk.discard_output()
     finally:
         file.detach()

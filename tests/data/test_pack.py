@@ -320,7 +320,9 @@ def test_a_full_disk_is_reported_and_finished_shards_are_kept(small_voc, tmp_pat
     real = shards.ArrayRecordWriter
     monkeypatch.setattr(shards, "ArrayRecordWriter", FullDisk)
     sentence = refusal(pack, config_of(small_voc), tmp_path / "out")
-    assert sentence.startswith(f"cannot write to {tmp_path / 'out'}: write() failed: No space left on device;")
+    assert sentence.startswith(
+        f"cannot write {tmp_path / 'out'}/train-00002-of-00003.arrayrecord: No space left on device;"
+    )
     monkeypatch.undo()
     assert not list((tmp_path / "out").glob(".*.tmp"))
     kept = {path.name for path in (tmp_path / "out").glob("train-*.arrayrecord")}

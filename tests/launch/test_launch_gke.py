@@ -73,7 +73,7 @@ def test_a_user_error_fails_the_jobset_and_any_other_failure_restarts_it(machine
     assert (job["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
     # ... unless its exit code is 2, which fails the job with a separate reason.
     (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2]}
+    assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2, 4]}
     (last,) = manifest["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], last["action"]) == ("FailJob", "FailJobSet")
     assert last["onJobFailureReasons"] == ["PodFailurePolicy"]

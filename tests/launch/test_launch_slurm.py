@@ -36,7 +36,9 @@ def test_it_requests_one_task_per_gpu_and_time_to_save():
     [
         (0, "RUNNING", 1, False),
         (2, "RUNNING", 1, False),
+        (4, "RUNNING", 1, False),  # full disk
         (130, "RUNNING", 1, True),  # time limit
+        (143, "RUNNING", 1, True),  # time limit, before the program handled signals
         (130, "COMPLETING", 1, False),  # cancelled
         (1, "RUNNING", 3, False),
     ],
@@ -59,7 +61,7 @@ def supervise(machines, flags, script):
     return machines(f"bash launch/supervise.sh {flags} -- bash -c '{script}'")
 
 
-@pytest.mark.parametrize(("code", "starts"), [(0, 1), (2, 1), (130, 1), (1, 4), (137, 4)])
+@pytest.mark.parametrize(("code", "starts"), [(0, 1), (2, 1), (3, 1), (4, 1), (130, 1), (143, 1), (1, 4), (137, 4)])
 def test_only_a_crash_is_restarted(machines, code, starts):
     done = supervise(machines, '--restarts=3 --state="$FAKE"', f"echo start; exit {code}")
     assert done.returncode == code

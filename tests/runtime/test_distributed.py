@@ -14,7 +14,7 @@ import pytest
 
 from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import cluster, distributed, watchdog
+from mlmoe_jax.runtime import cluster, distributed, preemption, watchdog
 from mlmoe_jax.runtime.cluster import VARIABLES, Cluster, find_cluster, local_devices
 from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import Meter, Progress
@@ -258,6 +258,42 @@ def test_one_process_agrees_to_its_own_request_to_stop():
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked.wait(5)
         assert asked.agreed()
+
+
+@pytest.mark.parametrize(("enabled", "stops"), [(True, [False, False, True]), (False, [False, False, False])])
+def test_several_processes_heed_the_notices_of_jax(monkeypatch, enabled, stops):
+    """A notice is announced to all processes at the same call; JAX compares the numbers of their calls."""
+    calls = []
+    monkeypatch.setattr(distributed, "process", lambda: (0, 2))
+    monkeypatch.setattr(distributed.Vote, "any", lambda self, yes: yes)
+    monkeypatch.setattr(
+        "jax.experimental.multihost_utils.reached_preemption_sync_point",
+        lambda call: calls.append(call) or len(calls) == 3,
+    )
+    monkeypatch.setattr(preemption, "_service_runs", lambda: enabled)
+    with asked_to_stop() as asked:
+        assert [asked.agreed() for _ in range(3)] == stops
+    with asked_to_stop() as asked:
+        asked.agreed()
+    assert calls == list(range(calls[0], calls[0] + 4)) if enabled else not calls
+
+
+def test_a_request_after_the_last_step_is_shared(monkeypatch):
+    monkeypatch.setattr(distributed, "gather", lambda value: [value, True])
+    with asked_to_stop() as asked:
+        assert asked.agreed_at_end()
+
+
+def test_sigterm_interrupts_as_ctrl_c_does():
+    before = signal.getsignal(signal.SIGTERM)
+
+    def wait():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt), preemption.interruptible():
+        wait()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 # ----------------------------------------------------------------------------------------------------------- watchdog

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
@@ -43,6 +43,8 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
                 write_requested_samples(run.folder, run.config)
                 run.read_results()
             except UserError as error:
+                if isinstance(error, NoRoom):
+                    raise  # the next run would find none either
                 if isinstance(error, InUse | BadImage) and distributed.process()[1] > 1:
                     raise  # only one process has noticed, and the others would wait for it
                 run.elsewhere = isinstance(error, InUse)
