@@ -104,7 +104,7 @@ def build_loader(
     if batch_size % process[1]:
         raise ValueError(f"a global batch of {batch_size} does not split over {process[1]} processes")
     if augment is not None:
-        rows = grain.MapDataset.range(len(split)).seed(seed).shuffle().repeat()
+        rows = _shuffled_rows(split, seed)
     else:
         rows = grain.MapDataset.range(batch_size * math.ceil(len(split) / batch_size))
     examples = _Examples(split, data_config, augment, seed, labels, process)
@@ -115,6 +115,15 @@ def build_loader(
         flags.FLAGS.mark_as_parsed()  # Grain's workers inherit absl's flags, which are not parsed here
         loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=data_config.workers))
     return iter(loader)
+
+
+def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:
+    """Return the rows of the images in the global training batch of a step, in order; the first step is 1."""
+    return _shuffled_rows(split, seed).batch(batch_size, drop_remainder=True)[step - 1].tolist()
+
+
+def _shuffled_rows(split: Split, seed: int) -> grain.MapDataset:
+    return grain.MapDataset.range(len(split)).seed(seed).shuffle().repeat()
 
 
 class SkippedImages:

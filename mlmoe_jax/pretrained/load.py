@@ -227,6 +227,7 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> M
     for name, tensor in tensors.items():
         for rule in source.rules if name.startswith(wrapper) else ():
             if match := re.fullmatch(rule.pattern, name.removeprefix(wrapper)):
+                _require_finite(path, name, tensor)
                 places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
                 try:
                     pieces[match.expand(rule.target)].append(_Piece(rule, places, name, rule.transform(tensor)))
@@ -239,6 +240,16 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> M
     values = {target: _join(target, parts) for target, parts in pieces.items()}
     may_reshape = frozenset(target for target, parts in pieces.items() if parts[0].rule.reshape)
     return Mapped(path, source, wrapper, values, may_reshape, tuple(unused))
+
+
+def _require_finite(path: Path, name: str, tensor: np.ndarray) -> None:
+    """Raise UserError if a tensor that is used has a NaN or an infinity; otherwise the loss would show it first."""
+    if jnp.issubdtype(tensor.dtype, jnp.floating) and not (finite := np.isfinite(tensor)).all():
+        count = tensor.size - np.count_nonzero(finite)
+        raise UserError(
+            f"{count} of the {tensor.size} numbers of tensor {name} in {path} are not finite; use an undamaged copy of "
+            "the file"
+        )
 
 
 def _join(target: str, pieces: list[_Piece]) -> np.ndarray:

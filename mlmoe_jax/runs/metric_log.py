@@ -1,11 +1,9 @@
 """The metric rows of a training: metrics.jsonl, metrics.csv and trackers."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import TABLE, RunFolder
 from mlmoe_jax.runs.trackers import Tracker
 from mlmoe_jax.runtime import distributed
@@ -16,7 +14,8 @@ class MetricLog:
     """Writer of metrics.jsonl, one row per logged step, and of the same rows to each of `trackers`.
 
     A row is written after the next step has been dispatched, so that fetching its values does not stall the device.
-    metrics.csv has the same rows as a table; it is replaced at every evaluation and at the end.
+    metrics.csv has the same rows as a table; it is replaced at every evaluation and at the end. require: raises an
+    error for metrics of a step with which the training must not go on.
     """
 
     def __init__(
@@ -25,15 +24,18 @@ class MetricLog:
         learning_rate: Callable[[int], jax.Array],
         steps_per_epoch: int,
         trackers: Sequence[Tracker] = (),
+        require: Callable[[Mapping[str, float]], None] = lambda metrics: None,
     ):
         self.folder, self.learning_rate, self.steps_per_epoch = folder, learning_rate, steps_per_epoch
-        self.trackers, self.summary, self._evaluated = trackers, "", False
+        self.trackers, self.require, self.summary, self._evaluated = trackers, require, "", False
         self._row: dict[str, float] = {}
         self._on_device: dict[str, jax.Array] = {}
 
     def note(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
         """Hold a step's metrics, still on the device, as the pending row."""
-        self._on_device = {**metrics, "learning_rate": self.learning_rate(step - 1)}
+        # The rate of the last update: the schedule counts updates, so steps that were skipped delay it.
+        taken = step - 1 - metrics.get("skipped_steps", 0)
+        self._on_device = {**metrics, "learning_rate": self.learning_rate(taken)}
         self._row = {
             "step": step,
             "epoch": step / self.steps_per_epoch,
@@ -47,12 +49,11 @@ class MetricLog:
         self._evaluated = True
 
     def write(self) -> None:
-        """Write the pending row, if any. Raises UserError if its loss is not finite."""
+        """Write the pending row, if any, after `require` has accepted the metrics of its step."""
         if not self._row:
             return
-        step = self._row["step"]
         numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
-        require_finite(step, numbers["loss"])
+        self.require(numbers)
         if distributed.is_first():
             row = {**self._row, **numbers}
             self.folder.append_row(row)
@@ -74,12 +75,3 @@ class MetricLog:
         rows = self.folder.rows()
         columns = list(dict.fromkeys(name for row in rows for name in row))
         self.folder.write_csv(TABLE, columns, [[row.get(name, "") for name in columns] for row in rows])
-
-
-def require_finite(step: int, loss: float) -> None:
-    """Raise UserError if the loss of a step is not finite."""
-    if not math.isfinite(loss):
-        raise UserError(
-            f"the loss is {loss} at step {step}; lower config.optim.learning_rate and start in a new --workdir (the "
-            "checkpoints before it are kept)"
-        )

@@ -25,6 +25,8 @@ FREE_KEYS = (
     "init_from",  # only read when a run starts
     "train.accumulate",
     "train.divergence_limit",
+    "train.find_nonfinite",
+    "train.skip_nonfinite",
     "train.log_every",
     "eval.batch_size",
     "checkpoint.",

@@ -28,6 +28,7 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device, setup_jax
 from mlmoe_jax.training.divergence import DivergenceGuard
 from mlmoe_jax.training.initialization import initial_parts, require_source
+from mlmoe_jax.training.nonfinite import NonfiniteSteps
 from mlmoe_jax.training.resume import require_same_config, restore_progress
 from mlmoe_jax.training.selection import Selection, require_metric
 from mlmoe_jax.training.setup import Job, build_steps, open_data, training_batches, with_features
@@ -94,11 +95,13 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     save_every = max(1, round(config.checkpoint.every_epochs * job.data.steps_per_epoch))
     unfinished = first < total_steps and not selection.finished
     trackers = open_trackers(job.folder, config, first) if unfinished and distributed.is_first() else ()
-    log = MetricLog(job.folder, steps.learning_rate, job.data.steps_per_epoch, trackers)
+    finite = NonfiniteSteps(job, manager)
+    log = MetricLog(job.folder, steps.learning_rate, job.data.steps_per_epoch, trackers, finite.require_few)
     guard = DivergenceGuard(config.train.divergence_limit, state.trainable, first)
     progress = Progress("train", total_steps, config.train.batch_size, first=first)
     batches = training_batches(config, job.data.train_split, job.data.skipped, first_step=first)
     batches = on_device(progress.waiting(batches), steps.mesh)
+    stopping, step = False, first
     with contextlib.closing(log), asked_to_stop() as asked:
         for step in range(first + 1, total_steps + 1):
             if selection.finished:
@@ -106,26 +109,34 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
             batch = next(batches)
             if step == first + 1:
                 status(memory.describe("a training step", steps.train_step.compile(state, batch)))
+            before = finite.before(state)
             state, metrics = steps.train_step(state, batch)
             log.write()
+            checkpoint.require_written(manager)
+            finite.after(step, metrics, before, batch)
             last = step == total_steps
             evaluating = step % evaluate_every == 0 or last
             if step % config.train.log_every == 0 or evaluating:
                 log.note(step, metrics, progress)
             progress.advance(log.summary)
             if evaluating:
+                finite.require_few(metrics)
                 with progress.paused():
                     log.add(_evaluate(job, state, selection, step))
             stopping = asked.agreed()
             if step % save_every == 0 or last or selection.finished or stopping:
                 log.write()
-                guard.require_sane(step, state.trainable, metrics)
+                finite.require_few(metrics)
+                guard.require_sane(step, state.trainable)
                 notes = {**selection.notes(), "skipped": sorted(job.data.skipped.everywhere().rows)}
                 stored = steps.stored_form({"state": state.replace(frozen={}), "selected": selection.values})
                 checkpoint.save(manager, step, stored["state"], stored["selected"], notes)
             if stopping:
-                raise Stopped(f"stopped at step {step} of {total_steps}; the same command resumes from there")
+                break
         log.write()
+        checkpoint.require_written(manager, wait=True)  # a request that arrives meanwhile must not be lost
+        if stopping or asked.agreed_at_end():
+            raise Stopped(f"stopped at step {step} of {total_steps}; the same command resumes from there")
     progress.close()
     return selection
 

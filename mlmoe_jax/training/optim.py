@@ -139,6 +139,11 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     )
 
 
+def updates_made(opt: Any) -> Array:
+    """Return the number of updates that an optimizer of `make_optimizer` has made, i32[], from its state."""
+    return opt[-1].count  # that of optax.scale_by_learning_rate
+
+
 def ema_update(ema: Mapping[str, Array], new: Mapping[str, Array], decay: float) -> dict[str, Array]:
     """Return decay · ema + (1 − decay) · new for each path; a constant value is preserved bit for bit."""
     return jax.tree.map(lambda old, value: old + (1 - decay) * (value - old), dict(ema), dict(new))

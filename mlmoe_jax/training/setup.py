@@ -222,6 +222,7 @@ def build_steps(
         mesh=mesh,
         label_axes=label_axes,
         accumulate=config.train.accumulate,
+        skips=bool(config.train.skip_nonfinite),
     )
     return Steps(
         num_labels=num_labels,

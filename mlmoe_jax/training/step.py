@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +18,14 @@ from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.models.prompts import within_bounds
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, interleaved, placements
 from mlmoe_jax.training.objective import Metrics, Objective
-from mlmoe_jax.training.optim import ema_update
+from mlmoe_jax.training.optim import ema_update, updates_made
 from mlmoe_jax.training.state import TrainState
 
 # (state without frozen, frozen, part of a batch, whole batch, key) -> gradient, metrics, statistics after the part
 Differentiate = Callable[[TrainState, Params, Batch, Batch, jax.Array], tuple[Params, Metrics, Params]]
+
+
+_KINDS = ("frozen", "trainable", "statistics", "optimizer", "output", "loss", "gradient")
 
 
 class TrainStep:
@@ -29,7 +34,8 @@ class TrainStep:
     The state is donated, except for its frozen weights, which the program does not return either.
     """
 
-    def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None):
+    def __init__(self, step: Callable, values: Callable, mesh: Mesh, label_axes: LabelAxes | None):
+        self._values = values
         self._step, self._mesh, self._label_axes = step, mesh, label_axes
         self._compiled: jax.stages.Compiled | None = None
 
@@ -50,6 +56,13 @@ class TrainStep:
         moving, metrics = self.compile(state, batch)(state.replace(frozen={}), state.frozen, batch)
         return moving.replace(frozen=state.frozen), metrics
 
+    def tensors(self, state: TrainState, batch: Batch) -> list[tuple[str, Any]]:
+        """Return which values of a step are finite: kinds of values and their trees of bool[], in order of computation.
+
+        The step is computed a second time, so the state must be the one before it.
+        """
+        return list(zip(_KINDS, jax.jit(self._values)(state.replace(frozen={}), state.frozen, batch), strict=True))
+
 
 def make_train_step(
     definition: ModelDef,
@@ -63,11 +76,14 @@ def make_train_step(
     mesh: Mesh,
     label_axes: LabelAxes | None = None,
     accumulate: int = 1,
+    skips: bool = False,
 ) -> TrainStep:
     """Return the training step. All randomness of step t comes from (seed, t), so a resumed run repeats it.
 
     label_axes: those with which the state is placed. accumulate: number of parts into which a batch is split; they are
-    computed one after another, so only the activations of one part are in memory (see `_accumulated`).
+    computed one after another, so only the activations of one part are in memory (see `_accumulated`). skips: a step
+    whose loss or gradient is not finite changes nothing but the number of the step; the metrics then have
+    `skipped_steps`, the number so far.
     """
 
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
@@ -92,9 +108,24 @@ def make_train_step(
         trainable = optax.apply_updates(moving.trainable, updates)
         ema = ema_update(moving.ema, {**trainable, **stats}, ema_decay)
         after = moving.replace(step=moving.step + 1, trainable=trainable, stats=stats, opt=opt, ema=ema)
-        return after, {**metrics, "gradient_norm": optax.tree.norm(gradient)}
+        metrics = {**metrics, "gradient_norm": optax.tree.norm(gradient)}
+        if skips:
+            taken = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
+            after = jax.tree.map(partial(jnp.where, taken), after, moving.replace(step=after.step))
+            metrics["skipped_steps"] = after.step - updates_made(after.opt)
+        return after, metrics
 
-    return TrainStep(step, mesh, label_axes)
+    def values(moving: TrainState, frozen: Params, batch: Batch) -> Any:
+        key = jax.random.fold_in(jax.random.key(seed), moving.step)
+        everything = {**moving.trainable, **frozen, **moving.stats}
+        prediction, _ = apply(
+            definition, everything, batch, preprocess, mesh, label_axes, augmentation=augmentation, key=key
+        )
+        gradient, metrics, _ = gradient_of(moving, frozen, batch, batch, key)
+        found = (frozen, moving.trainable, moving.stats, moving.opt, prediction, metrics, gradient)
+        return jax.tree.map(lambda value: jnp.all(jnp.isfinite(value)), found)
+
+    return TrainStep(step, values, mesh, label_axes)
 
 
 def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differentiate:

@@ -225,6 +225,18 @@ def test_a_missing_tensor_is_named(refusal, vit, source, tmp_path):
     assert refused(refusal, vit, tmp_path, tensors) == "no tensor for blocks/1/mlp/fc1/bias; no tensor for norm/scale"
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_tensor_with_numbers_that_are_not_finite_is_named(refusal, vit, source, tmp_path, bad, dtype):
+    tensors = timm_layout(source)
+    name = sorted(tensors)[3]
+    tensors[name] = np.array(tensors[name])
+    tensors[name].flat[1] = bad
+    tensors = {key: value.astype(jnp.dtype(dtype)) for key, value in tensors.items()}
+    sentence = refused(refusal, vit, tmp_path, tensors, "weights.safetensors")
+    assert f"1 of the {tensors[name].size} numbers of tensor {name} in {tmp_path / 'weights.safetensors'} " in sentence
+
+
 def test_an_unknown_tensor_is_named(refusal, vit, source, tmp_path):
     tensors = timm_layout(source) | {"blocks.0.gate": np.ones(3), "blocks.7.norm1.bias": np.ones(D)}
     assert refused(refusal, vit, tmp_path, tensors) == (

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import MetricLog
 from mlmoe_jax.runtime.preemption import asked_to_stop
@@ -179,14 +180,13 @@ def test_one_row_per_step(folder):
     assert log.summary == "loss 0.1235, rate 0.25"
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_ends_the_run(folder, refusal, loss):
-    log = MetricLog(folder, lambda step: 0.1, steps_per_epoch=4)
-    log.note(8, {"loss": jnp.float32(loss)}, PROGRESS)
-    assert refusal(log.write) == (
-        f"the loss is {loss} at step 8; lower config.optim.learning_rate and start in a new --workdir "
-        "(the checkpoints before it are kept)"
-    )
+def test_a_row_is_written_only_after_its_metrics_are_accepted(folder, refusal):
+    def refuse(metrics):
+        raise UserError(f"the loss is {metrics['loss']}")
+
+    log = MetricLog(folder, lambda step: 0.1, steps_per_epoch=4, require=refuse)
+    log.note(8, {"loss": jnp.float32(0.5)}, PROGRESS)
+    assert refusal(log.write) == "the loss is 0.5"
     assert folder.rows() == []
 
 

@@ -125,6 +125,18 @@ TRAIN = section(
         "training ends without saving, so that the checkpoint before is kept; 0 is off.",
         least=0,
     ),
+    skip_nonfinite=Integer(
+        0,
+        "Number of steps that are skipped if their loss or gradient is not finite: parameters and optimizer stay "
+        "unchanged; one more ends the training.",
+        least=0,
+        unit="steps",
+    ),
+    find_nonfinite=Flag(
+        False,
+        "Name the first value that is not finite when a step has one; every step then waits for the device, and the "
+        "state is in memory twice.",
+    ),
     save_backbone=Flag(False, "Write backbone.safetensors, in float16, at the end of training."),
 )
 
