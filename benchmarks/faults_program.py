@@ -1,0 +1,229 @@
+"""The program under test of `benchmarks.faults`: tiny, and able to be struck at a chosen moment.
+
+Each start is a process of its own, forked from one that has imported all libraries, or with `fresh` started anew. The
+environment variable FAULT="MOMENT SIGNAL COUNT" lets it send itself a signal when a moment comes for the COUNT-th time.
+"""
+
+import dataclasses
+import importlib.abc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+COMMAND = (
+    "--config=mlvpt_digits",
+    "--config.model.backbone.weights=none",
+    "--config.data.test_splits=test",
+    "--config.train.epochs=2",
+    "--config.train.batch_size=20",
+    "--config.train.log_every=1",
+    "--config.eval.batch_size=40",
+    "--config.checkpoint.every_epochs=0.5",
+    "--config.eval.every_epochs=1",
+    "--config.thresholds.at_end=True",
+)
+SCENES = {"train": 80, "val": 40, "test": 40, "test_shift": 40}  # 2 epochs of 4 steps
+LIMIT = 300  # seconds that one start may take
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    "MLMOE_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a start: exit code (negative: the signal that killed it) and both outputs."""
+
+    code: int
+    text: str
+
+    @property
+    def one_sentence(self) -> bool:
+        """Whether it ended with an error that is one sentence, and no traceback."""
+        errors = [line for line in self.text.splitlines() if line.startswith("error: ")]
+        return len(errors) == 1 and ". " not in errors[0] and self.quiet
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing in the output looks like a traceback."""
+        return not any(word in self.text for word in ("Traceback", "Exception ignored", "ERROR:absl", "ERROR:asyncio"))
+
+
+class Program:
+    """Starts the tiny program in a folder of its own."""
+
+    def __init__(self, place: Path):
+        self.place = place
+        os.environ.update(_ENVIRONMENT, MLMOE_CACHE=str(place / "cache"))
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(place / "compiled"))
+        self.photo = place / "photos" / "0.png"
+        self.photo.parent.mkdir()
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(self.photo)
+
+    def train(self, folder: Path, fault: str = "", **options) -> Ended:
+        """Train in a folder."""
+        return self((*COMMAND, f"--workdir={folder}"), fault, **options)
+
+    def __call__(self, arguments: Sequence[str], fault: str = "", *, fresh: bool = False, after: float = 0) -> Ended:
+        """Run one command; after: seconds after which it gets the signal of `fault`, for the moment "clock"."""
+        start = self._fresh if fresh else self._forked
+        with tempfile.TemporaryFile() as output:
+            process = start(list(map(str, arguments)), fault, output.fileno())
+            code = _wait(process, fault if after else "", after)
+            output.seek(0)
+            return Ended(code, output.read().decode(errors="replace"))
+
+    def begin(self, arguments: Sequence[str], fault: str) -> Callable[[], int]:
+        """Start a command and return at once; the returned function waits for its exit code."""
+        process = self._forked(list(map(str, arguments)), fault, os.open(os.devnull, os.O_WRONLY))
+        return lambda: _wait(process, "", 0)
+
+    def _fresh(self, arguments: list[str], fault: str, output: int) -> int:
+        command = [sys.executable, "-m", "benchmarks.faults_program", *arguments]
+        return subprocess.Popen(command, env=os.environ | {"FAULT": fault}, stdout=output, stderr=output).pid
+
+    def _forked(self, arguments: list[str], fault: str, output: int) -> int:
+        import mlmoe_jax.main
+        import mlmoe_jax.training.loop  # noqa: F401 (imported once for all children)
+
+        sys.stdout.flush()
+        with warnings.catch_warnings(action="ignore"):  # JAX is imported, but has not started its threads
+            child = os.fork()
+        if child:
+            return child
+        try:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            code = run(arguments, fault)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(process: int, fault: str, after: float) -> int:
+    end, struck = time.monotonic() + LIMIT, not fault
+    begun = time.monotonic()
+    while True:
+        done, status = os.waitpid(process, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if not struck and time.monotonic() - begun > after:
+            os.kill(process, int(fault.split()[1]))
+            struck = True
+        if time.monotonic() > end:
+            os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+# ----------------------------------------------------------------------------------------------------- in the program
+def run(arguments: list[str], fault: str) -> int:
+    """Be the program: `mlmoe_jax.main` on few scenes and a tiny backbone, struck by a fault if there is one."""
+    if fault.startswith("import "):
+        sys.meta_path.insert(0, _AtImport("optax", _striker(fault)))
+    from mlmoe_jax.data.sources import digits
+    from mlmoe_jax.models.backbones import catalog
+
+    digits.SCENES = SCENES
+    entry = catalog.CATALOG["vit_digits"]
+    shape = dataclasses.replace(entry.shape, width=16, depth=1, heads=2, patch=32)
+    catalog.CATALOG["vit_digits"] = dataclasses.replace(entry, shape=shape)
+    from mlmoe_jax.main import main
+
+    if fault and fault.split()[0] not in ("clock", "import"):
+        _prepare(fault.split()[0], _striker(fault))
+    return main(arguments)
+
+
+def _striker(fault: str) -> Callable[[], None]:
+    """Return a function that does what a fault says when it is called for the COUNT-th time."""
+    _, number, count = fault.split()[:3]
+    left = [int(count)]
+
+    def strike() -> None:
+        left[0] -= 1
+        if left[0]:
+            return
+        if number == "wait":  # for the file that is named as the count's successor
+            while not Path(fault.split()[3]).exists():
+                time.sleep(0.05)
+        else:
+            os.kill(os.getpid(), int(number))
+
+    return strike
+
+
+class _AtImport(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, strike: Callable[[], None]):
+        self.name, self.strike = name, strike
+
+    def find_spec(self, name, path, target=None):
+        """Strike when the library is first looked for."""
+        if name == self.name:
+            self.strike()
+
+
+def _prepare(moment: str, strike: Callable[[], None]) -> None:
+    """Let `strike` be called whenever a moment comes."""
+    from mlmoe_jax.runs import checkpoint
+    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.runtime import storage
+    from mlmoe_jax.training import loop, setup, step
+
+    def around(owner: object, name: str, *, first: bool = False, then: Callable = lambda *_: None) -> None:
+        real = getattr(owner, name)
+
+        def wrapped(*arguments, **options):
+            if first:
+                strike()
+            value = real(*arguments, **options)
+            then(*arguments)
+            if not first:
+                strike()
+            return value
+
+        setattr(owner, name, wrapped)
+
+    match moment:
+        case "set-up":
+            around(loop, "open_data", first=True)
+        case "compile":
+            around(step.TrainStep, "lower")
+        case "step":
+            around(step.TrainStep, "__call__", first=True)
+        case "checkpoint-half":
+            around(checkpoint, "save")
+        case "checkpoint-done":
+            around(checkpoint, "save", then=lambda manager, *_: manager.wait_until_finished())
+        case "row":
+            around(RunFolder, "append_row")
+        case "evaluation":
+            around(setup.Job, "score", first=True)
+        case "final-evaluation":
+            around(loop, "finish", first=True)
+        case "saving":
+            around(storage.os, "replace", first=True)
+        case "end":
+            around(loop, "finish")
+        case _:
+            raise ValueError(moment)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:], os.environ.get("FAULT", "")))
