@@ -335,7 +335,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with interruptible():
             code = _run(arguments)
-            _flush_output()
+            disk.flush_output()
             return code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -346,16 +346,6 @@ def main(arguments: Sequence[str]) -> int:
             raise
         print(f"error: {printable(str(known))}", file=sys.stderr)
         return known.exit_code
-
-
-def _flush_output() -> None:
-    """Write what is printed so far; at exit, a full disk would have no sentence."""
-    try:
-        with disk.writing("standard output"):
-            sys.stdout.flush()
-    except (OSError, UserError):
-        disk.discard_output()
-        raise
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -43,6 +43,16 @@ def _number(error: BaseException) -> int | None:
     return next((number for number in _REMEDIES if os.strerror(number) in text), None)
 
 
+def flush_output() -> None:
+    """Write what is printed so far; NoRoom if that fails, which at exit would have no sentence."""
+    try:
+        with writing("standard output"):
+            sys.stdout.flush()
+    except (OSError, NoRoom):
+        discard_output()
+        raise
+
+
 def discard_output() -> None:
     """Discard what standard output's buffers hold and will hold, so that writing them at exit cannot fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -115,17 +115,23 @@ def make_train_step(
             metrics["skipped_steps"] = after.step - updates_made(after.opt)
         return after, metrics
 
+    def forward(values: Params, batch: Batch, key: jax.Array) -> Any:
+        return apply(definition, values, batch, preprocess, mesh, label_axes, augmentation=augmentation, key=key)[0]
+
+    return TrainStep(step, _finite_values(forward, gradient_of, seed), mesh, label_axes)
+
+
+def _finite_values(forward: Callable, gradient_of: Differentiate, seed: int) -> Callable:
+    """Return the function behind `TrainStep.tensors`."""
+
     def values(moving: TrainState, frozen: Params, batch: Batch) -> Any:
         key = jax.random.fold_in(jax.random.key(seed), moving.step)
-        everything = {**moving.trainable, **frozen, **moving.stats}
-        prediction, _ = apply(
-            definition, everything, batch, preprocess, mesh, label_axes, augmentation=augmentation, key=key
-        )
+        prediction = forward({**moving.trainable, **frozen, **moving.stats}, batch, key)
         gradient, metrics, _ = gradient_of(moving, frozen, batch, batch, key)
         found = (frozen, moving.trainable, moving.stats, moving.opt, prediction, metrics, gradient)
         return jax.tree.map(lambda value: jnp.all(jnp.isfinite(value)), found)
 
-    return TrainStep(step, values, mesh, label_axes)
+    return values
 
 
 def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differentiate:

@@ -73,7 +73,8 @@ def test_partial_files_of_killed_processes_are_removed(tmp_path):
 def test_output_to_a_full_disk_has_a_sentence():
     command = [sys.executable, "-m", "mlmoe_jax.main", "--help=optim.b1"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     assert done.returncode == NO_ROOM
     assert done.stderr == (
         "error: cannot write standard output: No space left on device; make room and repeat the same command\n"
