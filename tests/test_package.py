@@ -143,3 +143,12 @@ def test_everything_that_is_imported_is_required():
     outside = [file for file in files if re.search(pattern, file.read_text(), re.MULTILINE)]
     assert not outside, "the rest works without the extra"
     assert "torch" not in foreign
+
+
+@pytest.mark.parametrize("name", ["base", "tpu", "cuda"])
+def test_lock_files_have_every_requirement(name):
+    lines = (REPOSITORY / "requirements.txt").read_text().splitlines()
+    lines += PROJECT["project"]["optional-dependencies"].get(name, [])
+    wanted = {re.split(r"[\[<>=! ]", line)[0].lower().replace("_", "-") for line in lines if line and line[0] != "#"}
+    locked = set(re.findall(r"^([a-z0-9-]+)==", (REPOSITORY / "locks" / f"{name}.lock").read_text(), re.M))
+    assert not wanted - locked, "run: bash locks/make.sh"
