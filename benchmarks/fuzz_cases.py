@@ -23,7 +23,8 @@ from safetensors.numpy import save
 import mlmoe_jax.config as configuration
 from mlmoe_jax import main as program
 from mlmoe_jax.config.defaults import KEYS
-from mlmoe_jax.data.images import FORMATS, BadImage, Images, read_image
+from mlmoe_jax.config.flags import FLAGS
+from mlmoe_jax.data.images import FORMATS, BadImage, Decoding, Images, read_image
 from mlmoe_jax.data.sources import packed
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.inference.inputs import GivenImages, find_images
@@ -272,7 +273,7 @@ def command_line(draw: st.DrawFn, base: Path, place: Path) -> Case:
     modes = st.sampled_from((*program.MODES, "none", ""))
     words = st.one_of(
         st.builds("--mode={}".format, modes),
-        st.builds("--{}={}".format, st.sampled_from((*program._FLAGS, "config", "workdir", "json", "help")), TEXTS),
+        st.builds("--{}={}".format, st.sampled_from((*FLAGS, "config", "workdir", "json", "help")), TEXTS),
         st.builds("--config.{}={}".format, st.sampled_from(sorted(KEYS)), TEXTS),
         st.builds("--help={}".format, st.one_of(st.sampled_from(sorted(KEYS)), TEXTS)),
         TEXTS,
@@ -478,7 +479,7 @@ def images(draw: st.DrawFn, base: Path, place: Path) -> Case:
     else:
         path = draw(st.sampled_from(sorted(base.iterdir())))
         content = damaged(draw, path.read_bytes())
-    return repr(content[:100]), partial(read_image, content, at_least=draw(st.sampled_from((0, 4))))
+    return repr(content[:100]), partial(read_image, content, decoding=Decoding(draw(st.sampled_from((0, 4)))))
 
 
 def lists(draw: st.DrawFn, base: Path, place: Path) -> Case:

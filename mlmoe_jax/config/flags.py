@@ -9,7 +9,7 @@ from typing import Any
 from mlmoe_jax.errors import UserError
 
 # Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
-_FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
+FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "sweep": (
         ("train",),
         "config.KEY=VALUE,VALUE,…, or config=NAME,NAME,… for several configs; repeat for a grid",
@@ -95,7 +95,7 @@ def _parser(modes: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--mode", choices=tuple(modes), default="train")
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
     parser.add_argument("--workdir", action="append", default=[], help="run folder (compare: twice; train: runs/…)")
-    for name, (of_modes, text, options) in _FLAGS.items():
+    for name, (of_modes, text, options) in FLAGS.items():
         parser.add_argument(f"--{name}", help=f"{', '.join(of_modes)}: {text}", **options)
     parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
     return parser
@@ -127,7 +127,7 @@ def parse_flags(arguments: Sequence[str], modes: Sequence[str]) -> tuple[argpars
             raise UserError(f"--{name} is given {len(given)} times; give it {'once' if limit == 1 else 'twice'}")
         if limit == 1:
             setattr(flags, name, given[0] if given else None)
-    for name, (of_modes, _, _) in _FLAGS.items():
+    for name, (of_modes, _, _) in FLAGS.items():
         attribute = name.replace("-", "_")
         if flags.mode not in of_modes and getattr(flags, attribute) != parser.get_default(attribute):
             raise UserError(f"--{name} is for --mode={' and '.join(of_modes)}; leave it out of --mode={flags.mode}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlmoe_jax.data.images import Images
+from mlmoe_jax.errors import UserError
 
 if TYPE_CHECKING:
     from mlmoe_jax.data.features import FeatureTable
@@ -65,3 +66,9 @@ class Split:
                 f"split {self.name}: {len(self.ids)} ids, {len(self.images)} images, {len(self.classes)} classes "
                 f"and labels of shape {self.labels.shape} do not fit together"
             )
+        for name in self.classes:  # they are lines of labels.txt, and cells of tables that people open
+            if not name.isprintable():
+                raise UserError(
+                    f"split {self.name} has the label {name!r}, with a line break or another character that is not "
+                    "printable; rename it"
+                )

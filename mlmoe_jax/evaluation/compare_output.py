@@ -24,7 +24,8 @@ from mlmoe_jax.evaluation.compare_pairs import MeasuredPairs, pairs_of_runs
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.spreadsheet import row_writer
-from mlmoe_jax.runtime.storage import Target, opened, to_json
+from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.targets import Target, opened
 from mlmoe_jax.runtime.text import percent, text_table
 
 _SHOWN = 10  # rows of a printed table

@@ -13,7 +13,7 @@ from etils import epath
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import spreadsheet
-from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target
+from mlmoe_jax.runtime.targets import STANDARD_OUTPUT, Target
 
 
 @dataclass(frozen=True)

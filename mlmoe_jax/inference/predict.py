@@ -26,7 +26,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device
-from mlmoe_jax.runtime.storage import Target, opened
+from mlmoe_jax.runtime.targets import Target, opened
 from mlmoe_jax.runtime.text import text_table
 
 BATCH = 32  # default number of images per device

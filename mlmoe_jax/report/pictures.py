@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.data.sources.open import open_split, root_of
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import SplitScores
@@ -45,11 +45,14 @@ def thumbnails(files: RunFiles, scored: SplitScores, wanted: Sequence[str]) -> T
     except UserError as error:
         found.left_out.append(f"{len(missing):,} images are not shown, since the data set cannot be read: {error}.")
         return found
-    _read(found, missing, source, scored, os.path.realpath(config.data.root))
+    root = os.path.realpath(root_of(config.data))
+    _read(found, missing, source, scored, root, Decoding.of(config.data, SIDE))
     return found
 
 
-def _read(found: Thumbnails, missing: Sequence[str], source: Split, scored: SplitScores, root: str) -> None:
+def _read(
+    found: Thumbnails, missing: Sequence[str], source: Split, scored: SplitScores, root: str, decoding: Decoding
+) -> None:
     """Add thumbnails of the images `missing` that the data set may show."""
     reasons: dict[str, int] = {}
     rows = {str(name): row for row, name in enumerate(source.ids)}
@@ -63,7 +66,7 @@ def _read(found: Thumbnails, missing: Sequence[str], source: Split, scored: Spli
             reason = "their files are outside data.root"
         else:
             try:
-                found.shown[name] = thumbnail(source.images.read(row, SIDE), SIDE)
+                found.shown[name] = thumbnail(source.images.read(row, decoding), SIDE)
                 continue
             except BadImage:
                 reason = "they cannot be read"

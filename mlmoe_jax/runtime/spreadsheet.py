@@ -50,9 +50,9 @@ def read_rows(lines: Iterable[str]) -> list[dict[str, str]]:
     return [dict(zip(heading, row, strict=True)) for row in rows[1:]]
 
 
-def join_names(names: Sequence[str], separator: str = ";") -> str:
-    r"""Return names as one cell; the separator and backslashes in a name get a backslash, as in `a\;b`."""
-    return separator.join(name.replace("\\", r"\\").replace(separator, f"\\{separator}") for name in names)
+def join_names(names: Sequence[str]) -> str:
+    r"""Return names as one cell, separated by `;`; this and backslashes in a name get a backslash, as in `a\;b`."""
+    return ";".join(name.replace("\\", r"\\").replace(";", r"\;") for name in names)
 
 
 def split_names(cell: str, separator: str = ";") -> list[str]:

@@ -55,8 +55,8 @@ def test_data_sets_are_found_below_the_root(shared_data):
 @pytest.mark.parametrize(
     ("name", "opener", "before", "more"),
     [
-        ("voc2007", "voc.open_voc", (2007,), {}),
-        ("voc2012", "voc.open_voc", (2012,), {}),
+        ("voc2007", "voc.open_voc", (2007,), {"difficult": "negative"}),
+        ("voc2012", "voc.open_voc", (2012,), {"difficult": "negative"}),
         ("coco2014", "coco.open_coco", (), {}),
         ("nuswide", "nuswide.open_nuswide", (), {}),
         ("vg256", "visual_genome.open_vg256", (), {}),
@@ -95,7 +95,7 @@ def test_packed_and_tfds_get_their_arguments(monkeypatch, tmp_path):
     assert open_split(settings("packed", "a"), "train") == ("a", "train")
     monkeypatch.setattr("mlmoe_jax.data.sources.tfds.open_tfds", lambda *args, **options: (args, options))
     opened = open_split(settings("tfds:coco/2014", "a", keep_empty=True), "train[:50%]")
-    assert opened == (("a", "coco/2014", "train[:50%]"), {"keep_empty": True})
+    assert opened == (("a", "coco/2014", "train[:50%]"), {"keep_empty": True, "difficult": "negative"})
 
 
 def test_a_packed_data_set_has_the_name_and_labels_of_its_source(tmp_path):

@@ -79,7 +79,7 @@ def test_labels_with_line_breaks_are_refused(tmp_path, refusal, name):
     write(tmp_path, "train.jsonl", lines({"image": "a.png", "labels": ["ok", name]}))
     data = settings(tmp_path, name="jsonl", table="{split}.jsonl")
     sentence = refusal(open_split, data, "train")
-    assert sentence.startswith(f"data set jsonl has the label {name!r}, with a line break or another character that ")
+    assert sentence.startswith(f"split train has the label {name!r}, with a line break or another character that ")
 
 
 def test_nested_json_is_refused(tmp_path, refusal):

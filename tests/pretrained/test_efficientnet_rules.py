@@ -92,7 +92,11 @@ def places(tmp_path, monkeypatch):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path / "installed")
     entry = dataclasses.replace(
-        catalog.entry("efficientnet_lite0"), shape=SHAPE, file="tiny.safetensors", package=f"{PACKAGE}/models"
+        catalog.entry("efficientnet_lite0"),
+        shape=SHAPE,
+        file="tiny.safetensors",
+        sha256="",
+        package=f"{PACKAGE}/models",
     )
     monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
     folders = tmp_path / "project" / "files", tmp_path / "installed" / PACKAGE / "models", tmp_path / "cache"

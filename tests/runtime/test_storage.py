@@ -5,14 +5,13 @@ from etils import epath
 
 from mlmoe_jax.runtime.storage import (
     Folder,
-    Target,
     is_file_name,
     open_to_append,
-    opened,
     require_new,
     whole_file,
     whole_folder,
 )
+from mlmoe_jax.runtime.targets import Target, opened
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -69,12 +69,6 @@ def open_split(
     """
     in_part = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
     opened = source_named(data_config.name).open(data_config, data_config.train_split if in_part else split, classes)
-    for name in opened.classes:
-        if not name.isprintable():  # labels are lines of labels.txt, and cells of tables that people open
-            raise UserError(
-                f"data set {data_config.name} has the label {name!r}, with a line break or another character that is "
-                "not printable; rename it"
-            )
     if classes is not None and tuple(classes) != opened.classes:
         raise UserError(
             f"split {split} of {data_config.name} has the labels {some(opened.classes, 4)}, but the model was trained "
