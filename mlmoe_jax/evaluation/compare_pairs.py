@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.compare import Change, ComparedRun, MatchedImages
 from mlmoe_jax.evaluation.label_pairs import (
@@ -31,8 +30,8 @@ from mlmoe_jax.evaluation.label_pairs import (
 )
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, LABELS, THRESHOLDS
-from mlmoe_jax.runs.restore import read_label_space
+from mlmoe_jax.runs.folder import LABEL_SPACE, LABELS, THRESHOLDS
+from mlmoe_jax.runs.restore import read_config, read_label_space
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.text import percent, text_table
 
@@ -93,7 +92,7 @@ def _measure(
     space = read_label_space(folder) if (folder / LABEL_SPACE).exists() else None
     if space is not None and set(space.names) != set(labels):
         raise UserError(f"{folder / LABEL_SPACE} is damaged: its labels are not those of {LABELS}")
-    support = configuration.from_json(folder.read_text(CONFIG)).metrics.pair_support
+    support = read_config(folder).metrics.pair_support
     names = parse_pairs(pairs, labels) if pairs else choose_pairs(labels, space, support=support)
     cuts = [_cuts(run, tables[0].name, labels) for run in runs]
     found = []

@@ -13,7 +13,6 @@ Shape letters: N images, K labels.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,9 +88,10 @@ def read_shares(folder: RunFolder) -> dict[str, SplitShares]:
 
 
 def _read_file(folder: RunFolder, name: str) -> dict[str, SplitShares]:
-    with folder.reading(name), np.load(io.BytesIO((folder / name).read_bytes()), allow_pickle=False) as stored:
+    with folder.reading(name):
+        stored = folder.read_npz(name)
         of, codes = stored["split"], stored["labels"]
-        gates = {key.removeprefix(_SHARED): stored[key] for key in stored.files if key.startswith(_SHARED)}
+        gates = {key.removeprefix(_SHARED): array for key, array in stored.items() if key.startswith(_SHARED)}
     fits = codes.ndim == 2 and of.shape == codes.shape[:1]
     for shares in gates.values():
         of_images = shares.ndim == 2 and len(shares) in (1, len(codes))

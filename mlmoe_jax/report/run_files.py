@@ -38,7 +38,7 @@ from mlmoe_jax.runs.folder import (
     RunFolder,
 )
 from mlmoe_jax.runs.history import read_starts
-from mlmoe_jax.runs.restore import read_config
+from mlmoe_jax.runs.restore import read_config, read_label_space
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime.spreadsheet import read_rows
 from mlmoe_jax.runtime.storage import is_file_name
@@ -138,10 +138,7 @@ class RunFiles:
     @cached_property
     def label_space(self) -> LabelSpace | None:
         """The labels with their training statistics."""
-        if not (self.folder / LABEL_SPACE).exists():
-            return None
-        with self.folder.reading(LABEL_SPACE):
-            return LabelSpace.of(self.folder.read_npz(LABEL_SPACE))
+        return read_label_space(self.folder) if (self.folder / LABEL_SPACE).exists() else None
 
     @cached_property
     def cooccurrence(self) -> list[dict[str, str]] | None:

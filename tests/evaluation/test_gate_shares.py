@@ -27,6 +27,7 @@ from mlmoe_jax.evaluation.gate_shares import (
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime import npz
 
 NAMES = ("a", "b", "c", "d")
 
@@ -82,6 +83,13 @@ def test_runs_without_such_gates_and_damaged_files(tmp_path, refusal):
     codes, of = plain.codes, np.full(5, "val")
     folder.write_npz("gates.npz", labels=codes, split=of, **{"shared/experts": np.zeros((4, 4), np.float32)})
     assert "its shares do not fit" in refusal(read_shares, folder)
+
+
+def test_shares_that_unpack_to_far_more_than_the_file_are_refused(tmp_path, refusal, monkeypatch):
+    monkeypatch.setitem(npz.read_npz.__kwdefaults__, "usual", 1000)
+    folder, wide = RunFolder(tmp_path), np.zeros((1, 1_000_000), np.int8)
+    folder.write_npz("gates.npz", labels=wide, split=np.full(1, "val"))
+    assert "gates.npz is damaged: it would unpack to" in refusal(read_shares, folder)
 
 
 def test_the_entries_of_shared_experts():
