@@ -61,6 +61,8 @@ def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, val
     from mlmoe_jax.runs.restore import stored_config
 
     def resumed():
+        if flags.sweep:  # its runs are in folders of their own
+            return None
         name = run_name(flags.config, overrides, mode=flags.mode)  # a file that chooses is for data of one's own
         folder = RunFolder(f"{RUNS}/{name}" if flags.workdir is None else flags.workdir)
         folder.require_place()
