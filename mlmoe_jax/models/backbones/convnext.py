@@ -15,6 +15,7 @@ from flax import nnx
 from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
 from mlmoe_jax.models.backbones.resnet import check_read, read_map
 from mlmoe_jax.models.contracts import CLS, BackboneShape, Features, Prompts
+from mlmoe_jax.models.layers.convolution import convolve
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp, layer_norm
 
 EPSILON = 1e-6
@@ -71,6 +72,7 @@ def _convolution(
         padding=((size // 2, size // 2),) * 2 if depthwise else "VALID",
         feature_group_count=into if depthwise else 1,
         kernel_init=nnx.initializers.truncated_normal(0.02),
+        conv_general_dilated=convolve,
         dtype=dtype,
         rngs=rngs,
     )

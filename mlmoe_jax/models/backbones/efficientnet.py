@@ -18,7 +18,7 @@ from mlmoe_jax.models.backbones.entry import Entry
 from mlmoe_jax.models.backbones.resnet import check_read, read_map
 from mlmoe_jax.models.contracts import CLS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.depthwise import depthwise as depthwise_conv
+from mlmoe_jax.models.layers.convolution import convolve
 
 # Of each stage (EfficientNet, table 1): size of the depthwise kernel, stride, and expansion of the channels.
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
@@ -75,7 +75,7 @@ class ConvNorm(nnx.Module):
             use_bias=False,
             # As in the authors' code, the fan of a depthwise kernel counts one channel.
             kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in" if depthwise else "fan_out", "normal"),
-            conv_general_dilated=depthwise_conv if depthwise else jax.lax.conv_general_dilated,
+            conv_general_dilated=convolve,
             dtype=dtype,
             rngs=rngs,
         )

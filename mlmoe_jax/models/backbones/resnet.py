@@ -16,6 +16,7 @@ from flax import nnx
 from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
 from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
+from mlmoe_jax.models.layers.convolution import convolve
 
 EXPANSION = 4
 FROZEN_BATCH_NORM = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scale|bias)$", False)
@@ -59,6 +60,7 @@ def _convolution(into: int, out: int, size: int, stride: int, dtype: jnp.dtype |
         padding=((size // 2, size // 2),) * 2,
         use_bias=False,
         kernel_init=nnx.initializers.variance_scaling(2.0, "fan_out", "normal"),
+        conv_general_dilated=convolve,
         dtype=dtype,
         rngs=rngs,
     )

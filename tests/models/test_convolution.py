@@ -1,0 +1,92 @@
+"""Depthwise and pointwise convolutions, against XLA's grouped convolution."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mlmoe_jax.models.layers.convolution import _depthwise, _pointwise, convolve
+from mlmoe_jax.models.macs import count_macs
+
+ONE = {"lhs_dilation": (1, 1), "rhs_dilation": (1, 1)}
+LAYOUT = {**ONE, "dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": 4}
+
+
+def drawn(size, height, width, dtype=np.float32):
+    draw = np.random.default_rng(size)
+    return draw.normal(size=(2, height, width, 4)).astype(dtype), draw.normal(size=(size, size, 1, 4)).astype(dtype)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("side", [(7, 7), (8, 5)])
+def test_a_depthwise_one_equals_the_grouped_convolution_and_so_do_its_gradients(size, stride, side):
+    x, kernel = drawn(size, *side)
+
+    def grouped(x, kernel):
+        return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", **LAYOUT)
+
+    def ours(x, kernel):
+        return convolve(x, kernel, (stride, stride), "SAME", **LAYOUT)
+
+    expected, back = jax.vjp(grouped, x, kernel)
+    found, our_back = jax.vjp(ours, x, kernel)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    draw = np.random.default_rng(0).normal(size=expected.shape).astype(np.float32)
+    for ours, theirs in zip(our_back(draw), back(draw), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    by_hand = _depthwise(x, kernel, strides=(stride, stride), padding="SAME")  # the form for a CPU, on any platform
+    np.testing.assert_allclose(by_hand, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", ["SAME", "VALID", ((0, 0), (0, 0))])
+def test_a_pointwise_one_equals_the_general_convolution_and_so_do_its_gradients(stride, padding):
+    draw = np.random.default_rng(stride)
+    x, kernel = draw.normal(size=(2, 7, 4, 6)).astype(np.float32), draw.normal(size=(1, 1, 6, 5)).astype(np.float32)
+    layout = {**LAYOUT, "feature_group_count": 1}
+
+    def general(x, kernel):
+        return lax.conv_general_dilated(x, kernel, (stride, stride), padding, **layout)
+
+    def ours(x, kernel):
+        return convolve(x, kernel, (stride, stride), padding, **layout)
+
+    expected, back = jax.vjp(general, x, kernel)
+    found, our_back = jax.vjp(ours, x, kernel)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    cotangent = draw.normal(size=expected.shape).astype(np.float32)
+    for ours, theirs in zip(our_back(cotangent), back(cotangent), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    by_hand = _pointwise(x, kernel, strides=(stride, stride), precision=None)  # the form for a CPU, on any platform
+    np.testing.assert_allclose(by_hand, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [((3, 3, 4, 5), "SAME"), ((1, 1, 4, 5), ((1, 1), (1, 1)))])
+def test_any_other_convolution_is_the_general_one(kernel, padding):
+    layout = {**LAYOUT, "feature_group_count": 1}
+    x, kernel = np.ones((1, 6, 6, 4), np.float32), np.ones(kernel, np.float32)
+    traced = jax.make_jaxpr(lambda x, k: convolve(x, k, (1, 1), padding, **layout))(x, kernel)
+    assert [equation.primitive.name for equation in traced.eqns] == ["conv_general_dilated"]
+
+
+def test_narrow_numbers_are_summed_in_float32():
+    x, kernel = drawn(5, 6, 6)
+    narrow = _depthwise(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), strides=(1, 1), padding="SAME")
+    assert narrow.dtype == jnp.bfloat16
+    wide = (v.astype(jnp.bfloat16).astype(np.float32) for v in (x, kernel))
+    exact = _depthwise(*wide, strides=(1, 1), padding="SAME")
+    np.testing.assert_array_equal(narrow, exact.astype(jnp.bfloat16))
+
+
+def test_its_multiply_adds_are_those_of_the_convolution():
+    x, kernel = drawn(3, 8, 8)
+    traced = jax.make_jaxpr(lambda x, k: convolve(x, k, (2, 2), "SAME", **LAYOUT))(x, kernel)
+    assert count_macs(traced.jaxpr) == 2 * 4 * 4 * 4 * 9
+
+
+def test_a_dilation_is_refused():
+    x, kernel = drawn(3, 8, 8)
+    with pytest.raises(ValueError, match="no dilation"):
+        convolve(x, kernel, (1, 1), "SAME", **{**LAYOUT, "rhs_dilation": (2, 2)})
