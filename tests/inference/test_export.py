@@ -231,6 +231,13 @@ def test_every_method_takes_any_number_of_images(method, small_backbones):
     assert str(returned.shape) == "(B, 6)"
 
 
+@pytest.mark.parametrize("backbone", ["efficientnet_lite0", "convnext_tiny"])
+def test_so_does_every_family_of_cnns(backbone):
+    run = random_run("linear_probe", abstract_parts, **{"data.image_size": 32, "model.backbone.name": backbone})
+    returned = jax.eval_shape(program_of(run), {**run.values, **run.frozen}, image_shape(run))
+    assert str(returned.shape) == "(B, 6)"
+
+
 # -------------------------------------------------------------------------------------------------------------- ONNX
 CASES = {
     "ML-VPT": ("mlvpt_digits", ON_VIT),

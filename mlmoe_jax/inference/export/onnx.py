@@ -71,13 +71,21 @@ def _not_converted(run: Run, reason: str) -> UserError:
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Evaluate traced operations, with those of _SIMPLER replaced, also inside functions that are called."""
+    """Evaluate traced operations, with those of _SIMPLER replaced, also inside functions that are called.
+
+    Of the forms of `jax.lax.platform_dependent`, the default is evaluated.
+    """
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
     for equation in jaxpr.eqns:
         given = [atom.val if isinstance(atom, Literal) else known[atom] for atom in equation.invars]
         name, settings = equation.primitive.name, equation.params
         if name in _SIMPLER:
             results = [_SIMPLER[name](*given, settings)]
+        elif name == "platform_index":
+            results = [None]  # read by the choice below only
+        elif name == "cond" and settings["branches_platforms"] is not None:
+            body = settings["branches"][settings["branches_platforms"].index(None)]
+            results = _evaluate(body.jaxpr, body.consts, given[1:])
         elif name in _BODIES:
             body = settings[_BODIES[name]]
             results = _evaluate(body.jaxpr, body.consts, given)

@@ -67,7 +67,8 @@ def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pa
     weights = kernel.astype(jnp.float32)
     padded, (rows, columns) = _padded(x, kernel, strides, padding)
     down, right = strides
-    total = jnp.zeros((len(x), rows, columns, x.shape[-1]), jnp.float32)
+    # Not len(x): an exported program has an open number of images.
+    total = jnp.zeros((x.shape[0], rows, columns, x.shape[-1]), jnp.float32)
     for i, j in itertools.product(*map(range, kernel.shape[:2])):
         part = padded[:, i : i + (rows - 1) * down + 1 : down, j : j + (columns - 1) * right + 1 : right]
         total += part * weights[i, j, 0]
