@@ -1,0 +1,117 @@
+"""A process that is measured: it reads one request per line, and writes one answer per line, both JSON.
+
+Only the standard library is imported here, so that any interpreter can take part. A request is {"do": NAME, …}:
+
+    facts                       versions and devices of the process
+    build, case=CASE            prepare one program (compile it, fill its inputs), in place of the one before
+    round                       time steps of the program, see `timed`
+    memory                      bytes: peak of the process, peak of the accelerator if it reports it
+    call, name=NAME, …          call one of the functions that the process offers by name
+    drop                        release the program
+
+A request that fails is answered by {"error": "reason"}.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+ROUND_SECONDS = 0.5  # a round takes at least two steps, and as many as fit into this time
+MOST_STEPS = 200
+
+
+@dataclass
+class Program:
+    """One program, ready to run.
+
+    step: start a step, which may still be running when the function returns. wait: return when all steps are done.
+    facts: figures that are known before it runs, such as `compile_seconds`.
+    """
+
+    step: Callable[[], None]
+    wait: Callable[[], None] = lambda: None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def timed(program: Program, seconds: float = ROUND_SECONDS) -> dict[str, float]:
+    """Take at least three steps in a row, drop the first, and return the mean of the others, in seconds a step.
+
+    The first step pays for pages that went back to the operating system while other programs ran. `user` and `system`
+    are the CPU time of the process, all threads together.
+    """
+    began = time.perf_counter()
+    program.step()
+    program.wait()
+    first = time.perf_counter() - began
+    steps = min(MOST_STEPS, max(2, int(seconds / max(first, 1e-6))))
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    for _ in range(steps):
+        program.step()
+    program.wait()
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "first": first,
+        "seconds": wall / steps,
+        "user": (after.ru_utime - before.ru_utime) / steps,
+        "system": (after.ru_stime - before.ru_stime) / steps,
+    }
+
+
+def peak_rss() -> int:
+    """Return the largest resident size of this process so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def serve(
+    facts: Callable[[], dict[str, Any]],
+    build: Callable[[dict[str, Any]], Program],
+    device_peak: Callable[[], int | None],
+    functions: dict[str, Callable[..., Any]],
+) -> None:
+    """Answer requests until the input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    program: Program | None = None
+
+    def answer(request: dict[str, Any]) -> Any:
+        nonlocal program
+        match request.pop("do"):
+            case "facts":
+                return facts()
+            case "build":
+                program = None
+                gc.collect()
+                program = build(request["case"])
+                return program.facts
+            case "round":
+                return timed(program)
+            case "memory":
+                return {"process": peak_rss(), "device": device_peak()}
+            case "call":
+                return functions[request.pop("name")](**request)
+            case "drop":
+                program = None
+                gc.collect()
+                return {}
+            case other:
+                raise ValueError(f"no request is called {other!r}")
+
+    for line in sys.stdin:
+        try:
+            result = answer(json.loads(line))
+        except Exception as error:
+            traceback.print_exc()
+            reason = str(error).strip().splitlines() or [""]
+            result = {"error": f"{type(error).__name__}: {reason[0][:300]}"}
+        answers.write(json.dumps(result) + "\n")
+        answers.flush()

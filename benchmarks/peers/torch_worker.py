@@ -1,0 +1,170 @@
+"""The PyTorch side of the benchmarks, a process that speaks the protocol of protocol.py:
+
+    python benchmarks/peers/torch_worker.py
+
+It needs torch and, per case, transformers (ViT) or torchvision (ResNet, input pipeline).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import time
+from typing import Any
+
+import protocol
+import torch
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def device() -> torch.device:
+    """Return the GPU if there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def facts() -> dict[str, Any]:
+    """Return versions and the device."""
+    packages = {}
+    for name in ("torch", "torchvision", "transformers", "pillow"):
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    kind = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"platform": device().type, "devices": [kind], "threads": torch.get_num_threads(), "packages": packages}
+
+
+def device_peak() -> int | None:
+    """Return the peak of GPU memory in bytes; None on a CPU."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+
+
+def wait() -> None:
+    """Return when the GPU, if there is one, has nothing left to do."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+# ------------------------------------------------------------------------------------------------------- programs
+def model_of(case: dict[str, Any]) -> torch.nn.Module:
+    """Build the model of a case with random values, on the device."""
+    if case["method"] == "ml-vpt":
+        from vit import PromptedViT
+
+        made = PromptedViT(case["backbone"], case["resolution"], case["labels"], case["groups"], case["per_group"])
+    else:
+        from cnn import QueryClassifier
+
+        made = QueryClassifier(case["labels"], case["resolution"])
+    return made.to(device())
+
+
+def asymmetric(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the asymmetric loss with gamma 2 and 0, as in the training code of ML-VPT and Q2L."""
+    p = logits.float().sigmoid()
+    with torch.no_grad():
+        focus = torch.where(labels > 0, 1.0, p**2)
+    chosen = torch.where(labels > 0, p, 1 - p)
+    return -(focus * chosen.clamp(min=1e-5).log()).mean()
+
+
+def build(case: dict[str, Any]) -> protocol.Program:
+    """Return the program of a case: one step of training, of inference, or the prediction of one encoded image."""
+    torch.manual_seed(0)
+    began = time.perf_counter()
+    model = model_of(case)
+    low = case["dtype"] == "bfloat16"
+    if low:  # autocast would cast them in every step
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Conv2d) and not module.weight.requires_grad:
+                module.to(torch.bfloat16)
+    torch.set_float32_matmul_precision(case.get("float32_products", "highest"))
+    mean, std = (torch.tensor(values, device=device()).view(3, 1, 1) for values in (MEAN, STD))
+    scale, shift = 1 / (255 * std), mean / std
+
+    def logits_of(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(device().type, torch.bfloat16, enabled=low):
+            return model(image.permute(0, 3, 1, 2).float() * scale - shift)
+
+    if case["compile"]:
+        logits_of = torch.compile(logits_of)
+    side = case["resolution"]
+    image = torch.randint(0, 256, (case["batch"], side, side, 3), dtype=torch.uint8, device=device())
+    labels = torch.randint(0, 2, (case["batch"], case["labels"]), device=device()).float()
+    step = {"train": _training, "infer": _inference, "predict": _prediction}[case["mode"]](
+        model, logits_of, image, labels
+    )
+    built = time.perf_counter() - began
+    step()  # with case["compile"], this one compiles
+    wait()
+    return protocol.Program(
+        step, wait, {"build_seconds": built, "compile_seconds": time.perf_counter() - began - built}
+    )
+
+
+def _training(model, logits_of, image, labels):
+    """Return a step with AdamW and the moving average of the trainable parameters."""
+    model.train()
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    average = [parameter.detach().clone() for parameter in trainable]
+    optimizer = torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = sum(asymmetric(logits, labels) for logits in logits_of(image))
+        loss.backward()
+        optimizer.step()
+        torch._foreach_lerp_(average, [parameter.detach() for parameter in trainable], 1e-3)
+
+    return step
+
+
+def _inference(model, logits_of, image, labels):
+    model.eval()
+
+    @torch.inference_mode()
+    def step() -> None:
+        logits_of(image)[0].float().mean(0).sigmoid()
+
+    return step
+
+
+def _prediction(model, logits_of, image, labels):
+    """Return a step from one encoded image to probabilities on the host."""
+    import numpy as np
+    from PIL import Image
+
+    model.eval()
+    content = encoded_image()
+
+    @torch.inference_mode()
+    def step() -> None:
+        opened = Image.open(io.BytesIO(content)).convert("RGB")
+        pixels = np.array(opened.resize((image.shape[1],) * 2, Image.Resampling.BILINEAR))
+        logits_of(torch.from_numpy(pixels)[None].to(device()))[0].float().mean(0).sigmoid().cpu()
+
+    return step
+
+
+def encoded_image() -> bytes:
+    """Return a smooth JPEG of 640×480."""
+    import numpy as np
+    from PIL import Image
+
+    small = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------- functions
+def loader(**options) -> dict[str, float]:
+    """Return the speed of a DataLoader; see loader.py."""
+    from loader import measure
+
+    return measure(**options)
+
+
+if __name__ == "__main__":
+    protocol.serve(facts, build, device_peak, {"loader": loader})
