@@ -1,7 +1,7 @@
 """ML-VPT on DINOv2 in PyTorch, as a careful user of `transformers` writes it: the twin of this package's model.
 
 The blocks are those of `transformers` with its SDPA attention. Deep prompts are concatenated before every block and
-dropped after it, as in the authors' code; only prompts and head have gradients. No prompt mask is applied, which PyTorch
+dropped after it, as in the authors' code; only prompts and head have gradients. No prompt mask is applied, since PyTorch
 would have to pay for. All values are random.
 """
 

@@ -1,0 +1,283 @@
+"""What all suites of `benchmarks.run` share: processes, paired rounds, stored results and tables.
+
+This process never imports jax or torch, so that each measured process has the accelerator for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / "benchmarks" / "peers"
+MUCH_SYSTEM = 0.1  # share of system time in CPU time above which a result is marked
+MARK = "†"
+
+
+class Failed(Exception):
+    """A request that a measured process refused, with its reason."""
+
+
+# --------------------------------------------------------------------------------------------------------- processes
+@dataclass(frozen=True)
+class Side:
+    """One of the programs that are compared. name: its column. command: starts its process. options: of its cases."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is this package, of some checkout."""
+        return self.command[-1].endswith("jax_worker.py")
+
+
+def our_side(name: str, python: str = sys.executable, checkout: Path = ROOT) -> Side:
+    """Return this package in an interpreter, of a checkout."""
+    added = {"PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    return Side(name, (python, str(PEERS / "jax_worker.py")), _environment() | added, {})
+
+
+def torch_side(python: str, *, compiled: bool) -> Side:
+    """Return the PyTorch twin in an interpreter, eager or compiled."""
+    name = "PyTorch, compiled" if compiled else "PyTorch"
+    return Side(name, (python, str(PEERS / "torch_worker.py")), _environment(), {"compile": compiled})
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of every measured process: large pages for malloc, as in launch/local.sh."""
+    # Two processes share the accelerator, so that JAX must not take most of its memory at once.
+    given = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return given | dict(os.environ)
+
+
+class Worker:
+    """A measured process; see peers/protocol.py."""
+
+    def __init__(self, side: Side, log: Any = subprocess.DEVNULL):
+        self.side = side
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            side.command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=side.environment
+        )
+        self.facts = self.ask("facts")
+
+    def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
+        """Return the answer to a request; Failed if the process refuses it or has ended."""
+        try:
+            self._process.stdin.write(json.dumps({"do": request, **arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise Failed(f"{self.side.name} ended with code {self._process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failed(answer["error"])
+        return answer
+
+    def build(self, case: dict[str, Any]) -> dict[str, Any]:
+        """Let the process prepare a case."""
+        return self.ask("build", case=case | self.side.options)
+
+    def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """Call a function of the process."""
+        return self.ask("call", name=name, **arguments)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class Workers:
+    """The processes of all sides, started when they are first needed and kept for further cases."""
+
+    def __init__(self, sides: Sequence[Side], log: Any = subprocess.DEVNULL):
+        self.sides, self._log, self._running = list(sides), log, {}
+
+    def of(self, side: Side) -> Worker:
+        """Return the process of a side."""
+        if side.name not in self._running:
+            self._running[side.name] = self.fresh(side)
+        return self._running[side.name]
+
+    def fresh(self, side: Side) -> Worker:
+        """Return a new process of a side, which the caller closes."""
+        return Worker(side, self._log)
+
+    def discard(self, side: Side) -> None:
+        """End the process of a side, if it runs; the next case starts another."""
+        if worker := self._running.pop(side.name, None):
+            worker.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._running.values():
+            worker.close()
+        self._running = {}
+
+
+# ------------------------------------------------------------------------------------------------------------ rounds
+def rounds_of(workers: Workers, sides: Sequence[Side], case: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
+    """Measure a case on all sides in alternating rounds; return side -> facts and `rounds`, or `error`.
+
+    All sides are prepared before the first round. Each round takes several steps in a row on each side, see
+    `protocol.timed`; the order is reversed from round to round.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for side in sides:
+        try:
+            found[side.name] = {**workers.of(side).build(case), "rounds": []}
+        except Failed as failed:
+            workers.discard(side)
+            found[side.name] = {"error": str(failed)}
+    running = [side for side in sides if "error" not in found[side.name]]
+    for number in range(rounds):
+        for side in running[:: 1 if number % 2 == 0 else -1]:
+            try:
+                found[side.name]["rounds"].append(workers.of(side).ask("round"))
+            except Failed as failed:
+                workers.discard(side)
+                found[side.name] = {"error": str(failed)}
+        running = [side for side in running if "error" not in found[side.name]]
+    for side in running:
+        workers.of(side).ask("drop")
+    return found
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some values, and their least and largest."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        values = list(values)
+        return cls(statistics.median(values), min(values), max(values))
+
+    def text(self, digits: int = 3) -> str:
+        """Return "median (least … most)"."""
+        return f"{number(self.median, digits)} ({number(self.least, digits)} … {number(self.most, digits)})"
+
+
+def seconds(result: dict[str, Any]) -> Spread:
+    """Return the seconds a step of a side's result."""
+    return Spread.of(one["seconds"] for one in result["rounds"])
+
+
+def ratio(result: dict[str, Any], base: dict[str, Any]) -> Spread:
+    """Return how many times as fast as `base` a side is, from the rounds that belong together."""
+    pairs = zip(result["rounds"], base["rounds"], strict=True)
+    return Spread.of(theirs["seconds"] / ours["seconds"] for ours, theirs in pairs)
+
+
+def mark(result: dict[str, Any]) -> str:
+    """Return MARK if much of the CPU time was the system's, so that the result means little."""
+    user, system = (sum(one[kind] for one in result["rounds"]) for kind in ("user", "system"))
+    return MARK if system > MUCH_SYSTEM * (user + system) else ""
+
+
+# ----------------------------------------------------------------------------------------------------------- results
+def machine() -> dict[str, Any]:
+    """Return generic facts about the host: processor, cores, memory, operating system."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    names = (
+        [line for line in information.read_text().splitlines() if line.startswith("model name")]
+        if (information.exists())
+        else []
+    )
+    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+
+
+class Results:
+    """Measured rows by key, kept in a JSON file, so that a run can go on where another stopped.
+
+    Each row is stored at once. A row is not measured again unless `again`; no new one begins after `until` (of
+    time.monotonic).
+    """
+
+    def __init__(self, path: Path | None, *, again: bool = False, until: float = float("inf")):
+        self.path, self.again, self.until = path, again, until
+        self.machine, self.rows, self._fresh = machine(), {}, set()
+        if path and path.exists():
+            stored = json.loads(path.read_text())
+            if stored["machine"] != self.machine:
+                raise SystemExit(f"{path} holds results of another machine ({stored['machine']}); name another --json")
+            self.rows = stored["rows"]
+
+    def measure(self, suite: str, key: str, measured: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Return the stored row of a key, or measure and store it; None if there is no time left."""
+        name = f"{suite}: {key}"
+        if name in self.rows and (not self.again or name in self._fresh):
+            return self.rows[name]
+        if time.monotonic() >= self.until:
+            return None
+        print(f"measuring {name}", file=sys.stderr, flush=True)
+        self.rows[name] = measured()
+        self._fresh.add(name)
+        if self.path:
+            whole = {"machine": self.machine, "rows": self.rows}
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(json.dumps(whole, indent=1))
+            partial.replace(self.path)
+        return self.rows[name]
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+def number(value: float, digits: int = 3) -> str:
+    """Return a number with some significant digits, and never in exponents: 0.0123, 1.23, 123, 12,346."""
+    if not value:
+        return "0"
+    size = f"{abs(value):.{digits - 1}e}"
+    return f"{value:,.{max(0, digits - 1 - int(size.partition('e')[2]))}f}"
+
+
+def gigabytes(count: float | None) -> str:
+    """Return bytes in GB."""
+    return "" if count is None else f"{count / 1e9:.2f}"
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+    """Return a Markdown table with a title; columns that do not hold names are aligned to the right."""
+    rule = "|".join(["---"] + ["---:"] * (len(columns) - 1))
+    lines = [f"**{title}**", "", f"| {' | '.join(columns)} |", f"|{rule}|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, "", *notes, ""] if notes else [*lines, ""])
+
+
+def described(facts: dict[str, Any]) -> str:
+    """Return the devices and versions of a measured process on one line."""
+    kinds = facts["devices"]
+    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    return f"{len(kinds)} × {kinds[0]}; {packages}"

@@ -1,0 +1,387 @@
+"""This package's side of the benchmarks, a process that speaks the protocol of protocol.py:
+
+    python benchmarks/peers/jax_worker.py
+
+Models have random values and batches random pixels; nothing is downloaded. The package is the one on PYTHONPATH, which
+may be another checkout than the one that holds this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import io
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import protocol
+from flax import nnx
+from ml_collections import ConfigDict
+
+import mlmoe_jax.config as configuration
+from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.layers.transformer import Block
+from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
+from mlmoe_jax.runtime.memory import capacity_here, memory_parts
+from mlmoe_jax.runtime.sharding import place, setup_jax, shard_batch
+from mlmoe_jax.training.setup import ANY_LENGTH, build_steps
+
+CONFIGS = {"ml-vpt": "mlvpt_dinov2", "q2l": "q2l_resnet101", "dr-moe": "drmoe_resnet101"}
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pillow", "libtpu")
+
+
+def facts() -> dict[str, Any]:
+    """Return versions and devices."""
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
+    devices = jax.devices()
+    return {
+        "platform": devices[0].platform,
+        "devices": [device.device_kind for device in devices],
+        "memory": capacity_here(devices[0])[0],
+        "packages": packages,
+    }
+
+
+def device_peak() -> int | None:
+    """Return the peak of device memory in bytes; None if the device does not report it."""
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+# ------------------------------------------------------------------------------------------------------- the model
+def config_of(case: dict[str, Any]) -> ConfigDict:
+    """Return the config of a case: the published one with the sizes of the case, images augmented on the host."""
+    reference = CONFIGS[case["method"]]
+    reference += f":dataset=coco2014,resolution={case['resolution']},backbone={case['backbone']}"
+    overrides = {
+        "model.backbone.weights": "none",
+        "model.dtype": case["dtype"],
+        "model.frozen_dtype": case["dtype"],
+        "augment.where": "host",
+        "train.batch_size": case["batch"],
+        "eval.batch_size": case["batch"],
+        "model.prompts.num_groups": case["groups"],
+        "model.prompts.per_group": case["per_group"],
+    }
+    config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
+    configuration.validate(config)
+    return config
+
+
+def drawn(shapes: Any) -> Any:
+    """Return random values for a tree of shapes, quickly: 4,096 numbers over and over; variances are above 1."""
+    numbers = 0.02 * np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+
+    def fill(path: tuple, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        values = np.resize(numbers, shape.shape)
+        if jax.tree_util.keystr(path).endswith("var']"):
+            values = 1 + np.abs(values)
+        return jnp.asarray(values, shape.dtype)
+
+    return jax.tree_util.tree_map_with_path(fill, shapes)
+
+
+def parts_of(config: ConfigDict, space: LabelSpace) -> Parts:
+    """Return the model of a config with random values."""
+    return drawn(abstract_parts(config, space))
+
+
+def random_batch(size: int, side: int, labels: int) -> dict[str, np.ndarray]:
+    """Return a batch of the pipeline with random pixels and labels."""
+    draw = np.random.default_rng(0)
+    return {
+        "image": draw.integers(0, 256, (size, side, side, 3), np.uint8),
+        "label": draw.integers(0, 2, (size, labels)).astype(np.float32),
+        "label_mask": np.ones((size, labels), np.float32),
+        "mask": np.ones(size, np.float32),
+        "id": np.arange(size, dtype=np.int32),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------- programs
+def build(case: dict[str, Any]) -> protocol.Program:
+    """Return the program of a case: see the functions below, and `suites` for the cases."""
+    return {"train": _training, "infer": _inference, "predict": _prediction, "part": _part, "rate": _rate}[
+        case["mode"]
+    ](case)
+
+
+def _steps(config: ConfigDict, labels: int, devices: int | None):
+    mesh = setup_jax(config, jax.devices()[:devices] if devices else None)
+    parts = parts_of(config, synthetic_label_space(labels, config.model.prompts.num_groups))
+    codes = np.zeros((1, labels), np.int8)
+    return parts, build_steps(config, parts, preprocess_for(config), mesh, codes, total_steps=ANY_LENGTH)
+
+
+def training_program(config: ConfigDict, labels: int, devices: int | None = None) -> protocol.Program:
+    """Return the training step of a config on one batch that is already on the device."""
+    parts, steps = _steps(config, labels, devices)
+    state = steps.place(steps.initial_state(parts))
+    batch = shard_batch(random_batch(config.train.batch_size, steps.preprocess.image_size, labels), steps.mesh)
+    lowered, began = steps.train_step.lower(state, batch), time.perf_counter()
+    compiled = steps.train_step.compile(state, batch)
+    program = protocol.Program(lambda: None, facts=_compiled_facts(lowered, compiled, began))
+
+    def step() -> None:
+        nonlocal state
+        state, _ = steps.train_step(state, batch)
+
+    program.step, program.wait = step, lambda: jax.block_until_ready(state)
+    return program
+
+
+def _training(case: dict[str, Any]) -> protocol.Program:
+    return training_program(config_of(case), case["labels"], case.get("devices"))
+
+
+def _inference(case: dict[str, Any]) -> protocol.Program:
+    """The evaluation step on one batch that is already on the device."""
+    config = config_of(case)
+    parts, steps = _steps(config, case["labels"], case.get("devices"))
+    values, frozen = steps.place(({**parts.trainable, **parts.stats}, parts.frozen))
+    batch = random_batch(case["batch"], steps.preprocess.image_size, case["labels"])
+    batch = shard_batch({name: batch[name] for name in ("image", "mask", "id")}, steps.mesh)
+    lowered, began = steps.eval_step.lower(values, frozen, batch), time.perf_counter()
+    compiled = lowered.compile()
+    output = None
+
+    def step() -> None:
+        nonlocal output
+        output = compiled(values, frozen, batch)
+
+    return protocol.Program(step, lambda: jax.block_until_ready(output), _compiled_facts(lowered, compiled, began))
+
+
+def _compiled_facts(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, began: float) -> dict[str, Any]:
+    cost = compiled.cost_analysis() or {}
+    return {
+        "compile_seconds": time.perf_counter() - began,
+        "memory": memory_parts(compiled),
+        "flops": (lowered.cost_analysis() or {}).get("flops"),
+        "bytes": cost.get("bytes accessed"),
+    }
+
+
+def _prediction(case: dict[str, Any]) -> protocol.Program:
+    """From one encoded image to probabilities on the host, by the public Predictor."""
+    from mlmoe_jax.inference.predict import Predictor
+    from mlmoe_jax.runs.restore import Run
+
+    config = config_of(case | {"batch": 1})
+    space, mesh = synthetic_label_space(case["labels"], config.model.prompts.num_groups), setup_jax(config)
+    parts, axes = parts_of(config, space), label_axes_for(config, case["labels"], mesh)
+    values, frozen = place(({**parts.trainable, **parts.stats}, parts.frozen), mesh, axes)
+    definition = evaluated_definition(config, parts, space)
+    run = Run(config, space, preprocess_for(config), definition, values, frozen, mesh, axes, {"step": 0})
+    predictor, content = Predictor(run, dict.fromkeys(space.names, 0.5)), encoded_image()
+    began = time.perf_counter()
+    predictor(content)
+    return protocol.Program(lambda: predictor(content), facts={"compile_seconds": time.perf_counter() - began})
+
+
+def encoded_image() -> bytes:
+    """Return a smooth JPEG of 640×480."""
+    from PIL import Image
+
+    small = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+# ---------------------------------------------------------------------------------------------------------- limits
+def _part(case: dict[str, Any]) -> protocol.Program:
+    """One part of a block of a ViT on tokens f32[B,Q,D], with prompts as context where the block has them.
+
+    backward: the part and the gradient of its tokens. Facts: floating-point operations of products, and the bytes of
+    inputs, outputs and weights, which any program must move.
+    """
+    shape, low = catalog.entry(case["backbone"]).shape, case["dtype"] == "bfloat16"
+    tokens = shape.leading + (case["resolution"] // shape.patch) ** 2
+    prompts = 2 * case["groups"] * case["per_group"]
+
+    def made() -> Block:
+        options = {"mlp": shape.mlp, "eps": shape.eps, "layer_scale": shape.layer_scale, "key_bias": shape.key_bias}
+        dtype = jnp.bfloat16 if low else None
+        return Block(shape.width, shape.heads, shape.hidden, **options, dtype=dtype, rngs=nnx.Rngs(0))
+
+    structure, shapes = nnx.split(nnx.eval_shape(made))
+    image, context = (
+        jax.ShapeDtypeStruct((batch, count, shape.width), jnp.float32)
+        for batch, count in ((case["batch"], tokens), (1, prompts))
+    )
+    values, image, context = drawn((shapes, image, context))
+
+    def forward(image: jax.Array, values: Any, context: jax.Array) -> jax.Array:
+        block = nnx.merge(structure, values)
+        return {
+            "norm": lambda: block.norm1(image),
+            "qkv": lambda: block.attn.qkv(image),
+            "attention": lambda: block.attn(image, [context]),
+            "projection": lambda: block.attn.proj(image),
+            "mlp": lambda: block.mlp(image),
+            "block": lambda: block(image, [context]),
+        }[case["part"]]()
+
+    def both(image: jax.Array, values: Any, context: jax.Array) -> tuple[jax.Array, jax.Array]:
+        output, back = jax.vjp(lambda image: forward(image, values, context), image)
+        return output, back(output)[0]
+
+    function = both if case["backward"] else forward
+    arguments = image, values, context
+    compiled = jax.jit(function).lower(*arguments).compile()
+    result = compiled(*arguments)
+    traced = jax.make_jaxpr(function)(*arguments)
+    kept = {f"['{name}']" for name in _modules_of(case["part"])}
+    weights = [
+        leaf.size * (2 if low else 4)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(values)
+        if case["part"] == "block" or any(name in jax.tree_util.keystr(path) for name in kept)
+    ]
+    moved = sum(weights) + image.nbytes + sum(leaf.nbytes for leaf in jax.tree.leaves(result))
+
+    def step() -> None:
+        nonlocal result
+        result = compiled(*arguments)
+
+    known = {"flops": 2 * count_macs(traced.jaxpr), "bytes": moved}
+    return protocol.Program(step, lambda: jax.block_until_ready(result), known)
+
+
+def _modules_of(part: str) -> tuple[str, ...]:
+    return {"norm": ("norm1",), "attention": ("attn",), "projection": ("proj",)}.get(part, (part,))
+
+
+def _rate(case: dict[str, Any]) -> protocol.Program:
+    """A square product, or an addition of two vectors: the rates that the machine reaches."""
+    dtype, size = jnp.dtype(case["dtype"]), case["size"]
+    if case["what"] == "product":
+        left = jnp.asarray(np.resize(np.linspace(-1, 1, 4096), (size, size)), dtype)
+        compiled, arguments = jax.jit(jnp.dot).lower(left, left).compile(), (left, left)
+        known = {"flops": 2 * size**3, "bytes": 3 * left.nbytes}
+    else:
+        left = jnp.asarray(np.resize(np.linspace(-1, 1, 4096), size), dtype)
+        compiled, arguments = jax.jit(jnp.add).lower(left, left).compile(), (left, left + 1)
+        known = {"flops": size, "bytes": 3 * left.nbytes}
+    result = compiled(*arguments)
+
+    def step() -> None:
+        nonlocal result
+        result = compiled(*arguments)
+
+    return protocol.Program(step, lambda: jax.block_until_ready(result), known)
+
+
+# ------------------------------------------------------------------------------------------------------- functions
+def largest_batch(case: dict[str, Any], capacity: int, start: int) -> dict[str, int]:
+    """Return the largest training batch whose compiled step fits `capacity` bytes; nothing is executed."""
+    from mlmoe_jax.training.preflight.compile_check import Programs, examine, largest_fitting
+
+    config = config_of(case)
+    programs = Programs(config, setup_jax(config, jax.devices()[:1], training=False), case["labels"])
+    fits = largest_fitting(lambda size: examine(programs.training(size), 1, capacity, quick=True)["fits"], start)
+    return {"batch": fits}
+
+
+def loader(files: list[str], size: int, seconds: float, data: dict[str, Any], augment: dict[str, Any]) -> dict:
+    """Return the images per second of the input pipeline on files; data, augment: changes to the default config."""
+    from mlmoe_jax.config import default_config
+    from mlmoe_jax.data.images import ImageFiles
+    from mlmoe_jax.data.pipeline import build_loader
+    from mlmoe_jax.data.split import Split
+
+    config = default_config()
+    config.data.update({"image_size": size, **data})
+    config.augment.update(augment)
+    split = Split("files", ("a",), np.zeros((len(files), 1), np.int8), files, ImageFiles("", files))
+    batches = build_loader(config.data, split, batch_size=16, augment=config.augment)
+    next(batches)
+    began, images = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        images += len(next(batches)["id"])
+    return {"images_per_second": images / (time.perf_counter() - began)}
+
+
+def reduced_difference(files: list[str], size: int) -> dict[str, float]:
+    """Return the mean absolute difference that reduced decoding makes after resizing, in gray levels."""
+    from mlmoe_jax.data.images import Decoding, read_image
+    from mlmoe_jax.data.transforms import resize_square
+
+    full = (resize_square(read_image(file), size) for file in files)
+    reduced = (resize_square(read_image(file, decoding=Decoding(size)), size) for file in files)
+    gaps = [np.abs(a.astype(int) - b).mean() for a, b in zip(full, reduced, strict=True)]
+    return {"gray_levels": float(np.mean(gaps))}
+
+
+def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Train with the real loop and pipeline; return its images/s without compilation, evaluation and checkpoints.
+
+    Also the share of time that it waited for data, and the seconds that evaluations and checkpoints stopped it.
+    The first logged row ends the start: what comes after it is measured.
+    """
+    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.training import loop
+
+    config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
+    configuration.validate(config)
+    stalls: dict[str, list[float]] = {"evaluation": [], "checkpoint": []}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _timed_calls(loop, "_evaluate", stalls["evaluation"]),
+        _timed_calls(loop.checkpoint, "save", stalls["checkpoint"]),
+    ):
+        loop.train(config, RunFolder(folder))
+        rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    size, first, last = config.train.batch_size, rows[0], rows[-1]
+    begin, end = ((row["step"] - 1) * size / row["images_per_second"] for row in (first, last))
+    # both figures of a row count from the start; checkpoints are in them, evaluations are not
+    running = end - begin - sum(stalls["checkpoint"][:-1])
+    waited = last["data_wait"] * end - first["data_wait"] * begin
+    return {
+        "images_per_second": (last["step"] - first["step"]) * size / running,
+        "data_wait": waited / running,
+        **{f"{name}_seconds": values for name, values in stalls.items()},
+    }
+
+
+@contextlib.contextmanager
+def _timed_calls(owner: Any, name: str, seconds: list[float]) -> Iterator[None]:
+    """Inside the block, append the duration of each call of a function to `seconds`."""
+    function: Callable = getattr(owner, name)
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*arguments, **options)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    setattr(owner, name, timed)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
+
+
+def bare_step(reference: str, overrides: dict[str, Any], labels: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of rounds of the training step that `training_loop` takes, on one batch on the device."""
+    overrides = {**overrides, "model.backbone.weights": "none"}
+    config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
+    program = training_program(config, labels)
+    return {"batch": config.train.batch_size, "rounds": [protocol.timed(program) for _ in range(rounds)]}
+
+
+if __name__ == "__main__":
+    functions = (largest_batch, loader, reduced_difference, training_loop, bare_step)
+    protocol.serve(facts, build, device_peak, {function.__name__: function for function in functions})

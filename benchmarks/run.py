@@ -1,0 +1,117 @@
+"""Measure this package on the machine that is there: one table per suite, beside PyTorch if an interpreter has it.
+
+    python -m benchmarks.run --suite=step --peer=PYTHON --json=step.json
+    python -m benchmarks.run --suite=step,memory --batches=64 --resolutions=448 --models=ml-vpt@dinov2_vitl14
+    python -m benchmarks.run --quick
+
+Suites: step, memory, start, loop, data, limit, grow (default: all). `--peer` is an interpreter with torch, transformers
+and torchvision; `--against` another interpreter with this package's requirements, or PYTHON:CHECKOUT to measure another
+checkout of it, in the same rounds. With `--json`, results are kept in a file, and what it holds is not measured again:
+the same command goes on where it stopped, and several runs fill one table. Run nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import harness
+from benchmarks.suites.cases import BY_PLATFORM, GROW, GROW_QUICK, QUICK, Settings
+
+SUITES = ("step", "memory", "start", "loop", "data", "limit", "grow")
+MODES = ("train", "infer", "predict")
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", default=",".join(SUITES), help="suites, separated by commas")
+    parser.add_argument("--peer", default="", help="interpreter with torch, transformers and torchvision")
+    parser.add_argument("--no-compile", action="store_true", help="measure PyTorch eagerly only")
+    parser.add_argument("--against", action="append", default=[], metavar="PYTHON[:CHECKOUT]")
+    parser.add_argument("--json", type=Path, help="file that keeps the results")
+    parser.add_argument("--again", action="store_true", help="measure again what the file holds")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing new after this time")
+    parser.add_argument("--models", help="METHOD[@BACKBONE],…: ml-vpt, q2l, dr-moe")
+    parser.add_argument("--batches", help="images per step, separated by commas")
+    parser.add_argument("--resolutions", help="sides in pixels, separated by commas")
+    parser.add_argument("--dtypes", help="float32,bfloat16")
+    parser.add_argument("--modes", help=f"of the suites step and memory: {','.join(MODES)}")
+    parser.add_argument("--grow", help="axes of the suite grow: labels,groups,prompts,resolution,batch,devices")
+    parser.add_argument("--rounds", type=int, help="alternating rounds per case")
+    parser.add_argument("--photos", type=Path, help="folder with JPEG files, for the suites loop and data")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    parser.add_argument("--log", type=Path, help="file for what the measured processes print to stderr")
+    return check(parser, parser.parse_args(given))
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
+    """Return the options, or end with a message about what cannot be run."""
+    options.suite = options.suite.split(",")
+    for name, allowed in (("suite", SUITES), ("modes", MODES), ("grow", (*GROW, "devices"))):
+        chosen = getattr(options, name) or []
+        for one in chosen.split(",") if isinstance(chosen, str) else chosen:
+            if one not in allowed:
+                parser.error(f"--{name}: {one!r} is not one of {', '.join(allowed)}")
+    if options.photos and not options.photos.is_dir():
+        parser.error(f"--photos={options.photos} is not a folder")
+    return options
+
+
+def sides_of(options: argparse.Namespace) -> list[harness.Side]:
+    """Return the sides: this checkout first, then those of --against, then PyTorch."""
+    sides = [harness.our_side("ours")]
+    for text in options.against:
+        python, _, checkout = text.partition(":")
+        sides.append(harness.our_side(f"ours, {text}", python or sys.executable, Path(checkout or harness.ROOT)))
+    if options.peer:
+        sides.append(harness.torch_side(options.peer, compiled=False))
+        if not options.no_compile:
+            sides.append(harness.torch_side(options.peer, compiled=True))
+    return sides
+
+
+def settings_of(options: argparse.Namespace, platform: str) -> Settings:
+    """Return the sizes to measure: those given, or those of the platform."""
+    kind = "gpu" if platform in ("gpu", "cuda", "rocm") else platform
+    sizes = dict(QUICK if options.quick else BY_PLATFORM.get(kind, BY_PLATFORM["cpu"]))
+    for name, convert in (("models", str), ("batches", int), ("resolutions", int), ("dtypes", str)):
+        if text := getattr(options, name):
+            sizes[name] = tuple(convert(part) for part in text.split(","))
+    axes = dict(GROW_QUICK if options.quick else GROW)
+    if options.grow:
+        axes = {name: GROW.get(name, ()) for name in options.grow.split(",")}
+    modes = tuple((options.modes or ("train,infer,predict")).split(","))
+    rounds = options.rounds or (1 if options.quick else 7)
+    return Settings(kind, **sizes, modes=modes, rounds=rounds, quick=options.quick, photos=options.photos, axes=axes)
+
+
+def main(given: list[str] | None = None) -> int:
+    """Run the suites and print their tables."""
+    options = arguments(given)
+    results = harness.Results(options.json, again=options.again, until=time.monotonic() + 60 * options.minutes)
+    log = options.log.open("w") if options.log else harness.subprocess.DEVNULL
+    workers = harness.Workers(sides_of(options), log)
+    try:
+        facts = {side.name: workers.of(side).facts for side in workers.sides}
+        print(", ".join(f"{value}" for value in results.machine.values()))
+        for name, of in facts.items():
+            print(f"{name}: {harness.described(of)}")
+        print()
+        settings = settings_of(options, facts["ours"]["platform"])
+        for suite in options.suite:
+            for text in importlib.import_module(f"benchmarks.suites.{suite}").run(settings, workers, results):
+                print(text, flush=True)
+    except harness.Failed as failed:
+        print(f"benchmarks.run: {failed} (--log=FILE keeps what it printed)", file=sys.stderr)
+        return 1
+    finally:
+        workers.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Cases: what a measured process builds, and the sizes that each platform gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SHORT = {
+    "dinov2_vits14": "DINOv2-S",
+    "dinov2_vitb14": "DINOv2-B",
+    "dinov2_vitl14": "DINOv2-L",
+    "resnet101": "ResNet-101",
+    "vit_digits": "ViT (digits)",
+}
+METHODS = {"ml-vpt": "ML-VPT", "q2l": "Q2L", "dr-moe": "DR-MoE"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asks for; sizes that it leaves out depend on the platform, see `Settings.of`.
+
+    models: METHOD or METHOD@BACKBONE. rounds: number of rounds. photos: a folder of photographs.
+    """
+
+    platform: str
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    resolutions: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    modes: tuple[str, ...]
+    rounds: int
+    quick: bool
+    photos: Path | None = None
+    peer: bool = False
+    axes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+BY_PLATFORM = {
+    "cpu": {
+        "models": ("ml-vpt@dinov2_vitb14",),
+        "batches": (8,),
+        "resolutions": (224,),
+        "dtypes": ("float32", "bfloat16"),
+    },
+    "gpu": {
+        "models": ("ml-vpt@dinov2_vits14", "ml-vpt@dinov2_vitb14", "ml-vpt@dinov2_vitl14", "q2l", "dr-moe"),
+        "batches": (1, 8, 64, 256),
+        "resolutions": (224, 448),
+        "dtypes": ("float32", "bfloat16"),
+    },
+}
+BY_PLATFORM["tpu"] = BY_PLATFORM["gpu"] | {"dtypes": ("bfloat16",)}
+QUICK = {
+    "models": ("ml-vpt@vit_digits",),
+    "batches": (2,),
+    "resolutions": (32,),
+    "dtypes": ("float32",),
+}
+GROW = {
+    "labels": (80, 320, 1280, 5000, 20_000),
+    "groups": (1, 2, 5, 10, 20),
+    "prompts": (10, 30, 60, 120),
+    "resolution": (112, 224, 336, 448),
+    "batch": (1, 2, 4, 8, 16),
+}
+GROW_QUICK = {"labels": (4, 8)}
+
+
+def model_of(name: str) -> tuple[str, str]:
+    """Return the method and the backbone of METHOD[@BACKBONE]."""
+    method, _, backbone = name.partition("@")
+    if method not in METHODS:
+        raise SystemExit(f"--models: {method!r} is not one of {', '.join(METHODS)}")
+    return method, backbone or ("dinov2_vitb14" if method == "ml-vpt" else "resnet101")
+
+
+def case(model: str, mode: str, *, batch: int, resolution: int, dtype: str, **changes: Any) -> dict[str, Any]:
+    """Return a case with the sizes of the paper: 80 labels, 5 groups, 3 prompts per group and side."""
+    method, backbone = model_of(model)
+    sizes = {"labels": 80, "groups": 5, "per_group": 3}
+    return {
+        "method": method,
+        "backbone": backbone,
+        "mode": mode,
+        "batch": batch,
+        "resolution": resolution,
+        "dtype": dtype,
+        **sizes,
+        **changes,
+    }
+
+
+def title(of: dict[str, Any]) -> str:
+    """Return the name of a case: "ML-VPT, DINOv2-B, 224 px"."""
+    return f"{METHODS[of['method']]}, {SHORT.get(of['backbone'], of['backbone'])}, {of['resolution']} px"
+
+
+def key(of: dict[str, Any], *sides: str) -> str:
+    """Return a text that identifies a case and the sides it is measured on."""
+    return " ".join([*(f"{name}={value}" for name, value in of.items()), "|", ", ".join(sides)])

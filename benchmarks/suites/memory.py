@@ -1,0 +1,75 @@
+"""memory: the peak of training and inference, in a process of its own per figure, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.suites import step
+from benchmarks.suites.cases import Settings, key, title
+
+
+def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
+    """Return a table of peaks, and one of largest batches."""
+    workers.close()  # the memory of other processes would be in the way
+    peaks, largest = [], []
+    for of in step.cases(settings):
+        if of["mode"] == "predict":
+            continue
+        for side in workers.sides:
+            if not step.takes_part(side, of):
+                continue
+            found = results.measure("memory", key(of, side.name), lambda of=of, side=side: peak(workers, side, of))
+            if found:
+                peaks.append(_line(of, side.name, found))
+    for of in _largest_cases(settings):
+        side = workers.sides[0]
+        found = results.measure(
+            "memory", "largest " + key(of, side.name), lambda of=of, side=side: _largest(workers, side, of)
+        )
+        if found:
+            fits = found.get("error") or f"{found['batch']:,}"
+            largest.append([title(of), of["dtype"], harness.gigabytes(found.get("capacity")), fits])
+    columns = ("", "mode", "type", "batch", "side", "peak of the process, GB", "peak of the device, GB")
+    tables = [
+        harness.table("Peak memory", (*columns, "temporaries, GB", "arguments, GB"), peaks),
+        harness.table(
+            "Largest training batch, by the compiler's account", ("", "type", "memory, GB", "batch"), largest
+        ),
+    ]
+    return [text for text, rows in zip(tables, (peaks, largest), strict=True) if rows]
+
+
+def peak(workers: harness.Workers, side: harness.Side, of: dict[str, Any]) -> dict[str, Any]:
+    """Return the memory of a case in a new process, after one round."""
+    with workers.fresh(side) as worker:
+        try:
+            facts = worker.build(of)
+            worker.ask("round")
+            return {**facts, "peak": worker.ask("memory")}
+        except harness.Failed as failed:
+            return {"error": str(failed)}
+
+
+def _line(of: dict[str, Any], side: str, found: dict[str, Any]) -> list[str]:
+    start = [title(of), of["mode"], of["dtype"], str(of["batch"]), side]
+    if "error" in found:
+        return [*start, found["error"], "", "", ""]
+    compiled = found.get("memory", {})
+    counts = (found["peak"]["process"], found["peak"]["device"], compiled.get("temporaries"), compiled.get("arguments"))
+    return [*start, *map(harness.gigabytes, counts)]
+
+
+def _largest_cases(settings: Settings) -> list[dict[str, Any]]:
+    cases = [of for of in step.cases(settings) if of["mode"] == "train"]
+    return [of for of in cases if of["batch"] == settings.batches[-1]]
+
+
+def _largest(workers: harness.Workers, side: harness.Side, of: dict[str, Any]) -> dict[str, Any]:
+    """Return the largest batch for the memory of the accelerator, or half of the memory of the host."""
+    with workers.fresh(side) as worker:
+        capacity = worker.facts["memory"] or harness.machine()["memory_gb"] * 10**9 // 2
+        try:
+            return worker.call("largest_batch", case=of, capacity=capacity, start=of["batch"]) | {"capacity": capacity}
+        except harness.Failed as failed:
+            return {"error": str(failed)}
