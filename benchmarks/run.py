@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -93,7 +94,7 @@ def main(given: list[str] | None = None) -> int:
     """Run the suites and print their tables."""
     options = arguments(given)
     results = harness.Results(options.json, again=options.again, until=time.monotonic() + 60 * options.minutes)
-    log = options.log.open("w") if options.log else harness.subprocess.DEVNULL
+    log = options.log.open("w") if options.log else subprocess.DEVNULL
     workers = harness.Workers(sides_of(options), log)
     try:
         facts = {side.name: workers.of(side).facts for side in workers.sides}

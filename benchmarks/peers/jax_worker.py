@@ -382,6 +382,7 @@ def bare_step(reference: str, overrides: dict[str, Any], labels: int, rounds: in
     return {"batch": config.train.batch_size, "rounds": [protocol.timed(program) for _ in range(rounds)]}
 
 
+FUNCTIONS = (largest_batch, loader, reduced_difference, training_loop, bare_step)
+
 if __name__ == "__main__":
-    functions = (largest_batch, loader, reduced_difference, training_loop, bare_step)
-    protocol.serve(facts, build, device_peak, {function.__name__: function for function in functions})
+    protocol.serve(protocol.Session(facts, build, device_peak, FUNCTIONS))

@@ -21,7 +21,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,46 +72,61 @@ def peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def serve(
-    facts: Callable[[], dict[str, Any]],
-    build: Callable[[dict[str, Any]], Program],
-    device_peak: Callable[[], int | None],
-    functions: dict[str, Callable[..., Any]],
-) -> None:
-    """Answer requests until the input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
-    program: Program | None = None
+class Session:
+    """Answers requests, with one program at a time.
 
-    def answer(request: dict[str, Any]) -> Any:
-        nonlocal program
-        match request.pop("do"):
-            case "facts":
-                return facts()
-            case "build":
-                program = None
-                gc.collect()
-                program = build(request["case"])
-                return program.facts
-            case "round":
-                return timed(program)
-            case "memory":
-                return {"process": peak_rss(), "device": device_peak()}
-            case "call":
-                return functions[request.pop("name")](**request)
-            case "drop":
-                program = None
-                gc.collect()
-                return {}
-            case other:
-                raise ValueError(f"no request is called {other!r}")
+    facts: the versions and devices. build: case -> program. device_peak: bytes, None if the device does not report it.
+    functions: what `call` may call, by name.
+    """
 
-    for line in sys.stdin:
+    def __init__(
+        self,
+        facts: Callable[[], dict[str, Any]],
+        build: Callable[[dict[str, Any]], Program],
+        device_peak: Callable[[], int | None],
+        functions: Sequence[Callable[..., dict[str, Any]]],
+    ):
+        self._facts, self._build, self._device_peak = facts, build, device_peak
+        self._functions = {function.__name__: function for function in functions}
+        self._program: Program | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request, or {"error": "reason"}."""
         try:
-            result = answer(json.loads(line))
-        except Exception as error:
+            return self._answer(**request)
+        except Exception as error:  # the other end of the pipe decides
             traceback.print_exc()
             reason = str(error).strip().splitlines() or [""]
-            result = {"error": f"{type(error).__name__}: {reason[0][:300]}"}
-        answers.write(json.dumps(result) + "\n")
+            return {"error": f"{type(error).__name__}: {reason[0][:300]}"}
+
+    def _answer(self, do: str, **arguments: Any) -> dict[str, Any]:
+        match do:
+            case "facts":
+                return self._facts()
+            case "build":
+                self._drop()
+                self._program = self._build(arguments["case"])
+                return self._program.facts
+            case "round":
+                return timed(self._program)
+            case "memory":
+                return {"process": peak_rss(), "device": self._device_peak()}
+            case "call":
+                return self._functions[arguments.pop("name")](**arguments)
+            case "drop":
+                self._drop()
+                return {}
+        raise ValueError(f"no request is called {do!r}")
+
+    def _drop(self) -> None:
+        self._program = None
+        gc.collect()
+
+
+def serve(session: Session) -> None:
+    """Answer the requests on standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    for line in sys.stdin:
+        answers.write(json.dumps(session.answer(json.loads(line))) + "\n")
         answers.flush()

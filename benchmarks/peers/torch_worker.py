@@ -167,4 +167,4 @@ def loader(**options) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    protocol.serve(facts, build, device_peak, {"loader": loader})
+    protocol.serve(protocol.Session(facts, build, device_peak, [loader]))

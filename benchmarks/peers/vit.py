@@ -1,8 +1,8 @@
 """ML-VPT on DINOv2 in PyTorch, as a careful user of `transformers` writes it: the twin of this package's model.
 
 The blocks are those of `transformers` with its SDPA attention. Deep prompts are concatenated before every block and
-dropped after it, as in the authors' code; only prompts and head have gradients. No prompt mask is applied, since PyTorch
-would have to pay for. All values are random.
+dropped after it, as in the authors' code; only prompts and head have gradients. There is no prompt mask, because
+PyTorch would have to compute it in every block. All values are random.
 """
 
 from __future__ import annotations

@@ -1,0 +1,57 @@
+"""grow: time and memory of a training step as one size grows; each figure is from a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.suites.cases import Settings, case, key
+
+FIELD = {"labels": "labels", "groups": "groups", "resolution": "resolution", "batch": "batch", "devices": "devices"}
+
+
+def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
+    """Return a table per axis."""
+    side, tables = workers.sides[0], []
+    devices = len(workers.of(side).facts["devices"])
+    workers.close()
+    for axis, values in settings.axes.items():
+        if axis == "devices":
+            values = tuple(2**power for power in range(devices.bit_length()))
+        rows = []
+        for value in values:
+            of = _case(settings, axis, value)
+            found = results.measure("grow", key(of, side.name), lambda of=of: _measured(settings, workers, side, of))
+            if found:
+                rows.append([f"{value:,}", *_cells(found)])
+        columns = (axis, "s/step", "images/s", "GFLOP", "temporaries, GB", "arguments, GB", "peak of the process, GB")
+        if rows:
+            tables.append(harness.table(f"Growing {axis}", (*columns, "peak of the device, GB"), rows))
+    return tables
+
+
+def _case(settings: Settings, axis: str, value: int) -> dict[str, Any]:
+    sizes: dict[str, Any] = {"batch": settings.batches[0], "resolution": settings.resolutions[0]}
+    changes = {"groups": 5, "per_group": value // 10} if axis == "prompts" else {FIELD[axis]: value}
+    sizes |= {name: changes.pop(name) for name in ("batch", "resolution") if name in changes}
+    return case(settings.models[0], "train", **sizes, dtype=settings.dtypes[0], **changes)
+
+
+def _measured(settings: Settings, workers: harness.Workers, side: harness.Side, of: dict[str, Any]) -> dict[str, Any]:
+    with workers.fresh(side) as worker:
+        try:
+            facts = worker.build(of)
+            rounds = [worker.ask("round") for _ in range(min(3, settings.rounds))]
+            return {**facts, "batch": of["batch"], "rounds": rounds, "peak": worker.ask("memory")}
+        except harness.Failed as failed:
+            return {"error": str(failed)}
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    if "error" in found:
+        return [found["error"], *[""] * 6]
+    spread, memory = harness.seconds(found), found["memory"]
+    counts = (memory["temporaries"], memory["arguments"], found["peak"]["process"], found["peak"]["device"])
+    rate = harness.number(found["batch"] / spread.median)
+    speeds = [spread.text() + harness.mark(found), rate, harness.number(found["flops"] / 1e9)]
+    return [*speeds, *map(harness.gigabytes, counts)]

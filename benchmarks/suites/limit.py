@@ -1,0 +1,128 @@
+"""limit: how close the step, and each part of a block, is to the rates that this machine reaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.suites import step
+from benchmarks.suites.cases import SHORT, Settings, case, key, model_of
+
+PARTS = ("norm", "qkv", "attention", "projection", "mlp", "block")
+# side of the square product, entries of the added vectors
+RATES = {"cpu": (2048, 2**25), "gpu": (8192, 2**28), "tpu": (8192, 2**28)}
+
+
+def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
+    """Return tables of the machine's rates, of whole steps, and of the parts of a block."""
+    side = workers.sides[0]
+    rates, tables = {}, []
+    for dtype in settings.dtypes:
+        found = results.measure("limit", f"rates {dtype}", lambda dtype=dtype: _rates(settings, workers, side, dtype))
+        if found:
+            rates[dtype] = found
+    if rates:
+        columns = ("type", "matrix product, GFLOP/s", "memory, GB/s")
+        rows = [[dtype, f"{of['flops'] / 1e9:,.0f}", f"{of['bytes'] / 1e9:,.1f}"] for dtype, of in rates.items()]
+        tables.append(harness.table("Rates of this machine, by XLA's own kernels", columns, rows))
+    rows = [row for dtype in rates for row in _whole(settings, workers, results, side, dtype, rates[dtype])]
+    columns = ("", "type", "batch", "mode", "s/step", "GFLOP", "GFLOP/s", "share of the product's rate", "GB accessed")
+    if rows:
+        tables.append(
+            harness.table(
+                "Whole steps",
+                columns,
+                rows,
+                ["GFLOP as traced, before optimization; GB accessed as the compiler counts, caches included."],
+            )
+        )
+    rows = [row for dtype in rates for row in _parts(settings, workers, results, side, dtype, rates[dtype])]
+    columns = ("", "type", "batch", "part", "ms", "GFLOP", "MB at least", "bound", "share of the bound's rate")
+    if rows:
+        tables.append(
+            harness.table(
+                "Parts of a block, forward and backward to the tokens",
+                columns,
+                rows,
+                [
+                    "attention contains qkv, softmax and projection; block contains all parts. MB at least: tokens in "
+                    "and out, and weights once."
+                ],
+            )
+        )
+    return tables
+
+
+def _rates(settings: Settings, workers: harness.Workers, side: harness.Side, dtype: str) -> dict[str, float]:
+    """Return the best rates in FLOP/s and bytes/s over the rounds."""
+    product, vector = (256, 2**16) if settings.quick else RATES.get(settings.platform, RATES["cpu"])
+    found = {}
+    for what, size, unit in (("product", product, "flops"), ("sum", vector, "bytes")):
+        of = {"mode": "rate", "what": what, "size": size, "dtype": dtype}
+        result = harness.rounds_of(workers, [side], of, settings.rounds)[side.name]
+        if "error" in result:
+            raise harness.Failed(result["error"])
+        found[unit] = result[unit] / min(one["seconds"] for one in result["rounds"])
+    return found
+
+
+def _whole(settings, workers, results, side, dtype: str, rates: dict[str, float]) -> list[list[str]]:
+    rows = []
+    for of in step.cases(settings):
+        if of["dtype"] != dtype or of["mode"] == "predict":
+            continue
+        found = results.measure(
+            "limit", key(of, side.name), lambda of=of: harness.rounds_of(workers, [side], of, settings.rounds)
+        )
+        if not found or "error" in (result := found[side.name]):
+            continue
+        spread = harness.seconds(result)
+        speed = result["flops"] / spread.median
+        rows.append(
+            [
+                SHORT.get(of["backbone"], of["backbone"]) + f", {of['resolution']} px",
+                dtype,
+                str(of["batch"]),
+                of["mode"],
+                spread.text() + harness.mark(result),
+                harness.number(result["flops"] / 1e9),
+                harness.number(speed / 1e9),
+                f"{speed / rates['flops']:.0%}",
+                harness.number((result["bytes"] or 0) / 1e9),
+            ]
+        )
+    return rows
+
+
+def _parts(settings, workers, results, side, dtype: str, rates: dict[str, float]) -> list[list[str]]:
+    rows = []
+    for model in settings.models:
+        if model_of(model)[0] != "ml-vpt":
+            continue
+        for resolution in settings.resolutions:
+            for part in ("attention", "block") if settings.quick else PARTS:
+                sizes: dict[str, Any] = {"batch": settings.batches[-1], "resolution": resolution, "dtype": dtype}
+                of = case(model, "part", **sizes, part=part, backward=True)
+                found = results.measure(
+                    "limit", key(of, side.name), lambda of=of: harness.rounds_of(workers, [side], of, settings.rounds)
+                )
+                if found and "error" not in (result := found[side.name]):
+                    rows.append(_part_line(of, result, rates))
+    return rows
+
+
+def _part_line(of: dict[str, Any], result: dict[str, Any], rates: dict[str, float]) -> list[str]:
+    """Return the row of a part: it takes at least the time of its products, and at least that of its bytes."""
+    spread = harness.seconds(result)
+    products, moves = result["flops"] / rates["flops"], result["bytes"] / rates["bytes"]
+    return [
+        SHORT.get(of["backbone"], of["backbone"]) + f", {of['resolution']} px",
+        of["dtype"],
+        str(of["batch"]),
+        of["part"],
+        harness.number(1e3 * spread.median) + harness.mark(result),
+        harness.number(result["flops"] / 1e9),
+        harness.number(result["bytes"] / 1e6),
+        "products" if products >= moves else "memory",
+        f"{max(products, moves) / spread.median:.0%}",
+    ]

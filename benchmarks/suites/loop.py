@@ -1,0 +1,77 @@
+"""loop: the real training with its real input pipeline, over the bare step on a batch that is already on the device."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.suites.cases import Settings
+from benchmarks.suites.photos import LABELS, labeled_folder, small_training
+
+DIGITS = ("mlvpt_digits", {"train.epochs": "2", "eval.every_epochs": "1", "train.log_every": "10"}, 10)
+EPOCHS = {"train.epochs": "2", "train.patience": "0", "train.log_every": "5"}
+
+
+def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
+    """Return a table with one row per data set and side that is this package."""
+    rows = []
+    with contextlib.ExitStack() as stack:
+        trainings = {} if settings.quick else {"digits": DIGITS}
+        if settings.quick:
+            folder = stack.enter_context(labeled_folder(settings, 16))
+            trainings["drawn"] = (*small_training(folder), LABELS)
+        elif settings.photos:
+            folder = stack.enter_context(labeled_folder(settings, 2000))
+            trainings["photographs"] = (f"own_csv:root={folder}", EPOCHS, LABELS)
+        for name, training in trainings.items():
+            for side in workers.sides:
+                if not side.ours:
+                    continue
+                found = results.measure(
+                    "loop",
+                    f"{name} {side.name}",
+                    lambda side=side, training=training: _measured(settings, workers, side, *training),
+                )
+                if found:
+                    rows.append([name, side.name, *_cells(found)])
+    columns = ("", "side", "loop, images/s", "bare step, images/s", "loop over bare step", "data wait", "evaluation, s")
+    return [harness.table("The training loop", (*columns, "checkpoint, s"), rows)] if rows else []
+
+
+def _measured(
+    settings: Settings,
+    workers: harness.Workers,
+    side: harness.Side,
+    reference: str,
+    keys: dict[str, str],
+    labels: int,
+) -> dict[str, Any]:
+    """Return the loop's figures, between two measurements of the bare step."""
+    bare: dict[str, Any] = {"config": reference, "rounds": []}
+    rounds = max(1, settings.rounds // 2)
+    with workers.fresh(side) as worker:
+        try:
+            for turn in range(2):
+                found = worker.call("bare_step", reference=reference, overrides=keys, labels=labels, rounds=rounds)
+                bare |= {"batch": found["batch"], "rounds": bare["rounds"] + found["rounds"]}
+                if turn == 0:
+                    loop = worker.call("training_loop", reference=reference, overrides=keys)
+        except harness.Failed as failed:
+            return {"error": str(failed)}
+    return {"bare": bare, "loop": loop}
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    if "error" in found:
+        return [found["error"], *[""] * 5]
+    loop, bare = found["loop"], found["bare"]
+    rates = harness.Spread.of(bare["batch"] / one["seconds"] for one in bare["rounds"])
+    stalls = [loop[f"{name}_seconds"] for name in ("evaluation", "checkpoint")]
+    return [
+        harness.number(loop["images_per_second"]),
+        rates.text() + harness.mark(bare),
+        harness.number(loop["images_per_second"] / rates.median),
+        f"{loop['data_wait']:.1%}",
+        *(harness.Spread.of(values).text() if values else "" for values in stalls),
+    ]
