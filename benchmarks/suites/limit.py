@@ -100,7 +100,7 @@ def _parts(settings, workers, results, side, dtype: str, rates: dict[str, float]
         if model_of(model)[0] != "ml-vpt":
             continue
         for resolution in settings.resolutions:
-            for part in ("attention", "block") if settings.quick else PARTS:
+            for part in ("attention",) if settings.quick else PARTS:
                 sizes: dict[str, Any] = {"batch": settings.batches[-1], "resolution": resolution, "dtype": dtype}
                 of = case(model, "part", **sizes, part=part, backward=True)
                 found = results.measure(
