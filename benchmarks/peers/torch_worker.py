@@ -69,8 +69,20 @@ def asymmetric(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return -(focus * chosen.clamp(min=1e-5).log()).mean()
 
 
+def rate(case: dict[str, Any]) -> protocol.Program:
+    """Return a square product, or an addition of two vectors, as `_rate` in jax_worker.py."""
+    size, product = case["size"], case["what"] == "product"
+    left = torch.rand((size, size) if product else size, device=device()).to(getattr(torch, case["dtype"]))
+    right, output, operation = left.clone(), torch.empty_like(left), torch.mm if product else torch.add
+    moved = 3 * left.numel() * left.element_size()
+    known = {"flops": 2 * size**3 if product else size, "bytes": moved}
+    return protocol.Program(lambda: operation(left, right, out=output), wait, known)
+
+
 def build(case: dict[str, Any]) -> protocol.Program:
     """Return the program of a case: one step of training, of inference, or the prediction of one encoded image."""
+    if case["mode"] == "rate":
+        return rate(case)
     torch.manual_seed(0)
     began = time.perf_counter()
     model = model_of(case)

@@ -16,15 +16,21 @@ RATES = {"cpu": (2048, 2**25), "gpu": (8192, 2**28), "tpu": (8192, 2**28)}
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
     """Return tables of the machine's rates, of whole steps, and of the parts of a block."""
     side = workers.sides[0]
-    rates, tables = {}, []
+    rates, tables, rows = {}, [], []
     for dtype in settings.dtypes:
-        found = results.measure("limit", f"rates {dtype}", lambda dtype=dtype: _rates(settings, workers, side, dtype))
-        if found:
-            rates[dtype] = found
-    if rates:
-        columns = ("type", "matrix product, GFLOP/s", "memory, GB/s")
-        rows = [[dtype, f"{of['flops'] / 1e9:,.0f}", f"{of['bytes'] / 1e9:,.1f}"] for dtype, of in rates.items()]
-        tables.append(harness.table("Rates of this machine, by XLA's own kernels", columns, rows))
+        for one in workers.sides:
+            if one.options.get("compile"):
+                continue
+            found = results.measure(
+                "limit", f"rates {dtype} {one.name}", lambda one=one, dtype=dtype: _rates(settings, workers, one, dtype)
+            )
+            if found:
+                rows.append([one.name, dtype, f"{found['flops'] / 1e9:,.0f}", f"{found['bytes'] / 1e9:,.1f}"])
+                if one is side:
+                    rates[dtype] = found
+    if rows:
+        columns = ("", "type", "matrix product, GFLOP/s", "memory, GB/s")
+        tables.append(harness.table("Rates of this machine", columns, rows))
     rows = [row for dtype in rates for row in _whole(settings, workers, results, side, dtype, rates[dtype])]
     columns = ("", "type", "batch", "mode", "s/step", "GFLOP", "GFLOP/s", "share of the product's rate", "GB accessed")
     if rows:
