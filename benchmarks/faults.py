@@ -40,7 +40,7 @@ from pathlib import Path
 
 from benchmarks.faults_program import COMMAND, Ended, Program
 
-TIMING = ("images_per_second", "data_wait")
+TIMING = ("time", "images_per_second", "data_wait")
 FILES = ("results.json", "per_class.csv", "cooccurrence.csv", "thresholds.json", "config.json", "labels.txt")
 # Moment: the counts at which it is struck. A run is struck early, in its steps, and late: after the first of these all
 # steps are left, and after the second still the end.

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from mlmoe_jax.config.flags import parse_flags
+from mlmoe_jax.config.flags import parse_flags as parse
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime import disk, distributed
 from mlmoe_jax.runtime.preemption import interruptible
@@ -21,11 +21,6 @@ from mlmoe_jax.runtime.text import printable
 # Modes in which all processes take part; in every other mode only the first one works.
 TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
 _HELP = "--help="  # with a section or a key of the config; a bare --help is argparse's
-
-
-def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
-    """Return the flags and the overrides of a command, as `parse_flags` does."""
-    return parse_flags(arguments, tuple(MODES))
 
 
 def _load_config(
@@ -114,7 +109,7 @@ def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Na
         print(stopped, file=sys.stderr)
         return INTERRUPTED
     write_requested_samples(folder, config)
-    _print_results(results, flags.json)
+    _print_results(results, flags)
     if config.eval.select_on == "test":
         print("selected on test, as published", file=sys.stderr)
     print(f"run folder: {folder}", file=sys.stderr if flags.json else sys.stdout)
@@ -166,7 +161,7 @@ def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     from mlmoe_jax.runs.restore import open_run
 
     run = open_run(folder, overrides, which=flags.checkpoint)
-    _print_results(evaluate_opened(folder, run), flags.json)
+    _print_results(evaluate_opened(folder, run), flags)
     return OUTDATED if run.outdated else DONE
 
 
@@ -305,11 +300,13 @@ def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     return export(folder, flags.output, flags.format, overrides, **how)
 
 
-def _print_results(results: dict, as_json: bool) -> None:
+def _print_results(results: dict, flags: argparse.Namespace) -> None:
     from mlmoe_jax.evaluation.evaluate import format_results
     from mlmoe_jax.runtime.storage import to_json
 
-    print(to_json(results, indent=2) if as_json else format_results(results))
+    print(to_json(results, indent=2) if flags.json else format_results(results, every=flags.verbose))
+    if not (flags.json or flags.verbose):
+        print("results.json has all metrics, and --verbose prints them", file=sys.stderr)
 
 
 MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {

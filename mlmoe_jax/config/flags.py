@@ -7,9 +7,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.version import __version__
+
+# Mode -> its sentence in --help.
+MODES = {
+    "train": "train a model, or resume its training, and evaluate it (the default)",
+    "eval": "evaluate a trained model again; results go to eval/ in its run folder",
+    "thresholds": "fit the thresholds of a trained model to the scores of a split",
+    "predict": "label images",
+    "serve": "label images over HTTP, with a page for people",
+    "report": "write one HTML page about a run",
+    "compare": "compare the results of two runs",
+    "reproduce": "train the rows of a published table and print them beside its numbers",
+    "summary": "count parameters, multiply-adds and memory; nothing is trained",
+    "compile": "compile the steps for a device or a TPU slice, and tell whether they fit",
+    "data": "check the images and labels of a data set",
+    "pack": "write a data set as a few large files",
+    "features": "write the features of a backbone",
+    "prune": "train, prune the prompts, and train again (E2VPT)",
+    "import": "make a run folder of a checkpoint of the authors' code",
+    "export": "write a trained model for use without this package",
+}
 
 # Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
 FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
+    "verbose": (("train", "prune", "eval"), "print all metrics, not only the main ones", {"action": "store_true"}),
     "sweep": (
         ("train",),
         "config.KEY=VALUE,VALUE,…, or config=NAME,NAME,… for several configs; repeat for a grid",
@@ -83,16 +105,19 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see --help")
 
 
-def _parser(modes: Sequence[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mlmoe_jax.main",
-        description="Multi-label image classification: train, evaluate, predict, serve, compare and report; reproduce "
-        "published tables; count costs; check and pack data.",
-        epilog="Every config key can be set with --config.SECTION.KEY=VALUE. --help=config lists the sections, "
+        usage="%(prog)s [--mode=MODE] [--config=FILE] [--config.KEY=VALUE …] [--workdir=FOLDER] …",
+        description="Multi-label image classification.\n\nmodes:\n"
+        + "\n".join(f"  {name:<11} {sentence}" for name, sentence in MODES.items()),
+        epilog="Every config key can be set with --config.SECTION.KEY=VALUE. --help=config lists the sections,\n"
         "--help=optim explains the keys of a section, --help=optim.learning_rate explains one key.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--mode", choices=tuple(modes), default="train")
+    parser.add_argument("--version", action="version", version=f"mlmoe_jax {__version__}", help="print the version")
+    parser.add_argument("--mode", choices=tuple(MODES), default="train", metavar="MODE", help="one of the modes above")
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
     parser.add_argument("--workdir", action="append", default=[], help="run folder (compare: twice; train: runs/…)")
     for name, (of_modes, text, options) in FLAGS.items():
@@ -101,8 +126,8 @@ def _parser(modes: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def parse_flags(arguments: Sequence[str], modes: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
-    """Return the flags and the overrides ("section.key", "text") of a command; modes: those of `--mode`.
+def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
+    """Return the flags and the overrides ("section.key", "text") of a command.
 
     Raises UserError for unknown, missing, repeated and misplaced flags.
     """
@@ -118,7 +143,7 @@ def parse_flags(arguments: Sequence[str], modes: Sequence[str]) -> tuple[argpars
                 raise UserError(f"{word} has no value; write {word}=VALUE")
             value = rest.pop(0)
         overrides.append((key, value))
-    parser = _parser(modes)
+    parser = _parser()
     flags = parser.parse_args(plain)
     most = {"config": 1, "workdir": 2 if flags.mode == "compare" else 1}
     for name, limit in most.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
@@ -19,7 +20,7 @@ from mlmoe_jax.evaluation import gate_shares, thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import GROUPS, evaluate_scores
-from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.results import EVALUATED, SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.inference.step import make_eval_step, probabilities
@@ -31,9 +32,11 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device
-from mlmoe_jax.runtime.text import text_table
+from mlmoe_jax.runtime.text import counted, text_table
 
 Metrics = dict[str, float]
+# Patterns of the metrics that are printed last; of a metric at several thresholds the first, eval.threshold.
+_HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", "mAP_fall_from_test")
 
 
 def score_split(
@@ -67,7 +70,7 @@ def score_split(
     scores = np.full((len(split), logits.shape[1]), np.nan)
     if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):
         raise UserError(
-            f"the scores of {diverged:,} images of {split.name} are not finite: the model has diverged; lower "
+            f"the scores of {counted(diverged, 'image')} of {split.name} are not finite: the model has diverged; lower "
             "config.optim.learning_rate, or set model.dtype=float32 and eval.dtype=same"
         )
     scores[row[mask > 0]] = probabilities(logits[mask > 0])
@@ -84,7 +87,7 @@ def measure(
     """
     read, settings = scored.read, config.metrics
     if not read.any():
-        raise UserError(f"none of the {len(read):,} images of {scored.name} can be read")
+        raise UserError(f"no image of {scored.name} can be read")
     scores, codes = scored.scores[read], scored.codes[read]
     label, mask = targets(codes, config.data.difficult_eval)
     cuts = thresholds.reported(scores, label_space.frequency, threshold=config.eval.threshold, mask=mask)
@@ -216,7 +219,8 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix:
     """Write skipped_images.csv under `prefix` in the run folder if images were skipped, and log their number."""
     if rows := [row for of_split in skipped for row in of_split.table()]:
         folder.write_csv(f"{prefix}{SKIPPED}", ["split", "image", "why"], rows)
-        status(f"{len(rows):,} images could not be read and were skipped; {folder / f'{prefix}{SKIPPED}'} lists them")
+        were = f"{counted(len(rows), 'image')} could not be read and {'was' if len(rows) == 1 else 'were'} skipped"
+        status(f"{were}; {folder / f'{prefix}{SKIPPED}'} has the list")
     else:
         (folder / f"{prefix}{SKIPPED}").unlink(missing_ok=True)  # from an earlier evaluation
 
@@ -242,13 +246,14 @@ def evaluate_opened(folder: RunFolder, run: Run) -> dict[str, Metrics]:
 def _evaluate(folder: RunFolder, run: Run) -> dict[str, Metrics]:
     if not run.config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
+    status(f"results go to {folder / EVALUATED}")
     parts, shared = (run.definition, run.preprocess, run.mesh, run.label_axes), shared_entries(run.config)
     eval_step = make_eval_step(*parts, shared=shared)
     scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
     fitted = read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
-    results = measure_and_write(folder, scored, run.label_space, run.config, prefix="eval/", fitted=fitted)
+    results = measure_and_write(folder, scored, run.label_space, run.config, prefix=EVALUATED, fitted=fitted)
     if distributed.is_first():
-        list_skipped(folder, (item.skipped for item in scored.values()), prefix="eval/")
+        list_skipped(folder, (item.skipped for item in scored.values()), prefix=EVALUATED)
     return results
 
 
@@ -266,10 +271,15 @@ def score_with(run: Run, eval_step: Callable, name: str) -> SplitScores:
     )
 
 
-def format_results(results: Mapping[str, Metrics]) -> str:
-    """Return the metrics of each split as a table in percent; empty if a split lacks a metric."""
+def format_results(results: Mapping[str, Metrics], *, every: bool = False) -> str:
+    """Return the headline metrics of each split as a table in percent; empty if a split lacks a metric.
+
+    every: put all other metrics above them.
+    """
     names = list(dict.fromkeys(name for values in results.values() for name in values))
+    headlines = [next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES]
+    shown = list(filter(None, headlines))
     rows = [["metric, %", *results]]
-    for name in names:
+    for name in [*(name for name in names if every and name not in shown), *shown]:
         rows.append([name, *(f"{100 * values[name]:.2f}" if name in values else "" for values in results.values())])
     return text_table(rows, least=(0, 10))

@@ -18,7 +18,8 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
 
-PREFIXES = ("", "eval/")  # of training, of --mode=eval; the first that has a split takes precedence
+EVALUATED = "eval/"  # what --mode=eval writes
+PREFIXES = ("", EVALUATED)  # the first that has a split takes precedence
 _CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions

@@ -36,11 +36,11 @@ class Result:
 def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = False, gates: bool = False) -> Target:
     """Return the target of `--output`: a .csv or .jsonl file, or - for standard output (CSV, or JSONL if `as_json`).
 
-    The default is predictions.csv in the run folder, or predictions.jsonl with gates: the weights of a label are a
-    list, which does not fit into a CSV cell, and rows can be written one by one, unlike an .npz. Raises UserError for
-    other suffixes, and if the file cannot be written.
+    The default is standard output if `as_json`, else predictions.csv in the run folder, or predictions.jsonl with
+    gates: the weights of a label are a list, which does not fit into a CSV cell, and rows can be written one by one,
+    unlike an .npz. Raises UserError for other suffixes, and if the file cannot be written.
     """
-    if output == STANDARD_OUTPUT:
+    if output == STANDARD_OUTPUT or (as_json and not output):
         target = Target(None, "jsonl" if as_json else "csv")
     else:
         path = epath.Path(output or folder / f"predictions.{'jsonl' if gates else 'csv'}")

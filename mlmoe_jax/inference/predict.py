@@ -26,8 +26,9 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device
+from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.targets import Target, opened
-from mlmoe_jax.runtime.text import text_table
+from mlmoe_jax.runtime.text import counted, text_table
 
 BATCH = 32  # default number of images per device
 # Images per device in a batch, if no batch size is given: few, so that few programs are compiled, and one image is not
@@ -204,9 +205,10 @@ def predict_files(
 ) -> int:
     """Label the images that `given` names (see inputs.py) and write one row per image (see outputs.py).
 
-    A short table is printed to stdout, or one line to stderr if the rows are written to stdout. batch_size: number of
-    images at a time, by default 32 per device. Returns the exit code: 0; 2 if an image could not be read, and all other
-    images are labeled; 3 if the newest checkpoint is damaged and the one before it was used.
+    A short table is printed to stdout, with `as_json` the numbers of images; or one line to stderr if the rows are
+    written to stdout, which is the default with `as_json`. batch_size: number of images at a time, by default 32 per
+    device. Returns the exit code: 0; 2 if an image could not be read, and all other images are labeled; 3 if the newest
+    checkpoint is damaged and the one before it was used.
     """
     target = choose_target(output, folder, as_json=as_json, gates=gates)
     folder.require(CONFIG, CHECKPOINTS)
@@ -232,7 +234,7 @@ def predict_files(
     finally:
         progress.close()
     if writes:
-        summary.print(target)
+        summary.print(target, as_json=as_json)
     if summary.unread:
         return USER_ERROR
     return OUTDATED if predictor.run.outdated else DONE
@@ -269,7 +271,7 @@ def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Seque
     finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
     text = " to ".join(f"{value:.3g}" for value in finite[[0, -1][: len(finite)]])
     never = np.count_nonzero(np.isinf(predictor.thresholds))
-    text = " and ".join(filter(None, [text, f"never for {never} labels" if never else ""]))
+    text = " and ".join(filter(None, [text, f"never for {counted(never, 'label')}" if never else ""]))
     if "eval.threshold" in dict(overrides):
         status(f"thresholds: {text} (--config.eval.threshold)")
         return
@@ -296,12 +298,16 @@ class _Summary:
             if self.unread <= SHOWN and distributed.is_first():
                 status(f"error: {result.error}")
 
-    def print(self, target: Target) -> None:
-        """Print the summary to stdout, or log it if the rows are written to stdout."""
+    def print(self, target: Target, *, as_json: bool) -> None:
+        """Print the summary to stdout, its numbers alone with `as_json`; log it if the rows are written to stdout."""
         rate = self.done / max(1e-9, time.perf_counter() - self.started)
         if self.unread > SHOWN:
             status(f"… and {self.unread - SHOWN:,} more errors; {target} contains all of them")
-        labeled = f"{self.done - self.unread} of {self.images} images labeled"
+        if as_json and target.path is not None:
+            numbers = {"images": self.done, "labeled": self.done - self.unread, "unreadable": self.unread}
+            print(to_json({**numbers, "images_per_second": rate, "output": str(target)}, indent=2))
+            return
+        labeled = f"{self.done - self.unread:,} of {counted(self.images, 'image')} labeled"
         show = status if target.path is None else print
         if target.path is not None:
             show(_table(self.first, self.done))

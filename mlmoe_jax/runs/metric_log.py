@@ -1,5 +1,6 @@
 """The metric rows of a training: metrics.jsonl, metrics.csv and trackers."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -8,6 +9,9 @@ from mlmoe_jax.runs.folder import TABLE, RunFolder
 from mlmoe_jax.runs.trackers import Tracker
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import Progress
+
+# Fields of a row that differ between two equal trainings: seconds since the epoch, and figures of `Progress.speed`.
+TIMING = ("time", "images_per_second", "data_wait")
 
 
 class MetricLog:
@@ -39,8 +43,8 @@ class MetricLog:
         self._row = {
             "step": step,
             "epoch": step / self.steps_per_epoch,
-            "images_per_second": progress.images_per_second,
-            "data_wait": progress.data_wait,
+            "time": round(time.time(), 3),
+            **progress.speed(),
         }
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -57,6 +61,7 @@ class MetricLog:
         if distributed.is_first():
             row = {**self._row, **numbers}
             self.folder.append_row(row)
+            del row["time"]  # trackers have a clock of their own
             for tracker in self.trackers:
                 tracker.write(row)
             if self._evaluated:

@@ -160,6 +160,7 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = (), *, which:
     Raises UserError if the folder is not a run folder or has no such checkpoint, or if the frozen weights have changed.
     """
     require_name(which)
+    status(f"restoring {folder}")
     config, label_space = read_run(folder, overrides)
     preprocess = _read_preprocess(folder, preprocess_for(config).image_size)
 

@@ -7,7 +7,9 @@ All of it goes to stderr: bars on a terminal, and lines through the logger `mlmo
 import contextlib
 import logging
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
@@ -15,7 +17,9 @@ from tqdm import tqdm
 
 from mlmoe_jax.runtime import distributed, watchdog
 
-LINE_EVERY = 15.0  # seconds between lines if stderr is not a terminal
+# Seconds between lines if stderr is not a terminal, during the first minute and afterwards.
+SOON, LINE_EVERY = 5.0, 15.0
+RECENT = 100  # the steps from which speed, time left and waiting for data are measured
 
 
 class _AboveBars(logging.Handler):
@@ -34,16 +38,23 @@ if _LOGGER.level == logging.NOTSET:
 
 
 class Progress:
-    """A bar on a terminal; if stderr is a file, one line per 15 s (a bar would be one endless line there)."""
+    """A bar on a terminal; if stderr is a file, one line per 5 s, and per 15 s after a minute.
+
+    A bar would be one endless line in a file. Speed, time left and the share of waiting are those of the last RECENT
+    steps, without the first step, which compiles, and without pauses.
+    """
 
     def __init__(self, what: str, total: int, images_per_step: int, *, first: int = 0):
         self.what, self.total, self.images_per_step = what, total, images_per_step
-        self.first = self.done = first
-        self.note = ""
+        self.done, self.note, self.waited = first, "", 0.0
         self.started = self.last_line = time.perf_counter()
-        self.waited = 0.0
+        self._paused = 0.0  # seconds
+        self._steps: deque[tuple[float, float]] = deque(maxlen=RECENT + 1)  # time and `waited` after each step
         terminal = sys.stderr.isatty() and distributed.is_first()
         self.bar = tqdm(total=total, initial=first, desc=what, unit="step", leave=False, disable=not terminal)
+        self._silence = threading.Timer(SOON, status, (f"{what}: compiling and reading the first batches",))
+        self._silence.daemon = True
+        self._silence.start()
         watchdog.sign(f"begin to {what}", f"it began to {what}")
 
     def waiting(self, batches: Iterable) -> Iterator:
@@ -60,15 +71,17 @@ class Progress:
 
     def advance(self, note: str = "") -> None:
         """Count one step; `note` is shown after the figures."""
+        self._silence.cancel()
         self.done += 1
+        now = time.perf_counter()
+        self._steps.append((now - self._paused, self.waited))
         watchdog.sign(self.what, f"step {self.done} of {self.total}, {self.what}")
         self.note = note or self.note
         self.bar.set_postfix_str(f"{self.figures()} {self.note}".strip(), refresh=False)
         self.bar.update()
-        now = time.perf_counter()
-        if self.bar.disable and now - self.last_line > LINE_EVERY:
+        if self.bar.disable and now - self.last_line > (SOON if now - self.started < 60 else LINE_EVERY):
             self.last_line = now
-            self._line(now)
+            self._line()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -76,31 +89,38 @@ class Progress:
         began = time.perf_counter()
         yield
         watchdog.sign(f"continue to {self.what}", f"it continued to {self.what} after step {self.done}")
-        self.started += time.perf_counter() - began
+        self._paused += time.perf_counter() - began
 
-    @property
-    def images_per_second(self) -> float:
-        """Images per second since the start or resume."""
-        return (self.done - self.first) * self.images_per_step / max(1e-9, time.perf_counter() - self.started)
-
-    @property
-    def data_wait(self) -> float:
-        """The fraction of the time spent waiting for data, 0…1."""
-        return self.waited / max(1e-9, time.perf_counter() - self.started)
+    def speed(self) -> dict[str, float]:
+        """Return images_per_second and data_wait, the share of time spent waiting for data; {} before two steps."""
+        if len(self._steps) < 2:
+            return {}
+        seconds = max(1e-9, self._steps[-1][0] - self._steps[0][0])
+        images = (len(self._steps) - 1) * self.images_per_step
+        return {
+            "images_per_second": images / seconds,
+            "data_wait": (self._steps[-1][1] - self._steps[0][1]) / seconds,
+        }
 
     def figures(self) -> str:
-        """Return images/s and the data-wait share as text."""
-        return f"{self.images_per_second:.0f} images/s, {100 * self.data_wait:.0f} % data wait"
+        """Return images/s and the data-wait share as text; "" before two steps."""
+        if not (speed := self.speed()):
+            return ""
+        images = speed["images_per_second"]
+        return f"{images:,.{0 if images >= 10 else 1}f} images/s, {100 * speed['data_wait']:.0f} % data wait"
 
     def close(self) -> None:
         """Remove the bar."""
+        self._silence.cancel()
         self.bar.close()
         watchdog.sign(f"end of {self.what}", f"the end of {self.what}")
 
-    def _line(self, now: float) -> None:
-        rate = (now - self.started) / max(1, self.done - self.first)
-        left = timedelta(seconds=round(rate * (self.total - self.done)))
-        status(f"{self.what} {self.done}/{self.total}, {self.figures()}, {left} left {self.note}".rstrip())
+    def _line(self) -> None:
+        shown = [f"{self.what} {self.done}/{self.total}"]
+        if speed := self.speed():
+            seconds = (self.total - self.done) * self.images_per_step / speed["images_per_second"]
+            shown += [self.figures(), f"{timedelta(seconds=round(seconds))} left"]
+        status(f"{', '.join(shown)} {self.note}".rstrip())
 
 
 class Meter:

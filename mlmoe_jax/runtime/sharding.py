@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.text import counted
 
 AXES = ("data", "fsdp", "expert")
 BATCH = PartitionSpec(AXES)  # in the backbone the batch is sharded over all axes
@@ -53,8 +54,8 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
         shape[shape.index(-1)] = len(devices) // rest if rest > 0 else 0
     if math.prod(shape) != len(devices) or min(shape) < 1:
         raise UserError(
-            f"mesh {', '.join(f'{axis}={sizes[axis]}' for axis in AXES)} does not fit {len(devices)} device(s); "
-            "set at most one of config.mesh.* to -1"
+            f"mesh {', '.join(f'{axis}={sizes[axis]}' for axis in AXES)} does not fit "
+            f"{counted(len(devices), 'device')}; set at most one of config.mesh.* to -1"
         )
     return Mesh(devices.reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 

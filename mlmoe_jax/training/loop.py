@@ -57,6 +57,7 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     # -------------------------------------------------------------------------------------------- data, model, steps
     mesh, preprocess = setup_jax(config), preprocess_for(config)
     data = open_data(config, folder, resumes=resumes)
+    status("building the model")
     if resumes:  # (1): the frozen weights of the run; its checkpoint is restored below
         parts = parts_of_run(folder, config, data.label_space)
     elif config.init_from:  # (2)
@@ -101,16 +102,18 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     progress = Progress("train", total_steps, config.train.batch_size, first=first)
     batches = training_batches(config, job.data.train_split, job.data.skipped, first_step=first)
     batches = on_device(progress.waiting(batches), steps.mesh)
-    stopping, step = False, first
+    stopping, step, metrics = False, first, {}
     with contextlib.closing(log), asked_to_stop() as asked:
         for step in range(first + 1, total_steps + 1):
             if selection.finished:
                 break
             batch = next(batches)
             if step == first + 1:
+                status(f"compiling the training step for {config.train.batch_size} images")
                 status(memory.describe("a training step", steps.train_step.compile(state, batch)))
             before = finite.before(state)
-            state, metrics = steps.train_step(state, batch)
+            running, (state, metrics) = metrics, steps.train_step(state, batch)
+            jax.block_until_ready(running)  # one step behind, so that progress is that of the device
             log.write()
             checkpoint.require_written(manager)
             finite.after(step, metrics, before, batch)

@@ -34,6 +34,7 @@ from mlmoe_jax.runs.restore import read_run
 from mlmoe_jax.runtime import distributed, sharding
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes
+from mlmoe_jax.runtime.text import counted
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.optim import make_optimizer, make_schedules
 from mlmoe_jax.training.selection import selection_split
@@ -71,6 +72,7 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     selecting = selection_split(config)
     fitting = split_to_fit(config) if config.thresholds.at_end else ""
     names = [name for name in (selecting, fitting, *config.data.test_splits) if name]
+    status(f"reading {config.data.name}")
     splits = open_splits(config.data, names, seed=config.seed)
     _tell_missing(config.data.name, splits.values())
     train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
@@ -90,7 +92,8 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     for warning in [*configuration.warnings(config), *check_splits(train_split, list(eval_splits.values()))]:
         status(f"warning: {warning}")
     where = f" in {root}" if (root := root_of(config.data)) else ""
-    status(f"{config.data.name}{where}: {len(train_split):,} training images, {len(label_space.names)} labels")
+    images, labels = counted(len(train_split), "training image"), counted(len(label_space.names), "label")
+    status(f"{config.data.name}{where}: {images}, {labels}")
     return TrainingData(
         train_split,
         eval_splits,

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,11 @@ from helpers import small_program, tiny
 from helpers.commands import refused
 from PIL import Image
 
+from mlmoe_jax import main
+from mlmoe_jax.config.flags import MODES
 from mlmoe_jax.data.sources.digits import open_scenes
+from mlmoe_jax.runs.metric_log import TIMING
+from mlmoe_jax.runtime.version import __version__
 
 SMALL = (*small_program.SMALL, "--config.seed=3")
 
@@ -53,9 +58,24 @@ def table_of(path: Path) -> list[dict]:
 
 def same_training(first: list[dict], second: list[dict]) -> None:
     """Assert that two runs took the same steps, bit for bit; only timings may differ."""
-    timing = {"images_per_second", "data_wait"}
-    strip = [[{k: v for k, v in row.items() if k not in timing} for row in rows] for rows in (first, second)]
+    strip = [[{k: v for k, v in row.items() if k not in TIMING} for row in rows] for rows in (first, second)]
     assert strip[0] == strip[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ help
+def test_every_mode_has_a_sentence(capsys):
+    assert MODES.keys() == main.MODES.keys()
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(re.search(rf"^  {mode} +{re.escape(sentence)}$", text, re.M) for mode, sentence in MODES.items())
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"mlmoe_jax {__version__}\n")
 
 
 # ------------------------------------------------------------------------------------------------- train and eval
@@ -97,6 +117,10 @@ def test_eval_reproduces_training_to_the_last_digit(program, here, trained):
     index = json.loads((folder / "samples" / "index.json").read_text())
     assert (index["split"], len(index["samples"])) == ("val", 2)
     assert f"{100 * trained_results['val']['mAP']:.2f}" in other.stdout
+    assert [line.split()[0] for line in other.stdout.splitlines()] == [
+        "metric,", "mAP", "CF1@0.5", "OF1@0.5", "AUC_macro", "precision@1"
+    ]  # fmt: skip
+    assert f"results go to {folder}/eval" in other.stderr
 
 
 def test_rerunning_a_finished_training_only_evaluates(here, trained):

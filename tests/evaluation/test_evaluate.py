@@ -179,13 +179,20 @@ def average_precision(scores, labels) -> tuple[float, float]:
 
 
 def test_results_are_shown_in_percent():
-    text = format_results({"test": {"mAP": 0.12346, "CF1_mean@0.5": 1.0}, "shift": {"mAP": 0.5, "CF1_mean@0.5": 0.0}})
-    assert [line.split() for line in text.splitlines()] == [
-        ["metric,", "%", "test", "shift"],
+    of_test = {"mAP": 0.12346, "CF1@0.5": 1.0, "CF1@top3": 0.25, "CF1_mean@0.5": 0.5, "precision@1": 0.75, "ECE": 0.125}
+    results = {"test": of_test, "shift": {**of_test, "mAP": 0.5, "mAP_fall_from_test": -0.37654}}
+    text = format_results(results)
+    headlines = [
         ["mAP", "12.35", "50.00"],
-        ["CF1_mean@0.5", "100.00", "0.00"],
+        ["CF1@0.5", "100.00", "100.00"],
+        ["precision@1", "75.00", "75.00"],
+        ["mAP_fall_from_test", "-37.65"],
     ]
+    assert [line.split() for line in text.splitlines()] == [["metric,", "%", "test", "shift"], *headlines]
     assert len({len(line) for line in text.splitlines()}) == 1
+    lines = [line.split() for line in format_results(results, every=True).splitlines()]
+    others = [["CF1@top3", "25.00", "25.00"], ["CF1_mean@0.5", "50.00", "50.00"], ["ECE", "12.50", "12.50"]]
+    assert lines == [["metric,", "%", "test", "shift"], *others, *headlines], "the main ones are the last"
 
 
 def test_a_diverged_model_is_a_user_error(refusal):
@@ -276,4 +283,4 @@ def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch
     assert evaluate_run(folder, [("data.test_splits", "val")]) == results
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed.take(np.array([0]), "val"))
     sentence = refusal(evaluate_run, folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
-    assert sentence == "none of the 1 images of val can be read"
+    assert sentence == "no image of val can be read"

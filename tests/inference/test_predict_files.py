@@ -120,6 +120,22 @@ def test_rows_are_on_standard_output_and_messages_on_standard_error(command, cap
     assert [json.loads(line)["image"] for line in capsys.readouterr().out.splitlines()] == ["4.png", "0.png"]
 
 
+def test_json_goes_to_standard_output(command, capsys):
+    assert command("4.png", "bad.png", as_json=True) == 2
+    good, bad = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (good["labels"], list(bad)) == (["red", "green", "dark"], ["image", "error"])
+    assert not Path("run/predictions.csv").exists()
+    assert command("4.png", "bad.png", as_json=True, output="p.csv") == 2
+    summary = json.loads(capsys.readouterr().out)
+    assert summary.pop("images_per_second") > 0
+    assert summary == {"images": 2, "labeled": 1, "unreadable": 1, "output": "p.csv"}
+
+
+def test_one_image_is_singular(command, capsys):
+    assert command("4.png") == 0
+    assert "1 of 1 image labeled (" in capsys.readouterr().out
+
+
 def test_names_that_are_not_utf8_keep_their_bytes(command, capsys):
     name = os.fsdecode(b"\xff,\n.png")
     Image.fromarray(color(0)).save(name)

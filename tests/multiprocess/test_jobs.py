@@ -16,6 +16,7 @@ from jobs import BROKEN, checkpoints, digests, rows, until
 from mlmoe_jax.config import load_config
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.watchdog import HUNG
@@ -39,7 +40,7 @@ def selected(folder) -> dict[str, np.ndarray]:
 
 def metrics(folder) -> list[dict]:
     """Return the rows of metrics.jsonl without the values that depend on the machine."""
-    return [{k: v for k, v in row.items() if k not in ("images_per_second", "data_wait")} for row in rows(folder)]
+    return [{k: v for k, v in row.items() if k not in TIMING} for row in rows(folder)]
 
 
 def close(one: dict, other: dict, tolerance: float = 1e-6) -> None:

@@ -12,8 +12,9 @@ import pytest
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import MetricLog
+from mlmoe_jax.runtime import progress as progress_module
 from mlmoe_jax.runtime.preemption import asked_to_stop
-from mlmoe_jax.runtime.progress import LINE_EVERY, Progress, status
+from mlmoe_jax.runtime.progress import RECENT, Progress, status
 
 
 class Clock:
@@ -37,63 +38,84 @@ def test_figures_of_speed_and_waiting(clock):
     progress = Progress("train", 10, 32)
 
     def slow_batches():
-        for _ in range(3):
-            clock.wait(1.0)
+        for first in (True, False, False, False):
+            clock.wait(50.0 if first else 1.0)
             yield "batch"
 
     for batch in progress.waiting(slow_batches()):
         assert batch == "batch"
         clock.wait(3.0)
         progress.advance()
-    assert progress.images_per_second == 3 * 32 / 12
-    assert progress.data_wait == 3 / 12
-    assert progress.figures() == "8 images/s, 25 % data wait"
+    assert progress.speed() == {"images_per_second": 3 * 32 / 12, "data_wait": 3 / 12}, "without the first step"
+    assert progress.figures() == "8.0 images/s, 25 % data wait"
 
 
-def test_a_resumed_run_counts_its_own_steps(clock):
-    progress = Progress("train", 100, 10, first=90)
-    clock.wait(4.0)
-    progress.advance()
-    progress.advance()
-    assert progress.done == 92
-    assert progress.images_per_second == 5.0
+def test_figures_are_those_of_recent_steps(clock):
+    progress = Progress("train", 1000, 10, first=90)
+    for seconds in (*[10.0] * 50, *[0.5] * RECENT):
+        clock.wait(seconds)
+        progress.advance()
+    assert progress.done == 90 + 50 + RECENT
+    assert progress.speed()["images_per_second"] == 20.0
+    assert progress.figures() == "20 images/s, 0 % data wait"
 
 
 def test_a_pause_is_excluded_from_the_figures(clock):
     progress = Progress("train", 10, 32)
-    clock.wait(2.0)
     progress.advance()
     with progress.paused():
         clock.wait(100.0)
     clock.wait(2.0)
     progress.advance()
-    assert progress.images_per_second == 2 * 32 / 4
+    assert progress.speed()["images_per_second"] == 32 / 2
 
 
-def test_figures_before_anything_has_happened(clock):
-    assert Progress("train", 10, 32).figures() == "0 images/s, 0 % data wait"
+def test_there_are_no_figures_before_the_second_step(clock):
+    progress = Progress("train", 10, 32)
+    assert (progress.speed(), progress.figures()) == ({}, "")
+    progress.advance()
+    assert (progress.speed(), progress.figures()) == ({}, "")
 
 
 # ----------------------------------------------------------------------------------------------------------- lines
-def test_without_a_terminal_there_is_a_line_every_15_s(clock, capsys):
-    progress = Progress("train", 200, 2, first=100)
-    for _ in range(10):
-        clock.wait(LINE_EVERY / 4)
+def test_without_a_terminal_there_is_a_line_every_5_s_and_later_every_15_s(clock, capsys):
+    progress = Progress("train", 100, 2)
+    for seconds in (0.0, *[4.0] * 22):
+        clock.wait(seconds)
         progress.advance("loss 0.5")
     progress.close()
     lines = capsys.readouterr().err.splitlines()
-    # after more than 15 s, five steps of 3.75 s: 95 and then 90 steps are left
-    assert lines == [
-        "train 105/200, 1 images/s, 0 % data wait, 0:05:56 left loss 0.5",
-        "train 110/200, 1 images/s, 0 % data wait, 0:05:38 left loss 0.5",
-    ]
+    figures = "0.5 images/s, 0 % data wait"
+    assert lines[0] == f"train 3/100, {figures}, 0:06:28 left loss 0.5", "97 steps of 4 s"
+    assert [line.partition("/")[0] for line in lines] == [f"train {step}" for step in (3, 5, 7, 9, 11, 13, 15, 19, 23)]
+
+
+def test_the_first_line_has_no_figures(clock, capsys):
+    progress = Progress("train", 11, 1)
+    clock.wait(9000.0)
+    progress.advance("loss 0.5")
+    assert capsys.readouterr().err == "train 1/11 loss 0.5\n"
 
 
 def test_more_than_a_day_left_is_shown_in_days(clock, capsys):
     progress = Progress("train", 11, 1)
-    clock.wait(9000.0)
+    progress.advance()
+    clock.wait(10000.0)
     progress.advance()
     assert "1 day, 1:00:00 left" in capsys.readouterr().err
+
+
+def test_a_long_first_step_is_announced(monkeypatch, capsys):
+    monkeypatch.setattr(progress_module, "SOON", 0.01)
+    progress = Progress("evaluate val", 4, 1)
+    time.sleep(0.2)
+    progress.advance()
+    assert capsys.readouterr().err.splitlines()[0] == "evaluate val: compiling and reading the first batches"
+    quick = Progress("evaluate test", 4, 1)
+    quick.advance()
+    Progress("evaluate nothing", 0, 1).close()
+    time.sleep(0.1)
+    assert "compiling" not in capsys.readouterr().err
 
 
 class Terminal:
@@ -113,11 +135,12 @@ class Terminal:
 def test_a_bar_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    progress = Progress("evaluate val", 4, 1, first=1)
+    progress = Progress("evaluate val", 5, 1, first=1)
+    progress.advance()
     progress.advance("loss 0.25")
     progress.bar.refresh()
     assert "evaluate val" in terminal.shown
-    assert "2/4" in terminal.shown
+    assert "3/5" in terminal.shown
     assert "% data wait loss 0.25" in terminal.shown
     progress.advance()
     assert progress.note == "loss 0.25", "the last note is kept"
@@ -136,7 +159,7 @@ def folder(tmp_path):
     return RunFolder(tmp_path)
 
 
-PROGRESS = SimpleNamespace(images_per_second=12.5, data_wait=0.25)
+PROGRESS = SimpleNamespace(speed=lambda: {"images_per_second": 12.5, "data_wait": 0.25})
 
 
 def test_messages_can_be_silenced(capsys):
@@ -151,7 +174,8 @@ def test_messages_can_be_silenced(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_one_row_per_step(folder):
+def test_one_row_per_step(folder, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1700000000.1234)
     log = MetricLog(folder, lambda step: jnp.float32(step / 8), steps_per_epoch=4)
     log.write()
     assert folder.rows() == []
@@ -163,6 +187,7 @@ def test_one_row_per_step(folder):
     row = {
         "step": 2,
         "epoch": 0.5,
+        "time": 1700000000.123,
         "images_per_second": 12.5,
         "data_wait": 0.25,
         "val/ema/mAP": 0.75,

@@ -69,7 +69,7 @@ def test_one_axis_may_be_all_remaining_devices(on_eight, asked, shape):
 @pytest.mark.parametrize("asked", NOT_FITTING)
 def test_sizes_that_do_not_fit_are_refused(on_eight, asked):
     assert on_eight[asked] == (
-        f"mesh data={asked[0]}, fsdp={asked[1]}, expert={asked[2]} does not fit 8 device(s); "
+        f"mesh data={asked[0]}, fsdp={asked[1]}, expert={asked[2]} does not fit 8 devices; "
         "set at most one of config.mesh.* to -1"
     )
 

@@ -23,6 +23,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run, read_run
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.preemption import StopRequest
@@ -94,8 +95,7 @@ def digests(folder: RunFolder) -> dict:
 
 def rows(folder: RunFolder) -> list[dict]:
     """Return the rows of metrics.jsonl without the values that depend on the machine."""
-    timing = ("images_per_second", "data_wait")
-    return [{name: value for name, value in row.items() if name not in timing} for row in folder.rows()]
+    return [{name: value for name, value in row.items() if name not in TIMING} for row in folder.rows()]
 
 
 def values_of(folder: RunFolder) -> dict[str, np.ndarray]:

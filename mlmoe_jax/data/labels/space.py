@@ -15,6 +15,8 @@ from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors, read_glove
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, read_bytes
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.text import counted
 
 PUBLISHED_GROUPS = Path(__file__).parents[1] / "files" / "label_groups.json"
 PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007", "nuswide": "nuswide", "vg256": "vg256"}
@@ -131,6 +133,7 @@ def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) 
         return np.zeros(num_labels, np.int32), np.zeros(num_labels, np.int32)
     if prompts.groups == "computed":
         counts = together.toarray()
+        status(f"grouping {counted(num_labels, 'label')}")
         return tuple(
             group_labels(counts, positives, num_groups=num_groups, tau=tau, side=side, seed=seed)
             for side, tau in (("co", prompts.tau_co), ("dc", prompts.tau_dc))

@@ -27,6 +27,7 @@ from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.text import counted
 from mlmoe_jax.training.preflight import hlo
 from mlmoe_jax.training.setup import abstract_steps
 
@@ -279,7 +280,7 @@ def _examine_both(
 
     def examined(name: str, program: Program) -> dict[str, Any]:
         images = program.batch_size // mesh.size
-        status(f"compiling the {name} step, {images} images per device on {mesh.size} device(s)")
+        status(f"compiling the {name} step, {counted(images, 'image')} per device on {counted(mesh.size, 'device')}")
         return examine(program, mesh.size, capacity, quick=quick)
 
     if find_batch:
@@ -320,14 +321,16 @@ def format_report(report: dict[str, Any]) -> str:
     capacity = report["capacity"]
     known = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
     lines = [
-        f"{report['topology']}: {report['chips']} chip(s), {report['devices']} device(s) ({report['device']})",
+        f"{report['topology']}: {counted(report['chips'], 'chip')}, {counted(report['devices'], 'device')} "
+        f"({report['device']})",
         f"mesh: {mesh}",
         f"memory per device: {known} ({report['capacity_source']})",
     ]
     if report["quick"]:
         lines.append("compiled with minimal optimization: sizes may be a few percent off")
     for name, step in report["steps"].items():
-        lines += ["", f"{name} step, batch {step['batch_size']:,}: {step['batch_a_device']:,} images per device"]
+        images = counted(step["batch_a_device"], "image")
+        lines += ["", f"{name} step, batch {step['batch_size']:,}: {images} per device"]
         lines += _step_lines(step)
     lines.append("")
     lines += [f"{name}: {_verdict(step, capacity)}" for name, step in report["steps"].items()]
