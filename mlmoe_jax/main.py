@@ -42,11 +42,11 @@ def _load_config(
 
 
 def _workdir(flags: argparse.Namespace):
-    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.runs.shared import run_folder
 
     if flags.workdir is None:
         raise UserError(f"--mode={flags.mode} needs --workdir=FOLDER")
-    return RunFolder(flags.workdir)
+    return run_folder(flags.workdir)
 
 
 def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
@@ -179,11 +179,13 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     if not flags.images:
         raise UserError("--mode=predict needs --images=FOLDER or image files")
     from mlmoe_jax.inference.predict import predict_files
+    from mlmoe_jax.runs.shared import is_shared
 
+    here = f"predictions.{'jsonl' if flags.gates else 'csv'}" if is_shared(flags.workdir) and not flags.json else None
     return predict_files(
         folder,
         flags.images,
-        flags.output,
+        flags.output or here,
         overrides,
         checkpoint=flags.checkpoint,
         batch_size=flags.batch_size,
@@ -300,6 +302,17 @@ def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     return export(folder, flags.output, flags.format, overrides, **how)
 
 
+def _push(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    _no_overrides(flags, overrides)
+    if not flags.repo:
+        raise UserError("--mode=push needs --repo=USER/NAME, the name that the model gets on the hub")
+    from mlmoe_jax.evaluation.share import push
+
+    how = {"private": flags.private, "revision": flags.revision, "license_name": flags.license}
+    return push(_workdir(flags), flags.repo, output=flags.output, **how)
+
+
 def _print_results(results: dict, flags: argparse.Namespace) -> None:
     from mlmoe_jax.evaluation.evaluate import format_results
     from mlmoe_jax.runtime.storage import to_json
@@ -326,6 +339,7 @@ MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "prune": _prune,
     "import": _import,
     "export": _export,
+    "push": _push,
 }
 
 

@@ -27,7 +27,7 @@ from mlmoe_jax.training.reproduce.commands import requested
 from mlmoe_jax.training.sweep import grid
 
 FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-keygen", "tensorboard", "xpk"}
-FOREIGN |= {"curl", "mkdir", "tar", "unzip"}
+FOREIGN |= {"curl", "hf", "mkdir", "tar", "unzip"}
 BLANK = "…"  # what the reader fills in
 # Pages whose programs have tests of their own, which write the files that the programs import.
 FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "export.md"}

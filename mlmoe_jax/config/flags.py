@@ -27,7 +27,10 @@ MODES = {
     "prune": "train, prune the prompts, and train again (E2VPT)",
     "import": "make a run folder of a checkpoint of the authors' code",
     "export": "write a trained model for use without this package",
+    "push": "share a trained model on the Hugging Face hub",
 }
+
+FROM_HUB = ("predict", "serve", "export")  # modes that only read their --workdir, so that it may be on the hub
 
 # Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
 FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
@@ -64,6 +67,16 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         "of --format=safetensors: always (all frozen weights; default), auto (those that no published file has), never",
         {"choices": ("always", "auto", "never"), "default": "always"},
     ),
+    "init-from": (
+        ("train", "prune", "import"),
+        "the same as --config.init_from: another run folder, a model on the hub such as hf:user/name, or a checkpoint "
+        "of the authors' code",
+        {"default": ""},
+    ),
+    "repo": (("push",), "the name of the model on the hub, USER/NAME", {"default": ""}),
+    "revision": (("push",), "a branch to push to (default: main)", {"default": ""}),
+    "private": (("push",), "show the model to its owner only", {"action": "store_true"}),
+    "license": (("push",), "the license of the trained values for the model card, such as apache-2.0", {"default": ""}),
     "checkpoint": (
         ("eval", "predict", "export", "serve"),
         "best (the selected values; default), latest (the values at the end of the newest checkpoint), or the step of "
@@ -91,10 +104,10 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "labels": (("compile",), "the number of labels (default: that of the data set)", {"type": int, "default": 0}),
     "quick": (("compile",), "use the lowest optimization level, in a fraction of the time", {"action": "store_true"}),
     "output": (
-        ("predict", "compare", "report", "pack", "export", "features"),
+        ("predict", "compare", "report", "pack", "export", "features", "push"),
         "a .csv or .jsonl file, - for stdout (predict; default: predictions.csv in the run folder); a .csv or .json "
         "file (compare); an .html file (report; default: report.html in the run folder); a folder (pack, features); "
-        "see --format (export)",
+        "see --format (export); a folder for what would be uploaded, to look at it first (push)",
         {},
     ),
 }
@@ -119,7 +132,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mlmoe_jax {__version__}", help="print the version")
     parser.add_argument("--mode", choices=tuple(MODES), default="train", metavar="MODE", help="one of the modes above")
     parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
-    parser.add_argument("--workdir", action="append", default=[], help="run folder (compare: twice; train: runs/…)")
+    parser.add_argument(
+        "--workdir",
+        action="append",
+        default=[],
+        help="run folder (compare: twice; train: runs/…); predict, serve and export also take hf:USER/NAME[@REVISION]",
+    )
     for name, (of_modes, text, options) in FLAGS.items():
         parser.add_argument(f"--{name}", help=f"{', '.join(of_modes)}: {text}", **options)
     parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
@@ -156,4 +174,12 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tupl
         attribute = name.replace("-", "_")
         if flags.mode not in of_modes and getattr(flags, attribute) != parser.get_default(attribute):
             raise UserError(f"--{name} is for --mode={' and '.join(of_modes)}; leave it out of --mode={flags.mode}")
+    workdir = flags.workdir if isinstance(flags.workdir, list) else [flags.workdir or ""]
+    if flags.mode not in FROM_HUB and any(one.startswith("hf:") for one in workdir):
+        raise UserError(
+            f"--workdir=hf:… is for --mode={', '.join(FROM_HUB)}; for --mode={flags.mode}, download the model with `hf "
+            "download USER/NAME --local-dir=FOLDER` and set --workdir=FOLDER"
+        )
+    if flags.init_from:
+        overrides.append(("init_from", flags.init_from))
     return flags, overrides

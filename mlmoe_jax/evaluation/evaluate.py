@@ -271,15 +271,24 @@ def score_with(run: Run, eval_step: Callable, name: str) -> SplitScores:
     )
 
 
+def headlines(results: Mapping[str, Metrics]) -> list[str]:
+    """Return the names of the main metrics among those of any split."""
+    names = _names(results)
+    found = (next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES)
+    return list(filter(None, found))
+
+
+def _names(results: Mapping[str, Metrics]) -> list[str]:
+    return list(dict.fromkeys(name for values in results.values() for name in values))
+
+
 def format_results(results: Mapping[str, Metrics], *, every: bool = False) -> str:
-    """Return the headline metrics of each split as a table in percent; empty if a split lacks a metric.
+    """Return the main metrics of each split as a table in percent; empty if a split lacks a metric.
 
     every: put all other metrics above them.
     """
-    names = list(dict.fromkeys(name for values in results.values() for name in values))
-    headlines = [next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES]
-    shown = list(filter(None, headlines))
+    shown = headlines(results)
     rows = [["metric, %", *results]]
-    for name in [*(name for name in names if every and name not in shown), *shown]:
+    for name in [*(name for name in _names(results) if every and name not in shown), *shown]:
         rows.append([name, *(f"{100 * values[name]:.2f}" if name in values else "" for values in results.values())])
     return text_table(rows, least=(0, 10))

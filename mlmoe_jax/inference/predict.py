@@ -19,8 +19,9 @@ from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images, is_one_image
 from mlmoe_jax.inference.outputs import Result, choose_target, row_writer
 from mlmoe_jax.inference.step import make_eval_step, probabilities
-from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, THRESHOLDS, RunFolder
+from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import BEST, Run, open_run
+from mlmoe_jax.runs.shared import run_folder
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.memory import shortage_explained
@@ -56,14 +57,14 @@ class Predictor:
 
     @classmethod
     def from_run(cls, workdir: str | Path, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
-        """Open a run folder; UserError if it does not contain a trained model.
+        """Open a run folder, or a model on the hub (hf:user/name); UserError if it does not contain a trained model.
 
         overrides: config keys under data, eval and mesh that differ from those of the run; eval.threshold replaces all
         of its thresholds. checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
         data.exif is "apply" unless it is set here: a method may have ignored the orientation of the images of a
         benchmark, but a photograph of a camera is labeled as people see it.
         """
-        folder, pairs = RunFolder(workdir), as_pairs(overrides)
+        folder, pairs = run_folder(workdir), as_pairs(overrides)
         if all(key != "data.exif" for key, _ in pairs):
             pairs = [*pairs, ("data.exif", "apply")]
         run = open_run(folder, pairs, which=checkpoint)
@@ -211,7 +212,7 @@ def predict_files(
     checkpoint is damaged and the one before it was used.
     """
     target = choose_target(output, folder, as_json=as_json, gates=gates)
-    folder.require(CONFIG, CHECKPOINTS)
+    folder.require_model()
     paths = _of_first_process(lambda: find_images(given))
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
     devices = predictor.run.mesh.size

@@ -69,7 +69,7 @@ def _hub_source(repo: str, revision: str, file: str) -> Source:
 
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     url = hf_hub_url(repo, file, revision=revision, endpoint=endpoint)
-    _require_safe(url)
+    require_safe(url)
     try:
         headers = build_hf_headers(library_name="mlmoe_jax")
         about = get_hf_file_metadata(url, headers=headers, timeout=TIMEOUT)
@@ -94,7 +94,7 @@ def _hub_source(repo: str, revision: str, file: str) -> Source:
     )
 
 
-def _require_safe(address: str) -> None:
+def require_safe(address: str) -> None:
     """Raise Refused unless an address is https, or http on this machine."""
     parts = urllib.parse.urlsplit(address)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOCAL_HOSTS):
@@ -107,7 +107,7 @@ def open_source(source: Source, offset: int, version: str) -> http.client.HTTPRe
 
     urllib handles proxies, redirects and certificates, and is always installed.
     """
-    _require_safe(source.url)
+    require_safe(source.url)
     headers = {"User-Agent": "mlmoe_jax", "Accept-Encoding": "identity", **source.headers}
     if offset:
         headers["Range"] = f"bytes={offset}-"
@@ -130,7 +130,7 @@ def read_chunk(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read1(CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise Lost(f"the connection was lost ({_brief(error)})") from error
+        raise Lost(f"the connection was lost ({brief(error)})") from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -138,7 +138,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         """Return the request that follows a redirect."""
-        _require_safe(newurl)
+        require_safe(newurl)
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
         if following is not None and following.host != req.host:
             following.remove_header("Authorization")
@@ -169,10 +169,10 @@ def _retry_seconds(retry_after: str) -> float:
 
 
 def _no_connection(url: str, error: Exception) -> Lost:
-    return Lost(f"{urllib.parse.urlsplit(url).hostname} cannot be reached ({_brief(error)})", answered=False)
+    return Lost(f"{urllib.parse.urlsplit(url).hostname} cannot be reached ({brief(error)})", answered=False)
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception) -> str:
     """Return the message of an error in a form that fits into a sentence."""
     reason = getattr(error, "reason", error)
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

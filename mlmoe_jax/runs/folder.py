@@ -3,7 +3,8 @@
 A run folder holds all that evaluation, prediction and reports need: `config.json`, `labels.txt`, `label_space.npz`,
 `preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
 `per_class.csv`, `cooccurrence.csv`, `scores.npz`, `gates.npz` if labels are routed over shared and task experts,
-`starts.json`, `checkpoints/`, and `skipped_images.csv` if images could not be read. Paths are etils.epath paths, so a
+`starts.json`, `checkpoints/`, and `skipped_images.csv` if images could not be read. A shared model has
+`adapter.safetensors` instead of checkpoints. Paths are etils.epath paths, so a
 folder can be local or in an object store. Files are replaced atomically: by renaming on local disk, and by the object
 store itself elsewhere.
 """
@@ -26,7 +27,7 @@ CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_sp
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores.npz", "checkpoints", "frozen.safetensors"
 SKIPPED, TABLE, COOCCURRENCE, STARTS = "skipped_images.csv", "metrics.csv", "cooccurrence.csv", "starts.json"
-GATES = "gates.npz"
+GATES, ADAPTER = "gates.npz", "adapter.safetensors"
 SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples/explained.npz"
 
 
@@ -43,6 +44,10 @@ class RunFolder(Folder):
         missing = [name for name in names if not (self / name).exists()]
         if missing:
             raise UserError(f"{self} is not the run folder of a training: it has no {missing[0]}")
+
+    def require_model(self, *names: str) -> None:
+        """Raise UserError unless this is a run folder with these files and trained values."""
+        self.require(CONFIG, *names, *(() if (self / ADAPTER).exists() else (CHECKPOINTS,)))
 
     def writing_by_first(self) -> contextlib.AbstractContextManager[None]:
         """Return `writing()` in the first process, and a context without effect in the others."""

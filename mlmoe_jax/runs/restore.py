@@ -22,8 +22,10 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import OUTDATED, UserError
 from mlmoe_jax.models.params import ModelDef, Params, fingerprint
 from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.adapter import restore_adapter
 from mlmoe_jax.runs.assemble import Parts, assemble, cast_frozen, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import (
+    ADAPTER,
     BACKBONE,
     CHECKPOINTS,
     CONFIG,
@@ -209,7 +211,7 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
 
     Raises UserError if the folder is not a run folder or its label space is damaged.
     """
-    folder.require(CONFIG, LABEL_SPACE, PREPROCESS, BACKBONE, CHECKPOINTS)
+    folder.require_model(LABEL_SPACE, PREPROCESS, BACKBONE)
     config = read_config(folder)
     for key, _ in overrides:
         if key.partition(".")[0] not in _MAY_DIFFER:
@@ -262,6 +264,10 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
 
 def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BEST) -> checkpoint.Restored:
     """Restore values of a run, whose model is `parts`; `which` as in `open_run`. Raises UserError if there are none."""
+    if (folder / ADAPTER).exists():
+        if which != BEST:
+            raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
+        return restore_adapter(folder, {**parts.trainable, **parts.stats}, mesh)
     values = place({**parts.trainable, **parts.stats}, mesh)
     with checkpoint.open_manager(folder, writing=False) as manager:
         if which == LATEST:

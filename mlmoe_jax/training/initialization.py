@@ -1,8 +1,8 @@
 """The initial values of a run that starts from `config.init_from`.
 
-`config.init_from` is a checkpoint of the authors' PyTorch code, or the folder of another run, which may have other
-labels: parameters of a label are matched by its name, and parameters without a counterpart keep their initial values
-and are listed.
+`config.init_from` is a checkpoint of the authors' PyTorch code, or another run, in a folder or shared on the hub. A run
+may have other labels: parameters of a label are matched by its name, and parameters without a counterpart keep their
+initial values and are listed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, d
 from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_run, restored_values
+from mlmoe_jax.runs.shared import run_folder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.label_transfer import counterparts, report_labels, transfer_parameters
@@ -42,7 +43,7 @@ def require_source(config: ConfigDict) -> None:
                 "config.init_from is a checkpoint of ML-GCN, which was trained with GloVe vectors: name them with "
                 "model.head.graph.word_vectors"
             )
-    elif given and not RunFolder(given).path.is_dir():
+    elif given and not run_folder(given).path.is_dir():
         kinds = f"{', '.join(CHECKPOINT_SUFFIXES[:-1])} or {CHECKPOINT_SUFFIXES[-1]}"
         raise UserError(f"config.init_from is '{given}', which is neither a file in {kinds} nor a run folder")
 
@@ -62,7 +63,7 @@ def initial_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
     if _is_file(given):
         parts = _from_official(config, label_space, Path(given))
     else:
-        parts = _from_run(config, label_space, RunFolder(given))
+        parts = _from_run(config, label_space, run_folder(given))
     if config.checkpoint.include_frozen == "never" and parts.unpublished:
         raise UserError(
             f"checkpoint.include_frozen=never would lose {len(parts.unpublished)} frozen parameters that only "

@@ -17,7 +17,7 @@ from mlmoe_jax.inference.export.program import largest_difference, weights_of
 from mlmoe_jax.inference.export.stablehlo import write_stablehlo
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.assemble import abstract_parts
-from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST, Run
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import require_new, to_json, whole_file, whole_folder
@@ -70,7 +70,7 @@ def export_run(
     program = PROGRAMS.get(kind)
     if program:
         program.require()
-    folder.require(CONFIG, CHECKPOINTS)
+    folder.require_model()
     fixed = program.fixed if program else ()
     predictor = Predictor.from_run(folder.path, [*fixed, *overrides], checkpoint=checkpoint)
     description = describe(predictor, kind)

@@ -15,7 +15,7 @@ from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.inference.serving.app import make_app
 from mlmoe_jax.inference.serving.labeler import Labeler
 from mlmoe_jax.inference.serving.service import Service
-from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime.progress import status
 
@@ -36,7 +36,7 @@ def serve(
     before it was used. Raises KeyboardInterrupt after Ctrl-C, and UserError if the address cannot be used, the folder
     holds no trained model, or the model cannot be compiled.
     """
-    folder.require(CONFIG, CHECKPOINTS)
+    folder.require_model()
     with _listening(host, port) as listener:
         predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
         failures: list[Exception] = []
