@@ -97,7 +97,9 @@ def precision_recall_f1(
     With TP, P (predicted) and G (positive) counts of a class:
     CP, CR = means over classes of TP/P and TP/G; OP, OR = ΣTP/ΣP and ΣTP/ΣG;
     CF1, OF1 = harmonic means of CP with CR and of OP with OR (the CF1 of nearly all published tables);
-    CF1_mean = mean over classes of 2TP/(P+G).
+    CF1_mean = mean over classes of 2TP/(P+G);
+    precision_macro, recall_macro, F1_macro = means over all K classes of TP/P, TP/G and 2TP/(P+G), where 0/0 counts 0
+    whatever `empty` is: scikit-learn's average="macro". With "skip", CP is larger if classes are never predicted.
 
     Args:
       predicted: [B,K].
@@ -107,7 +109,7 @@ def precision_recall_f1(
         (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
 
     Returns:
-      CP CR CF1 CF1_mean OP OR OF1. F1 is 0 if precision and recall are both 0, and nan if either is nan.
+      CP CR CF1 CF1_mean OP OR OF1 precision_macro recall_macro F1_macro. F1 is 0 if precision and recall are both 0, and nan if either is nan.
     """
     if empty not in ("skip", "zero", "one"):
         raise ValueError(f"empty must be 'skip', 'zero' or 'one', not {empty!r}")

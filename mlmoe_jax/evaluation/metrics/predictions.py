@@ -6,13 +6,16 @@ from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 
 FIGURES = {
-    "CP": "mean over labels of precision",
-    "CR": "mean over labels of recall",
+    "CP": "mean of the precision of the labels that are predicted at least once",
+    "CR": "mean of the recall of the labels that are present at least once",
     "CF1": "harmonic mean of CP and CR, as in nearly all published tables",
-    "CF1_mean": "mean over labels of F1",
+    "CF1_mean": "mean of the F1 of the labels that are predicted or present at least once",
     "OP": "precision of all predictions together",
     "OR": "recall of all positives together",
     "OF1": "harmonic mean of OP and OR",
+    "precision_macro": "mean over all labels of precision, 0 for one that is never predicted (scikit-learn's macro)",
+    "recall_macro": "mean over all labels of recall, 0 for one that is never present (scikit-learn's macro)",
+    "F1_macro": "mean over all labels of F1, 0 for one that is never predicted (scikit-learn's macro)",
 }
 CUTS = {
     r"([\d.]+)": "a label is predicted if its score is at least {0}",

@@ -12,16 +12,18 @@ Floats = NDArray[np.float64]
 def precision_recall_f1_of(
     hits: ArrayLike, claimed: ArrayLike, actual: ArrayLike, *, fill: float = np.nan
 ) -> dict[str, Floats]:
-    """Return CP CR CF1 CF1_mean OP OR OF1, f64[…] each, as `multilabel.precision_recall_f1` defines them.
+    """Return the figures that `multilabel.precision_recall_f1` defines, f64[…] each, from counts.
 
     hits, claimed, actual: [...,K], counts of true positives, predictions, and positives. fill: the value of 0/0; nan
-    leaves a class out of the means.
+    leaves a class out of the means, except out of those named macro, where it is 0 for any `fill`.
     """
     hits, claimed, actual = map(np.asarray, (hits, claimed, actual))
     cp, cr = (mean_defined(ratio(hits, count, fill)) for count in (claimed, actual))
     op, or_ = (ratio(hits.sum(axis=-1), count.sum(axis=-1), fill) for count in (claimed, actual))
     f1 = mean_defined(ratio(2 * hits, claimed + actual, fill))
-    return dict(CP=cp, CR=cr, CF1=harmonic(cp, cr), CF1_mean=f1, OP=op, OR=or_, OF1=harmonic(op, or_))
+    figures = dict(CP=cp, CR=cr, CF1=harmonic(cp, cr), CF1_mean=f1, OP=op, OR=or_, OF1=harmonic(op, or_))
+    macro = dict(precision_macro=(hits, claimed), recall_macro=(hits, actual), F1_macro=(2 * hits, claimed + actual))
+    return figures | {name: mean_defined(ratio(*counts, fill=0.0)) for name, counts in macro.items()}
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike, fill: float = np.nan) -> Floats:

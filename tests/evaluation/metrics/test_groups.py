@@ -70,7 +70,7 @@ def test_evaluate_scores_names_every_figure():
     scores = probable(scores)
     cuts = thresholds.reported(scores, labels.mean(axis=0))
     report = evaluate_scores(scores, labels, mask, cuts)
-    parts = ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1")
+    parts = ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1", "precision_macro", "recall_macro", "F1_macro")
     ranked = ("mAP", "mAP_envelope", "mAP_11point", "mAP_weighted", "mAP_micro", "AUC_macro", "precision@1", "mAP@3")
     at = ("0.5", "prior_matched_transductive", "top3", "top3_min0.5")
     calibrated = ("ECE_pooled", "ECE_macro", "Brier_pooled")

@@ -141,9 +141,21 @@ def test_figures_are_those_of_sklearn(empty, zero_division):
     }
     figures = multilabel.precision_recall_f1(predicted, labels, empty=empty)
     assert {key: figures[key] for key in expected} == pytest.approx(expected, abs=1e-12)
+    options["zero_division"] = 0.0  # scikit-learn's own choice, whatever `empty` is
+    macro = {"precision_macro": precision_score, "recall_macro": recall_score, "F1_macro": f1_score}
+    expected = {name: score(average="macro", **options) for name, score in macro.items()}
+    assert {key: figures[key] for key in expected} == pytest.approx(expected, abs=1e-12)
     cp, cr = figures["CP"], figures["CR"]
     assert figures["CF1"] == pytest.approx(2 * cp * cr / (cp + cr))
     assert figures["CF1"] != pytest.approx(figures["CF1_mean"], abs=1e-3)
+
+
+def test_labels_that_are_never_predicted_lower_only_the_macro_figures():
+    labels, predicted = np.ones((4, 10), int), np.zeros((4, 10), int)
+    predicted[:, 0] = 1
+    figures = multilabel.precision_recall_f1(predicted, labels)
+    assert (figures["CP"], figures["precision_macro"]) == (1.0, pytest.approx(0.1))
+    assert figures["F1_macro"] == pytest.approx(f1_score(labels, predicted, average="macro", zero_division=0))
 
 
 # --- by hand
@@ -206,11 +218,11 @@ def test_per_class_is_each_figure():
 def test_precision_and_recall_by_hand():
     labels = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 0]])
     predicted = np.array([[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]])
-    counts = dict(OP=2 / 4, OR=2 / 4, OF1=0.5)
+    counts = dict(OP=2 / 4, OR=2 / 4, OF1=0.5, precision_macro=2 / 9, recall_macro=1 / 3, F1_macro=0.8 / 3)
     expected = {
         "skip": dict(CP=(2 / 3 + 0) / 2, CR=(1 + 0) / 2, CF1=0.4, CF1_mean=(0.8 + 0) / 2, **counts),
         "zero": dict(CP=2 / 9, CR=1 / 3, CF1=4 / 15, CF1_mean=0.8 / 3, **counts),
-        "one": dict(CP=2 / 9, CR=1 / 2, CF1=4 / 13, CF1_mean=0.8 / 3, OP=2 / 5, OR=2 / 4, OF1=4 / 9),
+        "one": dict(CP=2 / 9, CR=1 / 2, CF1=4 / 13, CF1_mean=0.8 / 3, **counts | dict(OP=2 / 5, OF1=4 / 9)),
     }
     for empty, figures in expected.items():
         assert multilabel.precision_recall_f1(predicted, labels, empty=empty) == pytest.approx(figures)
