@@ -52,7 +52,7 @@ def get_config(arg="", run=None):
     config.data.root = options.root
     config.data.table = options.table  # "{split}.csv" if each split has a table of its own
     config.data.label_column = options.label_column
-    config.data.val_fraction = 0.1  # held out at random to choose the best epoch; 0 if there is a split "val"
+    config.data.val_fraction = 0.1  # held out to choose the best epoch; 0 if there is a split "val"
     config.data.test_splits = ()  # ("test",) if a column "split" or a table test.csv defines this split
     config.data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
     config.data.image_size = options.resolution

@@ -35,7 +35,10 @@ RENAMED = {
     "model.prompts.mask": ("model.prompts.attention_mask",),
     "model.prompts.masks": ("model.prompts.pruning",),
     "data.difficult": ("data.difficult_train", "data.difficult_eval"),
+    "data.val_seed": ("data.split_seed",),
 }
+# How a run that stored none of these keys drew its held-out images.
+EARLIER_SPLIT = {"data.split_rule": "random", "data.split_seed": -1}
 
 
 def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
@@ -187,6 +190,9 @@ def from_json(text: str, source: str = "the stored config") -> ConfigDict:
         stored = flatten(json.loads(text))
     if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
         stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # once the exponent of focal too
+    if stored.get("data.val_fraction"):
+        known = {name for old in stored for name in RENAMED.get(old, (old,))}
+        stored |= {name: value for name, value in EARLIER_SPLIT.items() if name not in known}
     config, unknown = default_config(), []
     present = [(old, name, value) for old, value in stored.items() for name in RENAMED.get(old, (old,))]
     for old, name, value in present:

@@ -29,7 +29,7 @@ from mlmoe_jax.runtime.sharding import on_device, setup_jax
 from mlmoe_jax.training.divergence import DivergenceGuard
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.nonfinite import NonfiniteSteps
-from mlmoe_jax.training.resume import require_same_config, restore_progress
+from mlmoe_jax.training.resume import require_same_config, restore_progress, with_split_of_run
 from mlmoe_jax.training.selection import Selection, require_metric
 from mlmoe_jax.training.setup import Job, build_steps, open_data, training_batches, with_features
 from mlmoe_jax.training.state import TrainState, copied
@@ -49,6 +49,7 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     configuration.validate(config)
     require_metric(config)
     folder.require_place()
+    config = with_split_of_run(config, folder)
     require_same_config(config, folder)
     resumes = has_checkpoint(folder)
     if not resumes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import RunFolder
@@ -60,6 +62,33 @@ def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
         status(f"{'; '.join(told)}: the numbers can differ from those of a run without this change")
 
 
+def with_split_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
+    """Return the config with the held-out images of the run in the folder, and tell if they are not those by default.
+
+    They stay with a run, as its labels do: earlier versions drew others. Keys that are set apply.
+    """
+    if kept := _split_of_run(config, stored_config(folder)):
+        told = "; ".join(f"{key} is {value!r}" for key, value in kept.items())
+        status(f"the images that {folder} holds out stay the same: {told}")
+    return _updated(config, kept)
+
+
+def _split_of_run(config: ConfigDict, stored: ConfigDict | None) -> dict[str, Any]:
+    default = default_config().data
+    return {
+        f"data.{name}": stored.data[name]
+        for name in ("split_rule", "split_seed")
+        if stored is not None and config.data[name] == default[name] != stored.data[name]
+    }
+
+
+def _updated(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
+    if values:
+        config = copy.deepcopy(config)
+        config.update_from_flattened_dict(values)
+    return config
+
+
 def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
     """Describe each key that differs from the run in the folder and must not; [] if it holds no run."""
     differences = _differences(config, folder)
@@ -70,6 +99,7 @@ def _differences(config: ConfigDict, folder: RunFolder) -> dict[str, str]:
     """Describe each key whose value differs from the config of the run in the folder; {} if it holds no run."""
     if (stored := stored_config(folder)) is None:
         return {}
+    config = _updated(config, _split_of_run(config, stored))
     before, now = (configuration.flatten(c) for c in (stored, config))
     # Only terms of the loss can be missing in one of them, where their weight is 0.
     return {

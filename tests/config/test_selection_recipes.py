@@ -26,7 +26,6 @@ BENCHMARKS = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256")
 HELD_OUT = {
     "data.val_split": "held_out",
     "data.val_fraction": 0.1,
-    "data.val_seed": 0,
     "eval.select_on": "val",
     "thresholds.at_end": True,
 }

@@ -188,10 +188,19 @@ def test_a_part_of_the_training_split_is_held_out(table):
             k = int(identifier.removesuffix(".png"))
             assert labels.tolist() == [1, k % 2]
             assert image[0, 0, 0] == k
-    assert open_split(data, "val", seed=3).ids == val.ids
-    assert open_split(data, "val", seed=4).ids != val.ids
-    data.val_seed = 3
     assert open_split(data, "val", seed=4).ids == val.ids, "the same part for runs with other seeds"
+    data.split_seed = 3
+    other = open_split(data, "val").ids
+    assert other != val.ids
+    data.split_seed = -1
+    assert open_split(data, "val", seed=3).ids == other
+
+
+def test_the_rule_of_earlier_versions_draws_their_images(table):
+    data = settings("csv", table, table="all.csv", val_fraction=0.25, split_rule="random", split_seed=-1)
+    order = np.random.RandomState(3).permutation(20)
+    for split, rows in (("val", order[:5]), ("train", order[5:])):
+        assert list(open_split(data, split, seed=3).ids) == [f"{k}.png" for k in sorted(rows)]
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.99])

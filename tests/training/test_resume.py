@@ -4,7 +4,7 @@ import pytest
 
 from mlmoe_jax.config import default_config, to_json
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
-from mlmoe_jax.training.resume import changed_keys, require_same_config
+from mlmoe_jax.training.resume import changed_keys, require_same_config, with_split_of_run
 
 
 @pytest.fixture
@@ -49,6 +49,31 @@ def test_a_run_with_focal_loss_resumes_with_its_own_exponent(finished):
     assert changed_keys(config, folder) == []
     config.loss.gamma = 1.0
     assert changed_keys(config, folder) == ["loss.gamma was 3.0 and is 1.0"]
+
+
+def test_a_run_keeps_the_held_out_images_of_an_earlier_version(finished, capsys):
+    config = default_config()
+    config.data.val_fraction = 0.1
+    stored = json.loads(to_json(config))
+    del stored["data"]["split_rule"], stored["data"]["split_seed"]
+    folder = finished(json.dumps(stored))
+    assert changed_keys(config, folder) == []
+    kept = with_split_of_run(config, folder).data
+    assert (kept.split_rule, kept.split_seed) == ("random", -1)
+    told = "the images that {} holds out stay the same: data.split_rule is 'random'; data.split_seed is -1\n"
+    assert capsys.readouterr().err == told.format(folder)
+    assert (config.data.split_rule, config.data.split_seed) == ("stratified", 0), "the given config is not changed"
+    config.data.split_seed = 5
+    assert changed_keys(config, folder) == ["data.split_seed was -1 and is 5"]
+
+
+def test_a_run_without_held_out_images_has_no_split_of_its_own(finished, capsys):
+    stored = json.loads(to_json(default_config()))
+    del stored["data"]["split_rule"], stored["data"]["split_seed"]
+    folder = finished(json.dumps(stored))
+    assert with_split_of_run(default_config(), folder) == default_config()
+    assert changed_keys(default_config(), folder) == []
+    assert capsys.readouterr().err == ""
 
 
 def test_a_custom_loss_term_is_part_of_the_config_of_a_run(finished):

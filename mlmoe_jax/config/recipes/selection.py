@@ -41,7 +41,7 @@ def use_selection(config: ConfigDict, selection: str) -> None:
         return
     data = config.data
     if not data.val_split:
-        data.val_split, data.val_fraction, data.val_seed = "held_out", 0.1, 0
+        data.val_split, data.val_fraction = "held_out", 0.1
     config.eval.select_on = "val"
     config.thresholds.at_end = True
 

@@ -43,14 +43,24 @@ DATA = section(
     test_splits=Texts(("test",), "Names of the splits that are evaluated at the end of training."),
     val_fraction=Number(
         0.0,
-        "Fraction of the training split that is held out as data.val_split, drawn with the seed; 0 means that the data "
-        "set has a validation split of its own.",
+        "Fraction of the training split that is held out as data.val_split; 0 means that the data set has a validation "
+        "split of its own.",
         least=0,
         most=1,
     ),
-    val_seed=Integer(
-        -1,
-        "Seed that draws this fraction, so that runs with different seeds share it; -1 means seed.",
+    split_rule=Choice(
+        "stratified",
+        "How the images that data.val_fraction holds out are drawn.",
+        of={
+            "stratified": "each label has about the same share of its images in both parts, and at least one if it has "
+            "two (iterative stratification)",
+            "random": "regardless of their labels, as before this key existed",
+        },
+    ),
+    split_seed=Integer(
+        0,
+        "Seed that draws these images, so that runs with different values of seed share them; -1 means seed, as before "
+        "this key existed.",
         least=-1,
         most=2**32 - 1,
     ),

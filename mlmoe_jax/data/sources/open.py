@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.held_out import RULES
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -62,8 +63,8 @@ def open_split(
 
     data_config: `config.data`. classes: the ordered class names of the model, which are those of the training split. A
     source without fixed classes uses them to read its labels; the classes of other sources must be equal to them.
-    seed: selects the `data.val_fraction` of the training split that is used as `data.val_split`, unless `data.val_seed`
-    does; the rest remains the training split. With data.bad_images=skip, images without a file are left out
+    seed: draws the `data.val_fraction` of the training split that is used as `data.val_split` if `data.split_seed` is
+    -1; the rest remains the training split. With data.bad_images=skip, images without a file are left out
     (`Split.missing`), after the drawing, so that it does not depend on them; keep_missing: they stay.
     Raises UserError for a name that is not in SOURCES, for other classes, and for the errors of the source.
     """
@@ -128,5 +129,8 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
             f"data.val_fraction={fraction} of {len(whole)} training images leaves {count} for validation and "
             f"{len(whole) - count} for training"
         )
-    order = np.random.RandomState(seed if data_config.val_seed < 0 else data_config.val_seed).permutation(len(whole))
-    return whole.take(np.sort(order[:count] if split == data_config.val_split else order[count:]), name=split)
+    seed = seed if data_config.split_seed < 0 else data_config.split_seed
+    rows = RULES[data_config.split_rule](whole.labels, count, seed)
+    if split != data_config.val_split:
+        rows = np.setdiff1d(np.arange(len(whole)), rows)
+    return whole.take(rows, name=split)

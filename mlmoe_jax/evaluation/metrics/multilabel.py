@@ -109,7 +109,8 @@ def precision_recall_f1(
         (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
 
     Returns:
-      CP CR CF1 CF1_mean OP OR OF1 precision_macro recall_macro F1_macro. F1 is 0 if precision and recall are both 0, and nan if either is nan.
+      CP CR CF1 CF1_mean OP OR OF1 precision_macro recall_macro F1_macro. CF1 and OF1 are 0 if precision and recall are
+      both 0, and nan if either is nan.
     """
     if empty not in ("skip", "zero", "one"):
         raise ValueError(f"empty must be 'skip', 'zero' or 'one', not {empty!r}")
