@@ -41,6 +41,12 @@ def mean_defined(values: ArrayLike) -> Floats:
     return values.mean() if values.size else np.float64(np.nan)
 
 
+def sample_deviation(values: ArrayLike) -> float:
+    """Return the sample standard deviation f64[n] -> √(Σ(x − mean)²/(n − 1)), nan for fewer than two values."""
+    values = np.asarray(values, np.float64)
+    return float(values.std(ddof=1)) if values.size > 1 else float("nan")
+
+
 def harmonic(a: ArrayLike, b: ArrayLike) -> Floats:
     """Return the harmonic mean of a and b, both at least 0: 0 if both are."""
     a, b = np.asarray(a), np.asarray(b)

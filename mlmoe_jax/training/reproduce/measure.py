@@ -12,6 +12,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.config.papers.paper import MISSING, Recipe, Row
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import published
+from mlmoe_jax.evaluation.metrics.rates import sample_deviation
 from mlmoe_jax.evaluation.results import read_scores, require_split, training_results
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import read_config, read_label_space
@@ -31,7 +32,7 @@ _OF_PAIR = re.compile(
 
 @dataclass(frozen=True)
 class Outcome:
-    """The numbers of a row: the mean over seeds, nan if undefined, and the standard deviation; state: a remark."""
+    """The numbers of a row: the mean over seeds, nan if undefined, and the sample deviation; state: a remark."""
 
     row: Row
     ours: dict[str, float] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class Measurements:
             ]
         values = {column: [one[column] for one in found if column in one] for column in row.numbers}
         ours = {column: float(np.mean(of)) for column, of in values.items() if of}
-        spread = {column: float(np.std(of)) for column, of in values.items() if len(of) > 1 and column not in COSTS}
+        spread = {column: sample_deviation(of) for column, of in values.items() if len(of) > 1 and column not in COSTS}
         runs = self._request.runs_of(row.recipe)
         finished = sum(map(self._is_finished, runs))
         if row.numbers:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mlmoe_jax.evaluation.metrics.rates import sample_deviation
+
 # The palette of Okabe and Ito, which is safe for all types of color vision
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 _MARKERS = "os^DvPX"
@@ -23,13 +25,13 @@ _NARROWEST_TICK = 0.06  # fraction of the axis; for closer x values, matplotlib 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: y and its standard deviation (0 = no error bar) at some of the x values of the plot."""
+    """One curve: y and its sample standard deviation (0 = no error bar) at some of the x values of the plot."""
 
     label: str
     x: Sequence[Any]
     y: Sequence[float]
     deviation: Sequence[float]
-    level: bool = False  # unordered points: draw a line at the mean of y, in a band of ± its standard deviation
+    level: bool = False  # unordered points: draw a line at the mean of y, in a band of ± its sample deviation
 
 
 def draw(
@@ -118,9 +120,11 @@ def _draw_line(axes: Any, line: Line, place: Mapping[Any, float], joined: str, s
         capsize=3,
     )
     if line.level:
-        mean, band = float(np.mean(y)), float(np.std(y))
+        mean = float(np.mean(y))
         axes.axhline(mean, color=color, linestyle="--", linewidth=1)
-        axes.axhspan(mean - band, mean + band, color=color, alpha=0.12, linewidth=0)
+        if len(y) > 1:
+            band = sample_deviation(y)
+            axes.axhspan(mean - band, mean + band, color=color, alpha=0.12, linewidth=0)
     return bars
 
 

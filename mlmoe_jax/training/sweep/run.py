@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.evaluation.metrics.rates import sample_deviation
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
@@ -32,7 +33,7 @@ _UNITS = {"data.image_size": "pixels", "augment.margin": "pixels", "train.batch_
 
 @dataclass(frozen=True)
 class SeedStatistics:
-    """The mAP of one split over seeds: mean, population standard deviation and number of values."""
+    """The mAP of one split over seeds: mean, sample standard deviation (nan for one value) and number of values."""
 
     mean: float
     std: float
@@ -125,13 +126,13 @@ def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, 
             found = [run.results[split]["mAP"] for run in members if split in (run.results or {})]
             finite = [value for value in found if math.isfinite(value)]
             if finite:
-                statistics[split] = SeedStatistics(float(np.mean(finite)), float(np.std(finite)), len(finite))
+                statistics[split] = SeedStatistics(float(np.mean(finite)), sample_deviation(finite), len(finite))
         summary.append((dict(values), statistics))
     return summary
 
 
 def format_table(runs: Sequence[GridRun]) -> str:
-    """Return the mAP in percent, one line per run, and then its mean and standard deviation over seeds."""
+    """Return the mAP in percent, one line per run, and then its mean and sample standard deviation over seeds."""
     splits = split_names(runs)
     short = short_names(runs[0].values, runs[0].config)
     summary = over_seeds(runs) if SEED in runs[0].values else []
@@ -149,11 +150,11 @@ def format_table(runs: Sequence[GridRun]) -> str:
             chosen += f", by {metric}"
         rows.append([run.name, *(f"{100 * value:.2f}" for value in cells), chosen])
     if summary:
-        rows += [[""], ["mean ± standard deviation over seeds"]]
+        rows += [[""], ["mean ± sample standard deviation over seeds"]]
         for values, statistics in summary:
             cells = (_mean_and_deviation(statistics[split]) if split in statistics else "" for split in splits)
             seeds = max((one.count for one in statistics.values()), default=0)
-            rows.append([_label(values, short) or "all", *cells, f"{seeds} seeds"])
+            rows.append([_label(values, short) or "all", *cells, "1 seed" if seeds == 1 else f"{seeds} seeds"])
     if _selected_on_test(runs):
         rows += [[""], ["selected on test, as published"]]
     return text_table(rows, align="<" + ">" * len(splits) + "<", least=(0, *[14] * len(splits), 0))
@@ -163,8 +164,8 @@ def plot(runs: Sequence[GridRun]) -> bytes:
     """Draw the mAP of each split over the first swept key, as PNG.
 
     One key: one line per split. Several keys: one panel per split, and one line per combination of the other keys.
-    Seeds are averaged, with error bars of one standard deviation; if only seeds are swept, each is a point beside
-    their mean.
+    Seeds are averaged, with error bars of one sample standard deviation; if only seeds are swept, each is a point
+    beside their mean.
     """
     keys = [key for key in runs[0].values if key != SEED]
     short = short_names(runs[0].values, runs[0].config)
@@ -179,7 +180,7 @@ def plot(runs: Sequence[GridRun]) -> bytes:
             curve = curves.setdefault(label, [])
             if split in statistics:
                 one = statistics[split]
-                curve.append((_tick(values[x_key], x_key), 100 * one.mean, 100 * one.std))
+                curve.append((_tick(values[x_key], x_key), 100 * one.mean, 100 * one.std if one.count > 1 else 0.0))
         lines = [Line(label, *zip(*found, strict=True), level=not keys) for label, found in curves.items() if found]
         panels.setdefault(split if others else "", []).extend(lines)
     unit = f" ({_UNITS[x_key]})" if x_key in _UNITS else ""
@@ -204,7 +205,8 @@ def _label(values: dict[str, Any], short: dict[str, str]) -> str:
 
 
 def _mean_and_deviation(statistics: SeedStatistics) -> str:
-    return f"{percent(statistics.mean)} ± {percent(statistics.std)}"
+    mean = percent(statistics.mean)
+    return f"{mean} ± {percent(statistics.std)}" if statistics.count > 1 else mean
 
 
 def _selected_on_test(runs: Sequence[GridRun]) -> bool:
@@ -220,7 +222,7 @@ def _title(runs: Sequence[GridRun]) -> str:
     if SEED in runs[0].values:
         counts = [one.count for _, statistics in over_seeds(runs) for one in statistics.values()]
         few, many = min(counts), max(counts)
-        notes.append(f"mean ± standard deviation over {many if few == many else f'{few} to {many}'} seeds")
+        notes.append(f"mean ± sample standard deviation over {many if few == many else f'{few} to {many}'} seeds")
     if _selected_on_test(runs):
         notes.append("selected on test, as published")
     if failed := sum(bool(run.error) for run in runs):

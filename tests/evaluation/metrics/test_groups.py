@@ -1,3 +1,6 @@
+import math
+import statistics
+
 import numpy as np
 import pytest
 from helpers.metric_cases import hard_case, probable
@@ -5,7 +8,7 @@ from helpers.metric_cases import hard_case, probable
 from mlmoe_jax.evaluation import thresholds
 from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel, ranking
 from mlmoe_jax.evaluation.metrics.groups import GROUPS, Entries, evaluate_scores
-from mlmoe_jax.evaluation.metrics.rates import harmonic, mean_defined, precision_recall_f1_of, ratio
+from mlmoe_jax.evaluation.metrics.rates import harmonic, mean_defined, precision_recall_f1_of, ratio, sample_deviation
 
 HAMMING = """
 from mlmoe_jax.evaluation.metrics.groups import MetricGroup
@@ -63,6 +66,11 @@ def test_ratios_and_means_leave_out_undefined_values():
     np.testing.assert_array_equal(mean_defined([[1.0, np.nan, 3.0], [np.nan] * 3]), [2, np.nan])
     assert mean_defined([0.25, np.nan]) == 0.25
     np.testing.assert_array_equal(harmonic([0.0, 1.0, np.nan], [0.0, 0.5, 1.0]), [0, 2 / 3, np.nan])
+
+
+def test_the_sample_deviation_is_that_of_the_standard_library():
+    assert sample_deviation([0.1, 0.4, 0.2]) == pytest.approx(statistics.stdev([0.1, 0.4, 0.2]))
+    assert math.isnan(sample_deviation([0.1]))
 
 
 def test_evaluate_scores_names_every_figure():

@@ -89,7 +89,7 @@ def test_unordered_points_are_drawn_with_their_mean(drawn):
     assert points.get_linestyle() == "None"
     assert mean.get_ydata() == [91, 91]
     (band,) = axes.patches
-    assert (band.get_y(), band.get_height()) == (90, 2)
+    assert (band.get_y(), band.get_height()) == pytest.approx((91 - 2**0.5, 2 * 2**0.5))
 
 
 def test_a_label_has_the_same_style_in_every_panel_and_a_style_of_its_own(drawn):

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import statistics
 
 import pytest
 
@@ -196,7 +197,9 @@ def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_pat
     }
     (group,) = printed["over_seeds"]
     assert group["config"] == {GROUPS: 2}
-    assert group["mAP"]["val"] == pytest.approx({"mean": mean_ap(config) + 0.005, "std": 0.005, "count": 2})
+    assert group["mAP"]["val"] == pytest.approx(
+        {"mean": mean_ap(config) + 0.005, "std": math.sqrt(0.5) / 100, "count": 2}
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- table and plot
@@ -219,11 +222,12 @@ def test_statistics_over_seeds_use_finite_values_of_finished_runs(tmp_path):
     assert (two, three) == ({GROUPS: 2}, {GROUPS: 3})
     base = mean_ap(runs[0].config)
     assert of_two["val"].mean == pytest.approx(base + 0.01)
-    assert of_two["val"].std == pytest.approx(math.sqrt(2 / 3) / 100)
+    assert of_two["val"].std == pytest.approx(0.01)  # of 0, 1 and 2 hundredths, with n − 1 in the denominator
     assert (of_two["val"].count, of_two["test"].count, of_three["val"].count) == (3, 2, 2)
-    assert of_three["val"].std == pytest.approx(0.005)
+    assert of_three["val"].std == pytest.approx(statistics.stdev((0, 0.01)))
     without = over_seeds(runs_of(tmp_path, swept[1]))
-    assert [(spreads["val"].std, spreads["val"].count) for _, spreads in without] == [(0, 1), (0, 1)]
+    assert [spreads["val"].count for _, spreads in without] == [1, 1]
+    assert all(math.isnan(spreads["val"].std) for _, spreads in without)
 
 
 def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_path):
@@ -233,7 +237,7 @@ def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_p
     assert lines[0] == ["mAP,", "%", "val", "test", "weights"]
     assert lines[1] == ["num_groups=2,seed=0", "90.23", "91.23", "ema", "of", "step", "12"]
     assert lines[2] == ["num_groups=2,seed=1", "failed:", "diverged"]
-    assert lines[5] == ["num_groups=2", "90.23", "±", "0.00", "91.23", "±", "0.00", "1", "seeds"]
+    assert lines[5] == ["num_groups=2", "90.23", "91.23", "1", "seed"]
     assert "published" not in format_table(runs)
     runs[0].config.eval.select_on = "test"
     assert "selected on test, as published" in format_table(runs)
@@ -264,11 +268,11 @@ def percent(groups, seed=0.0, split="val"):
 def test_one_key_gives_one_line_per_split(tmp_path, shown):
     panels, x, options = shown(runs_of(tmp_path, SweepAxis(GROUPS, (2, 8)), SweepAxis("seed", (0, 1))))
     assert panels == {
-        "": {s: [[percent(2, 0.5, s), percent(8, 0.5, s)], [0.5, 0.5]] for s in ("val", "test")},
+        "": {s: [[percent(2, 0.5, s), percent(8, 0.5, s)], [math.sqrt(0.5)] * 2] for s in ("val", "test")},
     }
     assert x == [2, 8]
     assert (options["x_label"], options["y_label"], options["legend"]) == (GROUPS, "mAP (%)", "split")
-    assert options["title"] == "digits, vit_digits, linear\nmean ± standard deviation over 2 seeds"
+    assert options["title"] == "digits, vit_digits, linear\nmean ± sample standard deviation over 2 seeds"
 
 
 def test_a_second_key_gives_one_line_per_value_and_one_panel_per_split(tmp_path, shown):
