@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.data.features import FeatureTable
 
 NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
+FEW_POSITIVES = 10  # of a label; its metrics are rough with fewer
 
 
 def has_positive(labels: np.ndarray, difficult: str = "negative") -> np.ndarray:
@@ -24,6 +25,18 @@ def has_positive(labels: np.ndarray, difficult: str = "negative") -> np.ndarray:
     """
     enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
     return np.isin(labels, enough).any(axis=1)
+
+
+def few_positives(labels: np.ndarray) -> str:
+    """Return how few images with label codes i8[N,K] the labels have, "" if the median is FEW_POSITIVES or more.
+
+    The AP of a label with one positive is 1/rank of one image, so that a mean over such labels says little.
+    """
+    counts = (labels == POSITIVE).sum(axis=0)
+    if not len(counts) or (median := np.median(counts)) >= FEW_POSITIVES:
+        return ""
+    without = f", none for {np.sum(counts == 0):,} of {len(counts):,}" if not counts.all() else ""
+    return f"a median of {median:g} {'positive' if median == 1 else 'positives'} per label{without}"
 
 
 @dataclass(frozen=True)

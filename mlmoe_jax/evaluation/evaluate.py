@@ -14,7 +14,7 @@ from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import Split, few_positives
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import gate_shares, thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
@@ -158,6 +158,9 @@ def measure_and_write(
         results[name] |= {f"cooccurrence/{figure}": value for figure, value in figures.items() if not np.isnan(value)}
     if {"test", "test_shift"} <= results.keys():
         results["test_shift"]["mAP_fall_from_test"] = results["test"]["mAP"] - results["test_shift"]["mAP"]
+    for name, item in scored.items():
+        if few := few_positives(item.codes[item.read]):
+            status(f"the metrics on {name} are rough: {few}")
     if distributed.is_first():
         write_results(folder, results, scored, label_space.names, difficult=config.data.difficult_eval, prefix=prefix)
         if any(pairs.values()):

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.data.split import few_positives
 from mlmoe_jax.evaluation.evaluate import list_skipped, measure_and_write
 from mlmoe_jax.evaluation.fit_thresholds import fit_as_configured, split_to_fit
 from mlmoe_jax.evaluation.results import Results, SplitScores
@@ -178,7 +179,9 @@ def _evaluate(job: Job, state: TrainState, selection: Selection, step: int) -> d
         selection.consider(step, split, owned, patience=patience)
     if candidates:
         shown = ", ".join(f"{kind} {100 * result:.2f}" for kind, (result, _) in candidates.items())
-        status(f"step {step}, epoch {step / job.data.steps_per_epoch:g}: {split} {metric} {shown} %")
+        few = few_positives(job.data.eval_splits[split].labels)
+        rough = f" (rough: {few})" if few else ""
+        status(f"step {step}, epoch {step / job.data.steps_per_epoch:g}: {split} {metric} {shown} %{rough}")
     if selection.finished:
         status(f"stopping early: the best {metric} is more than train.patience={job.config.train.patience} epochs old")
     return row

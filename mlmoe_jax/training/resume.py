@@ -67,7 +67,8 @@ def with_split_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
 
     They stay with a run, as its labels do: earlier versions drew others. Keys that are set apply.
     """
-    if kept := _split_of_run(config, stored_config(folder)):
+    kept = _split_of_run(config, stored_config(folder))
+    if kept and config.data.val_fraction:
         told = "; ".join(f"{key} is {value!r}" for key, value in kept.items())
         status(f"the images that {folder} holds out stay the same: {told}")
     return _updated(config, kept)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mlmoe_jax.data.held_out import RULES, draw_random, draw_stratified
+from mlmoe_jax.data.split import few_positives
 
 
 def long_tail(images: int = 400, labels: int = 30, seed: int = 0) -> np.ndarray:
@@ -77,3 +78,17 @@ def test_a_label_of_one_image_stays_in_the_training_part():
 def test_images_without_labels_fill_the_parts():
     assert len(draw_stratified(np.zeros((10, 3), np.int8), 4, 0)) == 4
     assert len(draw_stratified(np.zeros((10, 0), np.int8), 4, 0)) == 4
+
+
+@pytest.mark.parametrize(
+    ("positives", "says"),
+    [
+        ((10, 10, 0), ""),
+        ((9, 9, 40), "a median of 9 positives per label"),
+        ((1, 0, 1), "a median of 1 positive per label, none for 1 of 3"),
+        ((), ""),
+    ],
+)
+def test_few_positives_of_the_held_out_images_are_said(positives, says):
+    labels = np.arange(40)[:, None] < np.array(positives, int)
+    assert few_positives(np.where(labels, 1, -1).astype(np.int8)) == says
