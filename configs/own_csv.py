@@ -64,6 +64,7 @@ def get_config(arg="", run=None):
     else:
         use_cached_features(config)
 
+    config.report.samples = 16  # images that --mode=report shows with attention and gates; 0 for none
     config.ema.decay = 0.995  # averages about 200 steps
     config.train.epochs = options.epochs
     config.train.batch_size = 32

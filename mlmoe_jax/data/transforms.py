@@ -56,6 +56,13 @@ def centre_crop(image: np.ndarray, size: int) -> np.ndarray:
     return image[top : top + size, left : left + size]
 
 
+def evaluated_part(image: np.ndarray, data_config: ConfigDict) -> np.ndarray:
+    """Return the part of u8[h,w,3] that evaluation resizes to the input of the network, at its own size."""
+    if data_config.resize == "square":
+        return image
+    return centre_crop(image, round(data_config.crop_fraction * min(image.shape[:2])))
+
+
 def random_resized_crop(
     image: np.ndarray,
     random: np.random.Generator,

@@ -5,7 +5,7 @@ A run folder keeps explained sample images of one split for the report:
     samples/index.json     {"split", "grid": [rows, columns] of the patches, "prompt_groups": [side, group, expert] of
                            each prompt, or null, "entries": {gate: names of its E entries}, "samples": [{"id", "file",
                            "codes": the K label codes of data.split, "scores": K probabilities}, …]}
-    samples/NNNN.jpg       the image as the model received it
+    samples/NNNN.jpg       the part of the image that the model received, at its own size up to `report.sample_side`
     samples/explained.npz  `gates/NAME` f16[S,K,E] (static gates f16[1,K,E]) and `attention/NAME` f16[S,Q,N]
 
 Shape letters: S sample images, K labels, E entries of a gate, Q queries (class token, prompts, or labels),
@@ -26,10 +26,12 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 from PIL import Image
 
+from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
+from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.step import apply
 from mlmoe_jax.models.heads.catalog import head_of
@@ -202,11 +204,11 @@ def write_samples(
         )
     _remove(folder)
     listed = []
-    for number, (row, image, of_labels) in enumerate(
-        zip(explained.rows, explained.images, explained.scores, strict=True)
-    ):
-        file = f"{SAMPLES}/{number:04}.jpg"
-        folder.write_bytes(file, thumbnail(image, side))
+    data_config = run.config.data
+    decoding = Decoding.of(data_config, at_least=2 * side)
+    for number, (row, of_labels) in enumerate(zip(explained.rows, explained.scores, strict=True)):
+        file, image = f"{SAMPLES}/{number:04}.jpg", chosen.images.read(row, decoding)
+        folder.write_bytes(file, thumbnail(evaluated_part(image, data_config), side))
         codes, of_labels = chosen.labels[row].tolist(), [round(score, 5) for score in of_labels.tolist()]
         listed.append({"id": str(chosen.ids[row]), "file": file, "codes": codes, "scores": of_labels})
     folder.write_npz(SAMPLE_ARRAYS, **explained.arrays)

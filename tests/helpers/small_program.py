@@ -18,6 +18,7 @@ SMALL = (
     "--config.eval.batch_size=50",
     "--config.checkpoint.every_epochs=0.5",
     "--config.eval.every_epochs=1",
+    "--config.report.samples=0",
 )
 _BACKBONE = {"patch": 16, "file": "tiny.safetensors"}
 _RUNNER = f"""

@@ -213,6 +213,21 @@ def test_samples_have_the_scores_gates_and_attention_of_the_model(make_run, tmp_
     assert read.entries == index["entries"]
 
 
+@pytest.mark.parametrize(("resize", "size"), [("square", (160, 120)), ("crop", (90, 90))])
+def test_samples_have_their_own_size_and_show_what_the_model_saw(make_run, tmp_path, resize, size):
+    run = replace(make_run(MLMOE), config=make_run(MLMOE).config.copy_and_resolve_references())
+    run.config.data.resize, run.config.data.crop_fraction = resize, 0.75
+    pixels = np.zeros((2, 120, 160, 3), np.uint8)
+    pixels[:, :, 80:] = 200
+    split = Split("test", CLASSES, np.ones((2, K), np.int8), ["a", "b"], ArrayImages(pixels))
+    write_samples(RunFolder(tmp_path), run, split, count=2)
+    with Image.open(tmp_path / "samples" / "0000.jpg") as opened:
+        assert opened.size == size
+        shown = np.asarray(opened.resize((64, 64))).astype(int)
+    seen = explain_images(run, split).images[0].astype(int)
+    assert np.abs(shown - seen)[:, [4, 60]].max() < 8
+
+
 def test_a_thumbnail_is_the_reduced_image():
     view = np.zeros((64, 64, 3), np.uint8)
     view[:, 32:] = 200

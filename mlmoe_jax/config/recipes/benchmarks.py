@@ -33,6 +33,7 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
     config.data.name, config.data.root, config.data.image_size = name, root, resolution
     if name == "digits":
         config.data.test_splits = ("test", "test_shift")
+        config.report.samples = 16
         return
     if name == "synthetic":
         return
