@@ -188,6 +188,30 @@ def label_shares(rows: Rows) -> dict[str, Any]:
     return _spec(chart.properties(width="container", height=260), rows=rows)
 
 
+def label_frequency(rows: Rows) -> dict[str, Any]:
+    """Return one point per label: value, a fraction, over images, a count on a logarithmic axis."""
+    fewest = min((row["images"] for row in rows), default=0)
+    chart = _chart("rows").mark_point(filled=True, size=46, opacity=0.75, color=_ACCENT)
+    chart = chart.encode(
+        x=alt.X(
+            "images:Q",
+            title="training images with the label",
+            # symlog is like a logarithm, and defined for a label without training images
+            scale=alt.Scale(type="log" if fewest else "symlog", padding=12 if fewest else 0),
+            axis=alt.Axis(grid=False, tickCount=6, format="~s"),
+        ),
+        y=alt.Y(
+            "value:Q", title="average precision", scale=alt.Scale(zero=False), axis=alt.Axis(format="~%", tickCount=5)
+        ),
+        tooltip=[
+            alt.Tooltip("label:N"),
+            alt.Tooltip("value:Q", title="average precision", format=".2%"),
+            alt.Tooltip("images:Q", title="training images", format=","),
+        ],
+    )
+    return _spec(chart.properties(width="container", height=220), rows=rows)
+
+
 def image_shares(rows: Rows) -> dict[str, Any]:
     """Return the median share and its quartiles, low and high, over the number of labels; each row has images too."""
     axis = alt.Axis(tickMinStep=1, format="d", grid=False)

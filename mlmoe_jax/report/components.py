@@ -45,13 +45,17 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """A short static table; all columns are numeric except those whose indices are in `text`."""
+    """A short static table; all columns are numeric except those whose indices are in `text`.
+
+    meanings: per row, a definition that is shown below the row.
+    """
 
     kind: ClassVar[str] = "table"
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     text: Sequence[int] = (0,)
+    meanings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class LabelGraph:
     nodes: dicts of name, x, y (on the unit circle), angle (degrees), group (from 1), color (in the palette) and
     positives. edges: dicts of source and target (indices of `nodes`), color (None between groups), path (SVG), p and
     text. arcs: dicts of path, x, y, group and color.
-    reach: half the side of the drawing.
+    reach: half the side of the drawing. font: size of the names, in its units.
     """
 
     kind: ClassVar[str] = "graph"
@@ -105,6 +109,7 @@ class LabelGraph:
     edges: Sequence[Mapping[str, Any]]
     arcs: Sequence[Mapping[str, Any]]
     reach: float
+    font: float
     alt: str
 
 
@@ -152,9 +157,10 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page; if the run folder lacks its data, `missing` explains how to create them."""
+    """A section of the page; if the run folder lacks its data, `missing` says so, and `command` creates them."""
 
     name: str
     title: str
     parts: Sequence[Any] = ()
     missing: str = ""
+    command: str = ""

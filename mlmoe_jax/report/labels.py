@@ -16,6 +16,8 @@ from mlmoe_jax.report.run_files import RunFiles
 MOST_LABELS = 80  # in graphs and heat maps
 MOST_EDGES = 200
 LONGEST_NAME = 22  # characters of a label on the circle
+FEW_LABELS = 20  # which have room for a larger font
+_FONT, _LARGE_FONT = 0.052, 0.085  # of the radius of the circle
 STRONG = 0.4  # minimum p(b|a) of an edge, the threshold of ML-GCN
 _SMALLEST = 0.005  # minimum p(b|a) of a cell in the heat map
 _GAP = 0.35  # between groups on the circle, in units of the distance between labels
@@ -90,8 +92,9 @@ def label_graph(
         "occur together"
     )
     longest = max((len(node["name"]) for node in nodes), default=0)
-    reach = 1.08 + 0.031 * min(longest, LONGEST_NAME)
-    return LabelGraph(name, title, nodes, edges, arcs, round(reach, 3), alt)
+    font = _FONT if len(nodes) > FEW_LABELS else _LARGE_FONT
+    reach = 1.08 + 0.6 * font * min(longest, LONGEST_NAME)
+    return LabelGraph(name, title, nodes, edges, arcs, round(reach, 3), font, alt)
 
 
 def color(group: int) -> int:

@@ -41,8 +41,9 @@ const CHART = {
 };
 const views = {};
 
-async function drawChart(place) {
-  const spec = { ...read("data-" + place.id), description: place.dataset.alt };
+/** Draw a chart; `change` may alter its specification. */
+async function drawChart(place, change = (spec) => spec) {
+  const spec = change({ ...read("data-" + place.id), description: place.dataset.alt });
   const options = { renderer: "svg", actions: false, ast: true, config: CHART, tooltip: { theme: "page" } };
   const drawn = await vegaEmbed(place, spec, options);
   views[place.id] = drawn.view;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -13,8 +14,9 @@ from typing import Any
 from etils import epath
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.report import labels, pairs, results, routing, samples, scores, training
+from mlmoe_jax.report import labels, mistakes, pairs, results, routing, samples, scores, training
 from mlmoe_jax.report.components import Section
+from mlmoe_jax.report.resampling import resample
 from mlmoe_jax.report.run_files import COST, RunFiles
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.storage import to_json
@@ -65,11 +67,12 @@ def write_report(
 
 def sections(files: RunFiles, other: RunFiles | None = None, *, wanted_pairs: str = "") -> list[Section]:
     """Return all sections of the page in order; arguments as in `write_report`."""
+    resampled, judged = resample(files), mistakes.judge(files)
     return [
-        training.header(files),
+        training.header(files, resampled),
         training.curves(files),
-        results.metrics(files),
-        results.per_class(files),
+        results.metrics(files, judged),
+        results.per_class(files, resampled),
         results.differences(files, other),
         labels.groups(files),
         pairs.pairs(files, other, wanted=wanted_pairs),
@@ -77,7 +80,9 @@ def sections(files: RunFiles, other: RunFiles | None = None, *, wanted_pairs: st
         routing.routing(files),
         samples.attention(files),
         scores.curves(files),
-        scores.mistakes(files),
+        mistakes.mistakes(files, judged),
+        mistakes.confusion(files, judged),
+        mistakes.images(files, judged),
         results.thresholds(files),
         training.cost(files),
         training.settings(files),
@@ -100,7 +105,7 @@ def render(parts: Sequence[Section], files: RunFiles, bundle: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["json"] = _json
+    environment.filters |= {"json": _json, "breakable": _breakable}
     scripts = [_inline(bundle), _inline("\n".join((_HERE / name).read_text() for name in _SCRIPTS))]
     return environment.get_template("page.html").render(
         title=files.name,
@@ -128,6 +133,13 @@ def _json(value: Any) -> Any:
     from markupsafe import Markup
 
     return Markup(to_json(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _breakable(name: str) -> Any:
+    """Return a name in which lines may break after / and _, for narrow screens."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("([/_])", r"\1<wbr>", str(escape(name))))
 
 
 def _inline(script: str) -> str:

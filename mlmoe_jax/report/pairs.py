@@ -18,7 +18,7 @@ from mlmoe_jax.evaluation.compare_pairs import (
 from mlmoe_jax.evaluation.label_pairs import DifferingImage
 from mlmoe_jax.report.components import Gallery, Heading, Note, Picture, Section, Table
 from mlmoe_jax.report.pictures import Thumbnails, thumbnails
-from mlmoe_jax.report.run_files import RunFiles
+from mlmoe_jax.report.run_files import NO_SCORES, RunFiles
 from mlmoe_jax.runtime.text import percent
 
 MOST_PICTURES = 8  # per pair
@@ -33,7 +33,7 @@ def pairs(files: RunFiles, other: RunFiles | None = None, *, wanted: str = "") -
     """
     main = files.main_split
     if main is None or main.scores is None or not len(main.scores):
-        return Section(_NAME, _TITLE, missing="scores.npz is written when training ends, or by --mode=eval.")
+        return Section(_NAME, _TITLE, missing=NO_SCORES, command=files.command("--mode=eval"))
     run = ComparedRun.of(files.folder)
     if other is None:
         found = pairs_of_run(run, main.name, pairs=wanted)

@@ -12,6 +12,9 @@ from mlmoe_jax.evaluation.metrics.groups import GROUPS
 from mlmoe_jax.evaluation.metrics.predictions import CUTS, FIGURES, PREDICTIONS
 from mlmoe_jax.report import charts
 from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Section, SortableTable, Table
+from mlmoe_jax.report.frequency import by_frequency
+from mlmoe_jax.report.mistakes import Judged
+from mlmoe_jax.report.resampling import Resampled
 from mlmoe_jax.report.run_files import Evaluated, RunFiles
 from mlmoe_jax.runtime.text import percent
 
@@ -27,12 +30,12 @@ def _meaning(name: str, definitions: Mapping[str, str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------- metrics
-def metrics(files: RunFiles) -> Section:
-    """Return the metrics of each split in percent, by group."""
+def metrics(files: RunFiles, judged: Judged | None = None) -> Section:
+    """Return the metrics of each split in percent, by group, each with its definition."""
     title, splits = "Metrics", files.splits
     if not splits:
-        missing = "results.json is written when training ends, eval/results.json by --mode=eval."
-        return Section("metrics", title, missing=missing)
+        missing = "results.json is written when training ends, or by an evaluation:"
+        return Section("metrics", title, missing=missing, command=files.command("--mode=eval"))
     names = list(dict.fromkeys(name for split in splits.values() for name in split.metrics))
     parts: list[Any] = [Note("In percent. Labels without a positive in a split are left out of means over labels.")]
     left = [name for name in names if not _cut(name)]
@@ -40,11 +43,10 @@ def metrics(files: RunFiles) -> Section:
         meaning = {name: sentence for name in left if (sentence := _meaning(name, group.meanings))}
         if meaning:
             left = [name for name in left if name not in meaning]
-            rows = [[n, *(percent(s.metrics.get(n)) for s in splits.values()), what] for n, what in meaning.items()]
-            parts.append(Table(("metric", *splits, "meaning"), rows, group.caption, text=(0, len(splits) + 1)))
+            parts.append(_table(group.caption, meaning, splits))
     cuts = list(dict.fromkeys(cut for name in names if (cut := _cut(name))))
     if cuts:
-        parts += _at_cuts(cuts, splits)
+        parts += _at_cuts(cuts, splits, f"{files.config.eval.threshold:g}", judged)
     if left:
         rows = [[name, *(_plain(split.metrics.get(name)) for split in splits.values())] for name in left]
         parts.append(Table(("name", *splits), rows, "Other values of results.json, not in percent"))
@@ -57,18 +59,30 @@ def _cut(name: str) -> str:
     return cut if base in FIGURES else ""
 
 
-def _at_cuts(cuts: Sequence[str], splits: Mapping[str, Evaluated]) -> list[Any]:
-    rows = []
-    for cut in cuts:
-        for split in splits.values():
-            values = [split.metrics.get(f"{base}@{cut}") for base in FIGURES]
-            if any(value is not None for value in values):
-                rows.append([cut, split.name, *map(percent, values)])
-    meanings = [(f"at {cut}", _meaning(cut, CUTS) or "see results.json") for cut in cuts]
-    return [
-        Table(("cut", "split", *FIGURES), rows, PREDICTIONS.caption, text=(0, 1)),
-        Details("Meaning of the cuts and columns", [Facts([*meanings, *FIGURES.items()])]),
-    ]
+def _table(caption: str, meanings: Mapping[str, str], splits: Mapping[str, Evaluated], suffix: str = "") -> Table:
+    """Return the metrics that any split has, by name without `suffix`, with their definitions below the names."""
+    shown = [name for name in meanings if any(name + suffix in split.metrics for split in splits.values())]
+    rows = [[name, *(percent(split.metrics.get(name + suffix)) for split in splits.values())] for name in shown]
+    return Table(("metric", *splits), rows, caption, meanings=[meanings[name] for name in shown])
+
+
+def _at_cuts(cuts: Sequence[str], splits: Mapping[str, Evaluated], threshold: str, judged: Judged | None) -> list[Any]:
+    """Return precision, recall and F1 at each cut: those at the threshold of the config, and the others collapsed."""
+    parts: list[Any] = []
+    for cut in sorted(cuts, key=lambda cut: cut != threshold):  # the threshold of the config first
+        meaning = _meaning(cut, CUTS) or "see results.json"
+        if cut == threshold:
+            parts.append(_table(f"{PREDICTIONS.caption} at {cut}: {meaning}", FIGURES, splits, f"@{cut}"))
+            parts += [Note(_never(judged, float(cut)))] if judged else []
+        else:
+            parts.append(Details(f"The same at {cut}", [_table(meaning, FIGURES, splits, f"@{cut}")]))
+    return parts
+
+
+def _never(judged: Judged, threshold: float) -> str:
+    never = int((~(judged.table.scores >= threshold).any(axis=0)).sum())
+    of = f"{never:,} of {len(judged.labels):,} labels are never predicted on {judged.name}"
+    return f"{of} at {threshold:g}; CP and CF1 leave them out, precision_macro and F1_macro count them as 0."
 
 
 def _plain(value: float | None) -> str:
@@ -76,11 +90,12 @@ def _plain(value: float | None) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- per class
-def per_class(files: RunFiles) -> Section:
-    """Return the average precision per label as bars, and a table with all values per label."""
+def per_class(files: RunFiles, resampled: Resampled | None = None) -> Section:
+    """Return the average precision per label as bars and by frequency, and a table with all values per label."""
     title, main = "Labels", files.main_split
     if main is None or not main.per_class:
-        return Section("labels", title, missing="per_class.csv is written when training ends, or by --mode=eval.")
+        missing = "per_class.csv is written when training ends, or by an evaluation:"
+        return Section("labels", title, missing=missing, command=files.command("--mode=eval"))
     shown = [row for row in main.per_class if _number(row.get("AP")) is not None]
     ordered = sorted(shown, key=lambda row: -float(row["AP"]))
     parts: list[Any] = []
@@ -98,6 +113,7 @@ def per_class(files: RunFiles) -> Section:
         parts.append(Note(f"Average precision on {main.name}, highest first. {left_out}".strip()))
         spec = charts.bars(rows, x_title="average precision")
         parts.append(Charts([Chart("ap-bars", "Average precision of each label", spec, alt, wide=True)]))
+        parts += by_frequency(files, main, resampled)
     return Section("labels", title, [*parts, _label_table(files, main)])
 
 
@@ -152,7 +168,8 @@ def differences(files: RunFiles, other: RunFiles | None) -> Section:
     """
     name, title = "differences", "Differences from another run"
     if other is None:
-        return Section(name, title, missing="--against=FOLDER compares this run with another one.")
+        missing = "This page is about one run; with the folder of another one in place of OTHER, it compares them:"
+        return Section(name, title, missing=missing, command=files.command("--mode=report", "--against=OTHER"))
     found = compare_runs(other.folder, files.folder)
     return Section(
         name,
@@ -237,7 +254,8 @@ def thresholds(files: RunFiles) -> Section:
     """Return the thresholds that prediction uses, and their origin."""
     name, title, found = "thresholds", "Thresholds", files.thresholds
     if found is None:
-        return Section(name, title, missing="thresholds.json is written when training starts.")
+        missing = "thresholds.json is written when training starts, or fitted to the scores of a split:"
+        return Section(name, title, missing=missing, command=files.command("--mode=thresholds"))
     parts: list[Any] = []
     if found.source:
         parts.append(Facts([(key, v if isinstance(v, str) else repr(v)) for key, v in found.source.items()]))

@@ -34,7 +34,11 @@ def routing(files: RunFiles) -> Section:
     Raises UserError if gates.npz is damaged or has other labels than the run.
     """
     if not files.shares:
-        return Section(_NAME, _TITLE, missing=_missing(files))
+        if not shared_entries(files.config):
+            text = "This model has no gates over shared and task experts; DR-MoE, HSQ and MLMoE have."
+            return Section(_NAME, _TITLE, missing=text)
+        text = "gates.npz is missing; an evaluation writes it to eval/ in this run folder:"
+        return Section(_NAME, _TITLE, missing=text, command=files.command("--mode=eval"))
     main, space = files.main_split, files.label_space
     split = (
         files.shares[main.name] if main is not None and main.name in files.shares else next(iter(files.shares.values()))
@@ -53,13 +57,6 @@ def routing(files: RunFiles) -> Section:
         parts += [Heading(f"Gate {shares.gate}")] if len(found) > 1 else []
         parts += _of_gate(files, shares, company)
     return Section(_NAME, _TITLE, parts)
-
-
-def _missing(files: RunFiles) -> str:
-    if not shared_entries(files.config):
-        return "This model has no gates over shared and task experts; DR-MoE, HSQ and MLMoE have."
-    command = "python -m mlmoe_jax.main --mode=eval --workdir=FOLDER"
-    return f"gates.npz is missing; {command} writes it to eval/ in this run folder."
 
 
 def _explain(split: str, images: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -44,6 +45,7 @@ from mlmoe_jax.runtime.spreadsheet import read_rows
 from mlmoe_jax.runtime.storage import is_file_name
 
 COST = "cost.json"
+NO_SCORES = "scores.npz is written when training ends, or by an evaluation:"
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ class RunFiles:
         """The last part of the folder's path."""
         path = self.folder.path.resolve() if self.folder.is_local else self.folder.path
         return path.name
+
+    def command(self, mode: str, *flags: str) -> str:
+        """Return the command line that runs a mode on this folder, as one types it into a shell."""
+        return shlex.join(["python", "-m", "mlmoe_jax.main", mode, f"--workdir={self.folder}", *flags])
 
     @cached_property
     def config(self) -> ConfigDict:

@@ -1,15 +1,20 @@
-// Widgets for the sample images, and the menu of the precision-recall and calibration curves.
+// Widgets for images, and the menus of the curves.
 
 const samples = read("data-samples");
+const pictures = document.getElementById("data-widget-images") ? read("data-widget-images").pictures : {}; // by name
 
 const decode = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 const CODES = { "1": ["✓ present", "yes"], "0": ["absent", "no"], "-1": ["unknown", "no"], "2": ["difficult", "no"] };
 
-function imageOf(index, alt = "") {
-  const image = make("img", { src: samples.images[index], alt: alt || `Image ${samples.ids[index]}`, loading: "lazy" });
-  image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth < 160));
+function picture(source, name) {
+  if (!source) return make("div", { className: "blank", textContent: "not shown" });
+  const image = make("img", { src: source, alt: `Image ${name}` });
+  image.addEventListener("load", () => image.classList.toggle("small", Math.max(image.naturalWidth, image.naturalHeight) < 100));
   return image;
 }
+const imageOf = (index) => picture(samples.images[index], samples.ids[index]);
+/** An image of the reported split by its name; samples are embedded only once. */
+const imageNamed = (name) => picture(name in pictures ? pictures[name] || samples.images[samples.ids.indexOf(name)] : "", name);
 
 /** A stacked bar of weights that sum to 1. */
 function weightBar(weights, names, prefix) {
@@ -166,12 +171,56 @@ widgets.mistakes = (place, groups) => {
   for (const { title, rows } of groups) {
     place.append(make("h3", { textContent: title }));
     if (!rows.length) { place.append(make("p", { className: "note", textContent: "None." })); continue; }
-    place.append(make("div", { className: "cards" }, ...rows.map(({ id, label, score, image }) => make("div", { className: "card" },
-      imageOf(image), make("span", {}, make("strong", { textContent: label }), ` ${inPercent(score)}`), make("div", { className: "no", textContent: id })))));
+    place.append(make("div", { className: "cards" }, ...rows.map(({ id, label, score }) => make("div", { className: "card" },
+      imageNamed(id), make("span", {}, make("strong", { textContent: label }), ` ${inPercent(score)}`), make("div", { className: "no", textContent: id })))));
   }
 };
 
+// ------------------------------------------------------------------------------------------------------- images
+/** What a label [index, code, score, predicted] of an image is: unknown and difficult labels are none of these. */
+const outcome = ([, code, , predicted]) => (code === 1 ? (predicted ? "right" : "missed") : code === 0 && predicted ? "false" : "open");
+const OUTCOMES = { right: "✓", missed: "missed", false: "false", open: "unknown" };
+
+widgets.images = (place, { cards: all, names }) => {
+  if (!all.length) return;
+  let label = "", kind = "";
+  const cards = make("div", { className: "cards" }), count = make("span", { className: "no", "aria-live": "polite" });
+  const search = make("input", { type: "search", placeholder: "name", "aria-label": "Search an image by its name" });
+  function matches({ id, labels }) {
+    if (!id.toLowerCase().includes(search.value.toLowerCase())) return false;
+    const asked = labels.filter(([k]) => !label || String(k) === label);
+    if (kind === "none") return (!label || asked.length > 0) && !asked.some((one) => ["missed", "false"].includes(outcome(one)));
+    return kind || label ? asked.some((one) => !kind || outcome(one) === kind) : true;
+  }
+  function draw() {
+    const shown = all.filter(matches);
+    count.textContent = `${shown.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} images`;
+    cards.replaceChildren(...shown.map(({ id, labels }) => make("div", { className: "card" }, imageNamed(id),
+      ...Object.entries(OUTCOMES).map(([which, word]) => {
+        const text = labels.filter((one) => outcome(one) === which).map(([k, , score]) => `${names[k]} ${inPercent(score, 0)}`).join(", ");
+        return text ? make("div", { className: `outcome ${which}` }, make("strong", { textContent: word }), ` ${text}`) : null;
+      }), make("div", { className: "no", textContent: id }))));
+  }
+  const labels = Object.entries(names).sort(([, a], [, b]) => a.localeCompare(b, undefined, { numeric: true }));
+  const labelChoice = choice([["", "any"], ...labels], (value) => { label = value; draw(); });
+  const kinds = [["", "all"], ["missed", "with a missed label"], ["false", "with a false label"], ["right", "with a right label"], ["none", "without a mistake"]];
+  const kindChoice = choice(kinds, (value) => { kind = value; draw(); });
+  search.addEventListener("input", draw);
+  place.append(make("div", { className: "controls" }, labeled("label", labelChoice), labeled("images", kindChoice), labeled("name", search), count), cards);
+  draw();
+};
+
 // ------------------------------------------------------------------------------------------------------- curves
+/** Switch the curves of a section between steps and the time of training. */
+widgets.axis = (place, { section, title, seconds }) => {
+  const onClock = (spec) => ({ ...spec, transform: [{ calculate: `datum.elapsed / ${seconds}`, as: "clock" }],
+    encoding: { ...spec.encoding, x: { ...spec.encoding.x, field: "clock", title, axis: { grid: false, tickCount: 6, format: "~r" } } } });
+  const select = choice([["step", "steps"], ["time", title]], async (axis) => {
+    for (const plot of document.querySelectorAll(`#${section} .plot`)) await drawChart(plot, axis === "time" ? onClock : undefined);
+  });
+  place.append(make("div", { className: "controls" }, labeled("axis", select)));
+};
+
 widgets.curves = (place, labels) => {
   const facts = make("span", { className: "no", "aria-live": "polite" });
   const point = (names, row, curve) => Object.fromEntries([...names.map((name, at) => [name, row[at]]), ["curve", curve]]);

@@ -21,7 +21,11 @@ MOST_LABELS = 80  # with gates
 LISTED = 12  # labels per image: its own, then those with the highest scores
 MOST_QUERIES = 100  # per image and kind of attention map
 MOST_BYTES = 3_000_000  # of all attention maps of one kind, one byte per token
-_NO_SAMPLES = "samples/ is missing; sample images are kept if config.report.samples is above 0."
+_NO_SAMPLES = "The run keeps no sample images (config.report.samples is 0); an evaluation adds them:"
+
+
+def _command(files: RunFiles) -> str:
+    return files.command("--mode=eval", "--config.report.samples=16")
 
 
 def shared(files: RunFiles) -> dict[str, Any]:
@@ -73,7 +77,7 @@ def gates(files: RunFiles) -> Section:
     """Return the routing weights per label: mean and deviation over the images, and per image."""
     name, title, samples = "gates", "Gates: the experts of each label", files.samples
     if samples is None:
-        return Section(name, title, missing=_NO_SAMPLES)
+        return Section(name, title, missing=_NO_SAMPLES, command=_command(files))
     if not samples.gates:
         gated = " or ".join(kind for kind in HEADS if HEADS[kind].gate_entries(default_config()))
         return Section(name, title, missing=f"This model has no gates: config.model.head.kind {gated} has.")
@@ -143,7 +147,7 @@ def attention(files: RunFiles) -> Section:
     """Return attention maps of group prompts, label queries or the class token over the sample images."""
     name, title, samples = "attention", "Attention over the image", files.samples
     if samples is None:
-        return Section(name, title, missing=_NO_SAMPLES)
+        return Section(name, title, missing=_NO_SAMPLES, command=_command(files))
     if not samples.attention:
         return Section(
             name, title, missing="samples/explained.npz has no attention: the head of this model has no attention maps."
@@ -191,5 +195,5 @@ def query_names(files: RunFiles, samples: Samples, kind: str, count: int) -> Seq
     if kind == "cls":
         return ["class token"]
     if samples.prompts and len(samples.prompts) == count:
-        return [f"{side} group {group}, expert {expert}" for side, group, expert in samples.prompts]
+        return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in samples.prompts]
     return [f"{kind} {q}" for q in range(count)]

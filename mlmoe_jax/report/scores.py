@@ -1,4 +1,4 @@
-"""Sections computed from the scores of all images: precision-recall, calibration, and the most confident mistakes.
+"""The section about the scores of all images: precision-recall, and calibration.
 
 Shape letters: N images, K labels.
 """
@@ -12,16 +12,13 @@ import numpy as np
 
 from mlmoe_jax.evaluation.metrics.calibration import Reliability, reliability
 from mlmoe_jax.evaluation.metrics.ranking import Ranking, checked, rank_all, rank_classes
-from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.report import charts
-from mlmoe_jax.report.components import Chart, Charts, Note, Section, SortableTable, Widget
-from mlmoe_jax.report.run_files import RunFiles
+from mlmoe_jax.report.components import Chart, Charts, Note, Section, Widget
+from mlmoe_jax.report.run_files import NO_SCORES, RunFiles
 from mlmoe_jax.runtime.text import percent
 
 MOST_LABELS = 80  # with their own curves
 MOST_POINTS = 100  # of a precision-recall curve
-MOST_MISTAKES = 24  # per kind
-_NO_SCORES = "scores.npz is written when training ends, or by --mode=eval."
 
 
 def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: int = MOST_POINTS) -> np.ndarray:
@@ -45,7 +42,7 @@ def curves(files: RunFiles) -> Section:
     """Return precision over recall and positives over scores, for all labels pooled and for a selected label."""
     name, title, main = "scores", "Precision, recall and calibration", files.main_split
     if main is None or main.scores is None or not len(main.scores):
-        return Section(name, title, missing=_NO_SCORES)
+        return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
     label, mask = main.scores.targets(files.config.data.difficult_eval)
     scores, positive, valid = checked(main.scores.scores, label, mask)
     number = files.config.metrics.calibration_bins
@@ -94,70 +91,3 @@ def _charts(split: str, pooled: dict[str, Any]) -> Charts:
 
 def _point(names: Sequence[str], row: Sequence[float]) -> dict[str, Any]:
     return {**dict(zip(names, row, strict=True)), "curve": "all labels"}
-
-
-# -------------------------------------------------------------------------------------------------------- mistakes
-def mistakes(files: RunFiles) -> Section:
-    """Return absent labels with the highest scores and present ones with the lowest, with images if available."""
-    name, title, main = "mistakes", "Most confident mistakes", files.main_split
-    if main is None or main.scores is None or not len(main.scores):
-        return Section(name, title, missing=_NO_SCORES)
-    samples = files.samples
-    shown = {} if samples is None or samples.split != main.name else {x: s for s, x in enumerate(samples.ids)}
-    note = (
-        f"On {main.name}. False positives are absent labels with the highest scores; false negatives are "
-        "present labels with the lowest. Unknown and difficult labels are left out. Some may be annotation errors."
-    )
-    if not shown:
-        note += " Images are shown if the run folder has samples/ of this split."
-    parts: list[Any] = [Note(note), *_tables(main.scores, files.names)]
-    if shown:
-        part = main.scores.take(np.isin(main.scores.ids, list(shown)))
-        galleries = [
-            {"title": f"{kind} among the {len(part):,} sample images", "rows": rows}
-            for kind, rows in _both_kinds(part, files.names, shown)
-        ]
-        parts.append(Widget("mistakes", galleries, "Images with confident mistakes"))
-    return Section(name, title, parts)
-
-
-def _tables(table: SplitScores, names: Sequence[str]) -> list[SortableTable]:
-    columns = [("label", "text"), ("score", "fraction"), ("image", "text")]
-    return [
-        SortableTable(
-            f"mistakes-{kind.replace(' ', '-').lower()}",
-            columns,
-            [[row["label"], row["score"], row["id"]] for row in rows],
-            f"{kind} of all {len(table):,} images, scores in percent",
-        )
-        for kind, rows in _both_kinds(table, names, {})
-    ]
-
-
-def _both_kinds(table: SplitScores, names: Sequence[str], shown: dict[str, int]) -> list[tuple[str, list[dict]]]:
-    return [
-        (
-            kind,
-            [
-                {
-                    "id": str(table.ids[n]),
-                    "label": names[k],
-                    "score": round(float(table.scores[n, k]), 4),
-                    "image": shown.get(str(table.ids[n])),
-                }
-                for n, k in worst(table, code, sign)
-            ],
-        )
-        for kind, code, sign in (("False positives", 0, 1), ("False negatives", 1, -1))
-    ]
-
-
-def worst(table: SplitScores, code: int, sign: int) -> list[tuple[int, int]]:
-    """Return (image, label) of the entries with this code and the highest (sign 1) or lowest (−1) scores, in order."""
-    ranked = np.where(table.codes == code, sign * table.scores, -np.inf).ravel()
-    count = min(MOST_MISTAKES, int((table.codes == code).sum()))
-    if not count:
-        return []
-    top = np.argpartition(-ranked, count - 1)[:count]
-    top = top[np.lexsort((top, -ranked[top]))]
-    return [divmod(int(place), table.codes.shape[1]) for place in top]

@@ -5,6 +5,7 @@ import html
 import io
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,10 @@ NAMES = ("cat", "dog", "<script>window.hurt=1</script>", "<img src=x onerror=win
 # The sections of a page, in order.
 SECTIONS = (
     *("summary", "curves", "metrics", "labels", "differences", "groups", "pairs", "gates", "routing", "attention"),
-    *("scores", "mistakes", "thresholds", "cost", "config"),
+    *("scores", "mistakes", "confusion", "images", "thresholds", "cost", "config"),
 )
 STEPS, IMAGES, GRID = (20, 40, 60), 40, (2, 3)
+TIME = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()  # at which the training starts, in seconds
 
 
 def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolder:
@@ -58,7 +60,14 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
     write_evaluation(folder, codes, scores)
     write_gates(folder, codes, draw)
     for step in STEPS:
-        row = {"step": step, "epoch": step / 20, "loss": 100 / step, "loss/co": 40 / step, "learning_rate": 1e-3}
+        row = {
+            "step": step,
+            "epoch": step / 20,
+            "time": TIME + step,
+            "loss": 100 / step,
+            "loss/co": 40 / step,
+            "learning_rate": 1e-3,
+        }
         row |= {"images_per_second": 80.0, "data_wait": 0.1, "gradient_norm": 2.0}
         folder.append_row(row | {"val/raw/mAP": 0.5 + step / 1000, "val/ema/mAP": 0.6 - abs(step - 40) / 1000})
     folder.write_json(
@@ -125,7 +134,7 @@ def image_ids(split: str, count: int) -> np.ndarray:
 def write_samples(folder: RunFolder, codes: np.ndarray, scores: np.ndarray, draw: np.random.Generator) -> None:
     """Write samples/ of the first images of the test split, with gates of each image and static ones, and attention."""
     count, labels = codes.shape
-    patches, prompts = GRID[0] * GRID[1], [["co", 1, 1], ["co", 2, 1]]
+    patches, prompts = GRID[0] * GRID[1], [["co", 0, 1], ["co", 1, 1]]
     weights = {"co": draw.dirichlet(np.ones(2), (count, labels)), "experts": draw.dirichlet(np.ones(3), (1, labels))}
     maps = {"prompts": draw.random((count, 2, patches)), "labels": draw.random((count, labels, patches))}
     arrays = {f"gates/{name}": values for name, values in weights.items()}
@@ -159,5 +168,5 @@ def data_block(page: str, name: str):
 def section(text: str, name: str) -> str:
     """Return the visible text of a section."""
     inner = text.split(f'<section id="{name}"')[1].split("</section>")[0]
-    inner = re.sub(r"<script.*?</script>", "", inner, flags=re.DOTALL)
+    inner = re.sub(r"<script.*?</script>|<wbr>", "", inner, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", inner)).split())

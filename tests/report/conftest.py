@@ -5,6 +5,7 @@ from helpers.made_run import make_run
 
 from mlmoe_jax.evaluation.compare import compare_runs
 from mlmoe_jax.report import page
+from mlmoe_jax.report.resampling import resample
 from mlmoe_jax.report.run_files import RunFiles
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -23,6 +24,7 @@ def other(tmp_path_factory) -> RunFolder:
 def few_resamples():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mlmoe_jax.report.results.compare_runs", lambda a, b: compare_runs(a, b, resamples=20))
+        patch.setattr(page, "resample", lambda files: resample(files, most=20))
         yield
 
 

@@ -1,11 +1,12 @@
 """The report page in a browser."""
 
 import re
+import time
 
 import numpy as np
 import pytest
 from helpers import browser
-from helpers.made_run import NAMES, SECTIONS, table
+from helpers.made_run import NAMES, SECTIONS, data_block, table
 
 from mlmoe_jax.report import page
 
@@ -78,6 +79,40 @@ def test_the_curve_of_a_selected_label_is_shown(tab):
         "(document.querySelector('#widget-curves select'))"
     )
     assert set(tab.run(chosen)) == {NAMES[2]}
+
+
+def test_images_are_filtered_by_label_and_mistake(tab, run):
+    cards = data_block((run / "report.html").read_text(), "widget-images")["cards"]
+    label = cards[0]["labels"][0][0]
+
+    def shown(which: str, value: str) -> int:
+        return tab.run(
+            f"""(() => {{
+              const [label, kind] = document.querySelectorAll('#widget-images select');
+              {which}.value = '{value}';
+              {which}.dispatchEvent(new Event('change'));
+              return document.querySelectorAll('#widget-images .card').length;
+            }})()"""
+        )
+
+    missed = [[k for k, code, _, predicted in card["labels"] if code == 1 and not predicted] for card in cards]
+    assert shown("kind", "missed") == sum(map(bool, missed))
+    assert shown("label", label) == sum(label in of for of in missed)
+    assert shown("kind", "") == sum(label in [k for k, *_ in card["labels"]] for card in cards)
+    assert shown("label", "") == len(cards) == 3
+
+
+def test_curves_are_drawn_over_the_time_of_training(tab):
+    titles = "document.querySelector('#curve-loss svg').textContent"
+    assert "seconds of training" not in tab.run(titles)
+    tab.run(
+        "(select => { select.value = 'time'; select.dispatchEvent(new Event('change')); })"
+        "(document.querySelector('#widget-axis select'))"
+    )
+    until = time.monotonic() + 30
+    while "seconds of training" not in tab.run(titles):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_phones_and_dark_colors_are_supported(tab):

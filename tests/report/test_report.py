@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html
 import re
+import shlex
 import sys
 import types
 
@@ -18,8 +19,11 @@ from helpers.made_run import (
     section,
 )
 
+from mlmoe_jax import main
 from mlmoe_jax.evaluation.compare import compare_runs
+from mlmoe_jax.evaluation.metrics.predictions import FIGURES
 from mlmoe_jax.report import page, training
+from mlmoe_jax.report.resampling import resample
 from mlmoe_jax.report.run_files import RunFiles
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -58,9 +62,17 @@ def test_missing_files_are_explained_in_one_line(tmp_path, run, no_bundle):
     found = page.sections(RunFiles(folder))
     missing = {part.name: part.missing for part in found}
     assert [name for name in SECTIONS if not missing[name]] == ["summary", "config"]
-    assert all(line.endswith(".") and "\n" not in line for line in missing.values() if line)
+    assert all(part.missing.endswith(":" if part.command else ".") for part in found if part.missing)
+    assert not any("\n" in line for line in missing.values())
     text = page.write_report(folder).read_text()
     assert "metrics.jsonl is written from the first logged step on." in section(text, "curves")
+    commands = {part.name: shlex.split(part.command) for part in found if part.command}
+    assert {"metrics", "labels", "differences", "pairs", "gates", "attention", "scores", "mistakes"} <= commands.keys()
+    for name, command in commands.items():
+        assert command[:3] == ["python", "-m", "mlmoe_jax.main"]
+        flags, _ = main.parse(command[3:])
+        assert flags.workdir == str(folder)
+        assert shlex.join(command) in section(text, name)
 
 
 def test_the_output_can_be_another_folder(run, tmp_path, no_bundle):
@@ -138,7 +150,11 @@ def test_summary_names_the_selected_step(text, run):
     found = section(text, "summary")
     assert "ema weights of step 40 (best mAP on val, 60.00 %)" in found
     mean_ap = run.read_json("results.json")["test"]["mAP"]
-    assert f"mAP % {100 * mean_ap:.2f} on test" in found
+    low, high = (f"{100 * end:.1f}" for end in resample(RunFiles(run), most=20).interval("mAP"))
+    assert f"mAP % {100 * mean_ap:.2f} on test, {low} to {high}" in found
+    assert "CF1 at 0.5 % " in found
+    assert "F1, macro at 0.5 % " in found
+    assert "20 resamples of the images" in found
     assert "5 labels, 40 training images" in found
     assert "Selected on test" not in found
 
@@ -167,6 +183,31 @@ def test_the_last_weights_and_runs_without_a_selection(run, tmp_path):
     assert training.selected(RunFiles(folder)) == ""
 
 
+def test_the_loss_and_its_terms_have_axes_of_their_own(text):
+    for chart, series in (("curve-loss", {"loss"}), ("curve-terms", {"loss/co"})):
+        assert {row["series"] for row in data_block(text, chart)["datasets"]["rows"]} == series
+
+
+def test_the_time_of_training_leaves_out_pauses():
+    times = (110, 130, None, 500, 520)  # started at 100, resumed at 490
+    rows = [{"step": step} | ({} if time is None else {"time": time}) for step, time in enumerate(times)]
+    elapsed = [row.get("elapsed") for row in training.timed(rows, [100, 490])]
+    assert elapsed == [10, 30, None, 40, 60]
+    assert [row["elapsed"] for row in training.timed(rows[:2], [])] == [0, 20]
+    assert training.timed([{"step": 1}], [100]) == [{"step": 1}]
+
+
+def test_curves_have_a_clock_if_their_rows_have_times(text, run, tmp_path):
+    assert data_block(text, "widget-axis")["title"] == "seconds of training"
+    points = data_block(text, "curve-loss")["datasets"]["rows"]
+    assert [point["elapsed"] for point in points] == [20, 40, 60]
+    folder = RunFolder(tmp_path)
+    folder.write_text("config.json", run.read_text("config.json"))
+    for step in (1, 2):
+        folder.append_row({"step": step, "epoch": step, "loss": 1.0})
+    assert [part.kind for part in training.curves(RunFiles(folder)).parts] == ["charts"]
+
+
 def test_long_curves_are_averaged():
     rows = [{"step": step, "loss": float(step)} for step in range(1, 1001)]
     points = training._thinned(rows, "loss")
@@ -179,8 +220,13 @@ def test_metrics_are_in_percent_with_their_definitions(text, run):
     found, results = section(text, "metrics"), run.read_json("results.json")
     for name in ("mAP", "AUC_macro", "ECE_pooled"):
         assert f"{name} {100 * results['val'][name]:.2f} {100 * results['test'][name]:.2f}" in found
-    cut = [f"{100 * results['test'][f'{name}@top3']:.2f}" for name in ("CP", "CR", "CF1")]
-    assert f"top3 test {' '.join(cut)}" in found
+    for name in ("CP", "CR", "CF1", "precision_macro"):
+        for cut in ("0.5", "top3"):
+            shown = [f"{100 * results[split][f'{name}@{cut}']:.2f}" for split in ("val", "test")]
+            assert f"{name} {' '.join(shown)} {FIGURES[name]}" in found
+    scores = run.read_npz("scores.npz")
+    never = int((scores["scores"][scores["split"] == "test"] < 0.5).all(axis=0).sum())
+    assert f"{never} of 5 labels are never predicted on test at 0.5" in found
     assert "the 3 highest labels of each image are predicted" in found
     assert "Other values" not in found  # all metrics have a meaning
 

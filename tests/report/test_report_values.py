@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 
 import numpy as np
 import pytest
@@ -19,10 +20,15 @@ from sklearn.metrics import precision_recall_curve
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.compare import SEED
+from mlmoe_jax.evaluation.metrics.bootstrap import draw
+from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.evaluation.metrics.ranking import rank
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.report import labels, page, samples, scores
-from mlmoe_jax.report.run_files import RunFiles
+from mlmoe_jax.report import labels, mistakes, page, samples, scores
+from mlmoe_jax.report.frequency import by_frequency
+from mlmoe_jax.report.resampling import resample
+from mlmoe_jax.report.run_files import Evaluated, RunFiles
 from mlmoe_jax.runs.folder import RunFolder
 
 
@@ -55,9 +61,9 @@ def test_worst_mistakes_match_a_plain_loop():
     split = SplitScores("test", image_ids("test", 30), values, codes)
     for code, sign in ((0, -1), (1, 1)):
         entries = [(sign * values[n, k], n, k) for n in range(30) for k in range(4) if codes[n, k] == code]
-        expected = [(n, k) for _, n, k in sorted(entries)][: scores.MOST_MISTAKES]
-        assert scores.worst(split, code, -sign) == expected
-    assert scores.worst(SplitScores("", split.ids, values, np.full_like(codes, -1)), 0, 1) == []
+        expected = [(n, k) for _, n, k in sorted(entries)][: mistakes.MOST_MISTAKES]
+        assert mistakes.worst(split, code, -sign) == expected
+    assert mistakes.worst(SplitScores("", split.ids, values, np.full_like(codes, -1)), 0, 1) == []
 
 
 def test_mistakes_leave_out_unknown_and_difficult_labels(text, run):
@@ -66,9 +72,99 @@ def test_mistakes_leave_out_unknown_and_difficult_labels(text, run):
         test = stored["split"] == "test"
         negative = np.where(stored["labels"][test] == 0, stored["scores"][test], 0)
     assert rows[0][1] == pytest.approx(negative.max(), abs=1e-4)
-    gallery = data_block(text, "widget-mistakes")
-    assert [group["title"].split(" among")[0] for group in gallery] == ["False positives", "False negatives"]
-    assert {row["image"] for group in gallery for row in group["rows"]} == {0, 1, 2}
+    available = set(image_ids("test", 3))  # the samples: the data set of the run has other images
+    for group, name in zip(data_block(text, "widget-mistakes"), ("positives", "negatives"), strict=True):
+        assert group["title"] == f"False {name}, worst first"
+        listed = data_block(text, f"mistakes-false-{name}")["rows"]
+        expected = [cells for cells in listed if cells[2] in available]
+        assert [[row["label"], row["score"], row["id"]] for row in group["rows"]] == expected
+    assert "images are not shown, since" in section(text, "mistakes")
+
+
+@pytest.fixture(scope="module")
+def judged(run):
+    return mistakes.judge(RunFiles(run))
+
+
+def test_confused_labels_match_a_plain_loop(text, judged):
+    expected = {}
+    for codes, scores_of in zip(judged.table.codes, judged.table.scores, strict=True):
+        predicted = scores_of >= judged.cuts.values
+        for a in range(5):
+            for b in range(5):
+                if codes[a] == 1 and not predicted[a] and codes[b] == 0 and predicted[b]:
+                    expected[NAMES[a], NAMES[b]] = expected.get((NAMES[a], NAMES[b]), 0) + 1
+    rows = data_block(text, "confusion-table")["rows"]
+    assert {(row[0], row[1]): row[2] for row in rows} == expected
+    assert [row[2] for row in rows] == sorted(expected.values(), reverse=True)
+    a, _, count, of_missed, of_present = rows[0]
+    k = NAMES.index(a)
+    present = judged.table.codes[:, k] == 1
+    missed = present & (judged.table.scores[:, k] < judged.cuts.values[k])
+    assert (of_missed, of_present) == (pytest.approx(count / missed.sum()), pytest.approx(count / present.sum()))
+    cells = data_block(text, "confusion-heat")["datasets"]["rows"]
+    assert {(cell["y"], cell["x"]) for cell in cells} == set(expected)
+    assert max(cell["value"] for cell in cells) == 1
+
+
+def test_images_have_their_present_and_predicted_labels(text, judged):
+    found = data_block(text, "widget-images")
+    assert {card["id"] for card in found["cards"]} == set(image_ids("test", 3))
+    assert found["pictures"] == dict.fromkeys(image_ids("test", 3), ""), "samples are embedded only once"
+    ids = judged.table.ids.tolist()
+    for card in found["cards"]:
+        n = ids.index(card["id"])
+        predicted = judged.table.scores[n] >= judged.cuts.values
+        shown = {(k, code, guess) for k, code, _, guess in card["labels"]}
+        expected = {
+            (k, code, int(predicted[k])) for k, code in enumerate(judged.table.codes[n]) if code == 1 or predicted[k]
+        }
+        assert shown == expected
+    rows = data_block(text, "image-table")["rows"]
+    assert sorted(row[0] for row in rows) == sorted(ids)
+    wrong = judged.missed.sum(axis=1) + judged.false.sum(axis=1)
+    assert [row[1] for row in rows] == sorted(wrong.tolist(), reverse=True)
+    assert rows[0][1] == len(list(filter(None, ", ".join(rows[0][2:4]).split(", "))))
+
+
+def test_intervals_are_those_of_metrics_of_resampled_images(run):
+    files = RunFiles(run)
+    main, found = files.main_split, resample(files, most=4)
+    label, mask = main.scores.targets("negative")
+    weights = np.concatenate(list(draw(len(label), 4, SEED)), axis=1).astype(int)
+    for r, of_resample in enumerate(weights.T):
+        rows = np.repeat(np.arange(len(label)), of_resample)
+        ap = average_precision(main.scores.scores[rows], label[rows], mask=mask[rows])
+        np.testing.assert_allclose(found.ap[r], ap)
+        assert found.metrics["mAP"][r] == pytest.approx(np.nanmean(ap))
+    assert found.count == 4
+    assert found.interval("mAP") == pytest.approx(np.percentile(found.metrics["mAP"], [2.5, 97.5]))
+    assert found.interval("mAP@3") is None
+    assert found.mean_ap([0, 1]) == pytest.approx(np.percentile(found.ap[:, :2].mean(axis=1), [2.5, 97.5]))
+
+
+def test_thirds_of_the_labels_by_training_images(tmp_path, run):
+    names, ap = tuple("abcdefg"), [0.1, 0.2, math.nan, 0.4, 0.5, 0.6, 0.7]
+    positives = np.array([70, 10, 5, 20, 60, 30, 50])
+    space = LabelSpace(names, np.zeros((7, 7), int), positives, 100, np.zeros(7, int), np.zeros(7, int))
+    with open(tmp_path / "label_space.npz", "wb") as file:
+        space.save(file)
+    (tmp_path / "config.json").write_text(run.read_text("config.json"))
+    table = [{"label": name, "AP": "" if math.isnan(one) else str(one)} for name, one in zip(names, ap, strict=True)]
+    files = RunFiles(RunFolder(tmp_path))
+    parts = by_frequency(files, Evaluated("test", {}, table))
+    [shown] = [part for part in parts if part.kind == "table"]
+    assert [row[:4] for row in shown.rows] == [
+        ["rare", "10 to 20", "2", "30.00"],
+        ["medium", "30 to 50", "2", "65.00"],
+        ["frequent", "60 to 70", "2", "30.00"],
+    ]
+    points = parts[-1].charts[0].spec["datasets"]["rows"]
+    assert [(point["label"], point["images"], point["value"]) for point in points] == sorted(
+        ((name, int(n), one) for name, n, one in zip(names, positives, ap, strict=True) if not math.isnan(one)),
+        key=lambda point: point[1],
+    )
+    assert by_frequency(files, Evaluated("test", {}, table[:5])) == [], "these are not the labels of the run"
 
 
 def test_conditional_probabilities_and_the_graph():

@@ -120,7 +120,7 @@ class Labeler:
             return ["class token"]
         if (places := prompt_places(config)) is None:
             return [f"prompt {number + 1}" for number in range(config.model.prompts.count)]
-        return [f"{side} group {group}, expert {expert}" for side, group, expert in places]
+        return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in places]
 
     def describe(self) -> dict[str, Any]:
         """Return labels with thresholds, names of gate entries, and the image size, as JSON values."""

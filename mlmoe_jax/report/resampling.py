@@ -1,0 +1,65 @@
+"""The uncertainty of a run's own metrics: how much they vary over resamples of the evaluated images (bootstrap).
+
+Shape letters: N images, K labels, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlmoe_jax.evaluation.compare import RESAMPLES, SEED
+from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
+from mlmoe_jax.evaluation.metrics.rates import mean_defined
+from mlmoe_jax.report.run_files import RunFiles
+
+MOST_LABELS = 2000  # each label is ranked in each resample
+FEWEST = 100  # resamples of a large split
+_MOST_ENTRIES = 2e9  # scores in all resamples together: a few seconds
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """The metrics of the main split in each resample: name -> f64[R], and the average precision f64[R,K]."""
+
+    metrics: Mapping[str, np.ndarray]
+    ap: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """The number of resamples."""
+        return len(self.ap)
+
+    def interval(self, name: str) -> tuple[float, float] | None:
+        """Return the ends of the 95 % interval of a metric; None if it was not resampled, or is undefined."""
+        return _ends(self.metrics[name]) if name in self.metrics else None
+
+    def mean_ap(self, labels: Sequence[int] | np.ndarray) -> tuple[float, float] | None:
+        """Return the ends of the 95 % interval of the mean AP of some labels; None if it is undefined."""
+        return _ends(mean_defined(self.ap[:, labels]))
+
+
+def _ends(values: np.ndarray) -> tuple[float, float] | None:
+    low, high = (float(end) for end in percentile_interval(values))
+    return None if np.isnan(low) else (low, high)
+
+
+def resample(files: RunFiles, *, most: int = RESAMPLES) -> Resampled | None:
+    """Resample the images of the main split with replacement, at most `most` times and fewer for a large split.
+
+    None without scores, or with more than MOST_LABELS labels.
+    """
+    main = files.main_split
+    if main is None or main.scores is None or not len(main.scores):
+        return None
+    images, labels = main.scores.codes.shape
+    if labels > MOST_LABELS:
+        return None
+    count = min(most, max(FEWEST, int(_MOST_ENTRIES / (images * labels))))
+    label, mask = main.scores.targets(files.config.data.difficult_eval)
+    measure = WeightedMetrics(main.scores.scores, label, mask, files.config.eval.threshold)
+    parts = [measure(weights) for weights in draw(images, count, SEED)]
+    metrics = {name: np.concatenate([of[name] for of, _ in parts]) for name in parts[0][0]}
+    return Resampled(metrics, np.concatenate([ap for _, ap in parts]))
