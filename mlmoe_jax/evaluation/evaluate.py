@@ -52,20 +52,43 @@ def score_split(
     """Score each image of a split exactly once, on any number of processes; unreadable images score NaN.
 
     data_config: `config.data`. batch_size: per device, so that the scores are the same to the last bit for any number
-    of devices.
+    of devices. Raises UserError if a score is not finite.
+    """
+    options = {"data_config": data_config, "batch_size": batch_size, "mesh": mesh}
+    return score_candidates(eval_step, {"": values}, frozen, split, **options)[""]
+
+
+def score_candidates(
+    eval_step: Callable,
+    candidates: Mapping[str, Params],
+    frozen: Params,
+    split: Split,
+    *,
+    data_config: ConfigDict,
+    batch_size: int,
+    mesh: Mesh,
+) -> dict[str, SplitScores]:
+    """Score a split with each of several values of one model, such as `raw` and `ema`, as `score_split` does.
+
+    Every image is read, decoded and transferred once, for all of them.
     """
     batch_size *= mesh.size
     loader = build_loader(data_config, split, batch_size=batch_size, labels=False, process=distributed.process())
     progress = Progress(f"evaluate {split.name}", -(-len(split) // batch_size), batch_size)
-    outputs = []
+    outputs: list[dict[str, dict]] = []  # per batch: candidate -> output of the step
     with shortage_explained("lower eval.batch_size"):
         for batch in on_device(progress.waiting(loader), mesh):
-            outputs.append(eval_step(values, frozen, batch))
+            outputs.append({name: eval_step(values, frozen, batch) for name, values in candidates.items()})
             if len(outputs) > 1:
                 outputs[-2] = jax.device_get(outputs[-2])  # one step behind, so that the device is never idle
             progress.advance()
         progress.close()
         outputs = jax.device_get(outputs)
+    return {name: _scores([of_batch[name] for of_batch in outputs], split) for name in candidates}
+
+
+def _scores(outputs: Sequence[Mapping], split: Split) -> SplitScores:
+    """Return the scores of a split from the outputs of the step for its batches."""
     logits, row, mask = (np.concatenate([o[name] for o in outputs]) for name in ("logits", "id", "mask"))
     scores = np.full((len(split), logits.shape[1]), np.nan)
     if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):

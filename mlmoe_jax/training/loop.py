@@ -149,7 +149,8 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
 def finish(job: Job, selection: Selection, frozen: Params) -> Results:
     """Evaluate the selected values on every evaluation split, fit thresholds if requested, and write all results."""
     status(f"evaluating the {selection}")
-    scored = {name: job.score(selection.values, frozen, split) for name, split in job.data.eval_splits.items()}
+    selected = {selection.kind: selection.values}
+    scored = {name: job.score(selected, frozen, split)[selection.kind] for name, split in job.data.eval_splits.items()}
     fitted = _fit_thresholds(job, scored) if job.config.thresholds.at_end else None
     results = measure_and_write(job.folder, scored, job.data.label_space, job.config, fitted=fitted)
     skipped = job.data.skipped.everywhere()
@@ -166,10 +167,11 @@ def _evaluate(job: Job, state: TrainState, selection: Selection, step: int) -> d
     """Evaluate raw and averaged weights on the selection split, and update `selection`."""
     kinds = {"raw": state.raw()} | ({"ema": state.ema} if job.config.ema.decay else {})
     split, metric, row, candidates = job.data.selection_split, selection.metric, {}, {}
-    for kind, values in kinds.items() if split else ():
-        measured = job.measure(job.score(values, state.frozen, job.data.eval_splits[split]))
+    scored = job.score(kinds, state.frozen, job.data.eval_splits[split]) if split else {}
+    for kind, scores in scored.items():
+        measured = job.measure(scores)
         row |= {f"{split}/{kind}/{name}": value for name, value in measured.items()}
-        candidates[kind] = measured[metric], values
+        candidates[kind] = measured[metric], kinds[kind]
     if job.config.eval.select_on == "none":
         kind = list(kinds)[-1]
         selection.keep(step, kind, "", copied(kinds[kind]))

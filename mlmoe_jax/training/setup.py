@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name, root_of
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.evaluate import measure, score_split
+from mlmoe_jax.evaluation.evaluate import measure, score_candidates
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
@@ -264,10 +264,10 @@ class Job:
     data: TrainingData
     steps: Steps
 
-    def score(self, values: Params, frozen: Params, split: Split) -> SplitScores:
-        """Return the scores of a split for the given values."""
+    def score(self, candidates: Mapping[str, Params], frozen: Params, split: Split) -> dict[str, SplitScores]:
+        """Return the scores of a split for each of the given values, in one pass over its images."""
         options = {"data_config": self.config.data, "batch_size": self.config.eval.batch_size, "mesh": self.steps.mesh}
-        return score_split(self.steps.eval_step, values, frozen, split, **options)
+        return score_candidates(self.steps.eval_step, candidates, frozen, split, **options)
 
     def measure(self, scored: SplitScores) -> dict[str, float]:
         """Return the metrics of a scored split."""

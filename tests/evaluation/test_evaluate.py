@@ -14,7 +14,15 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.evaluation import evaluate
-from mlmoe_jax.evaluation.evaluate import evaluate_run, format_results, measure, score_split, score_with, write_results
+from mlmoe_jax.evaluation.evaluate import (
+    evaluate_run,
+    format_results,
+    measure,
+    score_candidates,
+    score_split,
+    score_with,
+    write_results,
+)
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
@@ -66,6 +74,38 @@ def test_every_image_is_scored_once_and_by_row(rows):
     assert scored.source is split
     row = np.arange(rows, dtype=np.float64)
     np.testing.assert_allclose(scored.scores, 1 / (1 + np.exp(-np.stack([row, -row, 0 * row + 2], axis=1))), rtol=1e-12)
+
+
+class CountedImages(ArrayImages):
+    """Images that count how often each is read."""
+
+    def __init__(self, array: np.ndarray):
+        super().__init__(array)
+        self.reads = np.zeros(len(array), int)
+
+    def read(self, row: int, decoding=STRICT) -> np.ndarray:
+        self.reads[row] += 1
+        return super().read(row, decoding)
+
+
+def test_several_weights_are_scored_in_one_pass_over_the_images():
+    def eval_step(values, frozen, batch):
+        logits = batch["image"][:, 0, 0, :2].astype(jnp.float32) * values["factor"] - frozen["offset"]
+        return {"logits": logits, "id": batch["id"], "mask": batch["mask"]}
+
+    plain, mesh = make_split(11), make_mesh(default_config().mesh)
+    counted = replace(plain, images=CountedImages(plain.images.array))
+    data, frozen = default_config().data, {"offset": 2.0}
+    data.image_size = 8
+    options = {"data_config": data, "batch_size": 4, "mesh": mesh}
+    candidates = {"raw": {"factor": 0.5}, "ema": {"factor": -0.25}}
+    together = score_candidates(eval_step, candidates, frozen, counted, **options)
+    assert list(together) == ["raw", "ema"]
+    assert counted.images.reads.tolist() == [1] * 11
+    for name, values in candidates.items():
+        alone = score_split(eval_step, values, frozen, plain, **options)
+        np.testing.assert_array_equal(together[name].scores, alone.scores)
+    assert not np.array_equal(together["raw"].scores, together["ema"].scores)
 
 
 def test_measure_applies_masks_cuts_and_the_training_frequency():

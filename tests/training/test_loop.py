@@ -221,19 +221,20 @@ def test_a_finished_run_fits_thresholds_if_its_command_asks_for_them(whole, conf
 
 
 def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypatch, capsys):
-    scored, score = [], setup.score_split
+    scored, score = [], setup.score_candidates
 
     def counted(*args, **options):
-        scored.append(args[3].name)
+        scored.append((args[3].name, *args[1]))
         return score(*args, **options)
 
-    monkeypatch.setattr(setup, "score_split", counted)
+    monkeypatch.setattr(setup, "score_candidates", counted)
     honest = copy.deepcopy(config)
     honest.data.val_split, honest.eval.select_on, honest.eval.select_metric = "", "test", "mAP_envelope"
     use_selection(honest, "honest")
     folder = RunFolder(tmp_path)
     results = train(honest, folder)
-    assert scored == ["held_out"] * 4 + ["held_out", "test"]  # raw weights and averages after both epochs, then all
+    assert scored[:2] == [("held_out", "raw", "ema")] * 2, "one pass over the images after each of the two epochs"
+    assert [(name, len(kinds)) for name, *kinds in scored[2:]] == [("held_out", 1), ("test", 1)]
     assert set(results) == {"held_out", "test"}
     assert 0 <= results["test"]["CF1@fitted"] <= 1
     assert read_run(folder)[1].images == 54
