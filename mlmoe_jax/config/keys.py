@@ -44,6 +44,10 @@ class Key:
         """Return the end of an error about a `value` that is not allowed: the allowed one it resembles, if any."""
         return ""
 
+    def text_of(self, value: Any) -> str:
+        """Return a value as one would write it on the command line."""
+        return as_text(value)
+
 
 @dataclass(frozen=True)
 class Text(Key):
@@ -159,6 +163,30 @@ class Integer(Number):
     def read(self, text: str) -> int:
         """Read a whole number."""
         return int(text)
+
+
+@dataclass(frozen=True)
+class AutoInteger(Integer):
+    """A whole number with limits, or `auto`: the program chooses. In a config, `auto` is the number AUTO."""
+
+    AUTO: ClassVar[int] = -1
+
+    @property
+    def takes(self) -> str:
+        """The word, and the range in words."""
+        return f"auto or {super().takes}"
+
+    def read(self, text: str) -> int:
+        """Read `auto`, or a whole number."""
+        return self.AUTO if text == "auto" else super().read(text)
+
+    def allows(self, value: Any) -> bool:
+        """Return whether it is `auto` or a number within the limits."""
+        return value == self.AUTO or super().allows(value)
+
+    def text_of(self, value: Any) -> str:
+        """Return a value as one would write it on the command line."""
+        return "auto" if value == self.AUTO else super().text_of(value)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS, default_config, key_named
-from mlmoe_jax.config.keys import Key, as_text, key_like, tuples
+from mlmoe_jax.config.keys import Key, key_like, tuples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.registry import suggestion
@@ -150,7 +150,7 @@ def _read(key: Key, text: str, what: str) -> Any:
     try:
         return key.read(text)
     except (ValueError, KeyError, SyntaxError) as error:
-        example = as_text(key.default)
+        example = key.text_of(key.default)
         such = f" such as {example}" if example else ""
         raise UserError(f"{what} takes {key.takes}{such}, not '{text}'") from error
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 
 from mlmoe_jax.config.defaults import CONFIG, SECTIONS, key_named
-from mlmoe_jax.config.keys import Choice, Key, Section, as_text
+from mlmoe_jax.config.keys import Choice, Key, Section
 from mlmoe_jax.config.loading import why_unknown
 from mlmoe_jax.errors import UserError
 
@@ -57,7 +57,7 @@ def _describe_section(name: str, section: Section) -> str:
 
 
 def _describe_key(name: str, key: Key) -> list[str]:
-    lines = _wrapped(f"{name}: {_takes(key)}; default {as_text(key.default) or 'empty'}", "", below="    ")
+    lines = _wrapped(f"{name}: {_takes(key)}; default {key.text_of(key.default) or 'empty'}", "", below="    ")
     lines += _wrapped(key.doc, "    ")
     for choice, meaning in _meanings(key).items():
         lines += _wrapped(f"{choice}: {meaning}", "      ", below="        ")
@@ -104,7 +104,7 @@ def _table(prefix: str, section: Section) -> str:
 
 
 def _row(name: str, key: Key) -> str:
-    default = f"`{as_text(key.default)}`" if as_text(key.default) else "empty"
+    default = f"`{key.text_of(key.default)}`" if key.text_of(key.default) else "empty"
     meaning = "".join(f"<br>`{choice}`: {text}" for choice, text in _meanings(key).items())
     cells = (f"`{name}`", _takes(key), default, f"{key.doc}{meaning}")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

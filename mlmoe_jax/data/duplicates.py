@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.runtime.cores import cores
 
 CHUNK = 16  # images per task of the pool
 
@@ -62,11 +62,6 @@ class Duplicates:
     def other_labels(self) -> int:
         """The number of pairs with different labels."""
         return sum(not np.array_equal(self.first.labels[i], self.second.labels[j]) for i, j in self.pairs)
-
-
-def cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
 def inspect(

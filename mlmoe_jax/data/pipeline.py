@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.data.readers import FOR_FEATURES, Readers, choose
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
 from mlmoe_jax.runtime import distributed
@@ -70,6 +71,10 @@ class _Examples(grain.transforms.MapWithIndex):
                 raise
             return None
 
+    def timed(self, row: int) -> None:
+        """Read and transform an image as for a batch, to time it."""
+        self._input(row, np.random.default_rng(row))
+
     def _targets(self, codes: np.ndarray) -> Batch:
         return dict(zip(("label", "label_mask"), targets(codes, self.difficult), strict=True)) if self.labels else {}
 
@@ -92,7 +97,8 @@ def build_loader(
 ) -> Iterator[Batch]:
     """Return this process's part of every global batch of `batch_size` images.
 
-    data_config: `config.data`. augment: `config.augment` for training: images are shuffled by `seed`, repeated without
+    data_config: `config.data`; threads and processes that are `auto` are chosen here (see `data.readers`), and batches
+    do not depend on them. augment: `config.augment` for training: images are shuffled by `seed`, repeated without
     end and augmented (not if the split has features), starting with the batch of `first_step`. Without it, each image
     is returned once, in order; the last batch is padded, and each process gets the same number of batches. labels: add
     `label` and `label_mask`, which are only used in training. process: (index, count); `count` divides `batch_size`.
@@ -109,12 +115,24 @@ def build_loader(
         rows = grain.MapDataset.range(batch_size * math.ceil(len(split) / batch_size))
     examples = _Examples(split, data_config, augment, seed, labels, process)
     batches = rows.batch(batch_size, drop_remainder=True).map_with_index(examples)[first_step:]
-    threads = grain.ReadOptions(num_threads=data_config.threads, prefetch_buffer_size=2 * data_config.threads)
+    readers = _readers(examples, split, data_config, batch_size // process[1])
+    threads = grain.ReadOptions(num_threads=readers.threads, prefetch_buffer_size=2 * readers.threads)
     loader = batches.to_iter_dataset(threads)
-    if data_config.workers and split.features is None:  # features are mapped into the memory of this process
+    if readers.workers:
         flags.FLAGS.mark_as_parsed()  # Grain's workers inherit absl's flags, which are not parsed here
-        loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=data_config.workers))
+        loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=readers.workers))
     return iter(loader)
+
+
+def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: int) -> Readers:
+    """Return the threads and processes that read a split, of which a batch has `share` images in this process."""
+    asked = data_config.threads, data_config.workers
+    if split.features is not None:  # they are mapped into the memory of this process
+        return Readers(asked[0] if asked[0] > 0 else FOR_FEATURES, 0)
+    if not len(split):
+        return Readers(1, 0)
+    key = (split.classes, str(examples.transform), examples.decoding)
+    return choose(examples.timed, len(split), key, share * 3 * data_config.image_size**2, *asked)
 
 
 def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:

@@ -24,11 +24,11 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from ml_collections import ConfigDict
 from PIL import Image
 
-from mlmoe_jax.data.duplicates import cores
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
 from mlmoe_jax.data.sources.packed import UNFINISHED
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.cores import cores
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.storage import Folder, whole_file
 

@@ -14,6 +14,7 @@ import numpy as np
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.overrides import Overrides, as_pairs
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
+from mlmoe_jax.data.readers import untimed
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images, is_one_image
@@ -52,6 +53,7 @@ class Predictor:
         self.thresholds = np.array([thresholds[name] for name in self.names], np.float64)
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
+        self._data.update(untimed(self._data.threads, self._data.workers))
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {gates: make_eval_step(*parts, gates=gates) for gates in (False, True)}
 

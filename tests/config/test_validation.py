@@ -2,7 +2,8 @@ import pytest
 
 from mlmoe_jax.config import apply_overrides, default_config, from_json, to_json, validate, warnings
 from mlmoe_jax.config.defaults import KEYS
-from mlmoe_jax.config.keys import ANY, Choice, Number
+from mlmoe_jax.config.keys import ANY, AutoInteger, Choice, Number
+from mlmoe_jax.config.reference import describe
 from mlmoe_jax.data.sources.open import SOURCES
 from mlmoe_jax.evaluation.metrics.published import PRESETS
 from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, SPREADS
@@ -18,7 +19,6 @@ from mlmoe_jax.models.prompts import MASKS, SIDES
 from mlmoe_jax.models.query_decoder import POSITIONS, PROJECTIONS, QUERY_ROLES, SELF_ATTENTION
 
 POSITIVE = (
-    "data.threads",
     "model.prompts.tau_co",
     "model.prompts.tau_dc",
     "loss.scale",
@@ -42,7 +42,7 @@ FRACTIONS = (
     "augment.saturation",
     "data.val_fraction",
 )
-COUNTS = ("data.workers", "pack.short_side", "pack.processes", "augment.margin")
+COUNTS = ("pack.short_side", "pack.processes", "augment.margin")
 
 
 def mistakes(refusal, **changes):
@@ -160,6 +160,8 @@ def test_numbers_are_within_their_limits(refusal, key):
         assert f"{key} is nan {said}" in listed_for(refusal, key, float("nan"))
         return
     low = kind(limits.above) if limits.least is None else kind(limits.least - 1)
+    if isinstance(limits, AutoInteger) and low == limits.AUTO:
+        low -= 1
     assert f"{key} is {low!r} {said}" in listed_for(refusal, key, low)
     for limit, inside in ((limits.most, True), (limits.below, False)):
         if limit is not None:
@@ -184,10 +186,24 @@ def test_numbers_are_within_their_limits(refusal, key):
         "pack.quality": "from 1 to 100",
         "optim.b1": "from 0 to below 1",
         "mesh.data": "of at least -1",
+        "data.threads": "above 0",
+        "data.workers": "of at least 0",
     }.items(),
 )
 def test_sizes_rates_and_shares_have_these_limits(key, limits):
-    assert KEYS[key].takes in (f"a number {limits}", f"a whole number {limits}")
+    auto = "auto or " if isinstance(KEYS[key], AutoInteger) else ""
+    assert KEYS[key].takes in (f"a number {limits}", f"{auto}a whole number {limits}")
+
+
+@pytest.mark.parametrize("key", ["data.threads", "data.workers"])
+def test_a_number_may_be_left_to_the_program(refusal, key):
+    config = apply_overrides(default_config(), [(key, "3")])
+    assert validate(apply_overrides(config, [(key, "auto")])) is None
+    section, leaf = key.split(".")
+    assert config[section][leaf] == default_config()[section][leaf] == AutoInteger.AUTO
+    assert "; default auto\n" in describe(key)
+    sentence = refusal(apply_overrides, config, [(key, "many")])
+    assert sentence == f"config key '{key}' takes {KEYS[key].takes} such as auto, not 'many'"
 
 
 def test_a_number_beyond_the_general_limit_names_it(refusal):

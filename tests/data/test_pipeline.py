@@ -300,7 +300,9 @@ class Photos(EncodedImages):
 def test_a_large_photo_is_decoded_smaller_only_if_configured(reduced, opened):
     photos = Photos(160, 240)
     split = Split("photos", CLASSES, np.zeros((1, 3), np.int8), ["photo"], photos)
-    (batch,) = take(1, split, batch_size=1, data=settings(image_size=32, reduced_decoding=reduced))
+    (batch,) = take(
+        1, split, batch_size=1, data=settings(image_size=32, reduced_decoding=reduced, threads=1, workers=0)
+    )
     assert photos.opened == [opened]
     assert batch["image"].shape == (1, 32, 32, 3)
     (full,) = take(1, split, batch_size=1, data=settings(image_size=32))

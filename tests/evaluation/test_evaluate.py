@@ -96,7 +96,7 @@ def test_several_weights_are_scored_in_one_pass_over_the_images():
     plain, mesh = make_split(11), make_mesh(default_config().mesh)
     counted = replace(plain, images=CountedImages(plain.images.array))
     data, frozen = default_config().data, {"offset": 2.0}
-    data.image_size = 8
+    data.image_size, data.threads, data.workers = 8, 1, 0  # nothing is read to time it
     options = {"data_config": data, "batch_size": 4, "mesh": mesh}
     candidates = {"raw": {"factor": 0.5}, "ema": {"factor": -0.25}}
     together = score_candidates(eval_step, candidates, frozen, counted, **options)

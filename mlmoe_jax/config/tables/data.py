@@ -1,6 +1,6 @@
 """Keys of the data set, of augmentation, and of packing."""
 
-from mlmoe_jax.config.keys import Choice, Flag, Integer, Interval, Number, Text, Texts, section
+from mlmoe_jax.config.keys import AutoInteger, Choice, Flag, Integer, Interval, Number, Text, Texts, section
 from mlmoe_jax.data.sources.open import SOURCES
 
 DATA = section(
@@ -126,12 +126,18 @@ DATA = section(
             "float16": "in half the space, rounded to 11 significant bits",
         },
     ),
-    workers=Integer(
-        0,
-        "Number of processes that decode, resize and augment images; 0 means threads of the main process.",
+    workers=AutoInteger(
+        AutoInteger.AUTO,
+        "Number of processes that decode, resize and augment images; 0 means threads of the main process, and auto "
+        "starts processes only for an accelerator that threads on all cores could not feed.",
         least=0,
     ),
-    threads=Integer(2, "Number of reading threads in each of these processes.", above=0),
+    threads=AutoInteger(
+        AutoInteger.AUTO,
+        "Number of reading threads in each of these processes; auto means as many as the cores, the size of a batch "
+        "and a few timed images allow.",
+        above=0,
+    ),
 )
 
 AUGMENT = section(

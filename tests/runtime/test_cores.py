@@ -1,0 +1,37 @@
+import os
+
+import pytest
+
+from mlmoe_jax.runtime import cores as module
+from mlmoe_jax.runtime.cores import cores
+
+
+@pytest.fixture
+def group(tmp_path, monkeypatch):
+    """The folder of a control group, without files, of a process that may run on 16 cores."""
+    old = tuple(tmp_path / path.name for path in module.OLD_QUOTA)
+    monkeypatch.setattr(module, "QUOTA", tmp_path / module.QUOTA.name)
+    monkeypatch.setattr(module, "OLD_QUOTA", old)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("max 100000", 16), ("400000 100000", 4), ("150000 100000", 2), ("9000000 100000", 16)]
+)
+def test_a_container_has_the_cores_of_its_quota(group, text, expected):
+    (group / "cpu.max").write_text(f"{text}\n")
+    assert cores() == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("-1", 16), ("300000", 3)])
+def test_the_quota_of_an_older_system_counts_too(group, quota, expected):
+    (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+    assert cores() == expected
+
+
+def test_a_process_that_is_bound_to_cores_has_only_these(group, monkeypatch):
+    assert cores() == 16, "without control groups"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    assert cores() == 2
