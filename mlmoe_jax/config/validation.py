@@ -65,9 +65,19 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _cache_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings under which the features of an image would not stay the same during training."""
+    """Return the settings under which what a cache keeps of an image would not stay the same during training."""
+    augment, geometry = config.augment, config.augment.geometry
+    if config.data.cache != "none" and (
+        geometry == "random_resized_crop" or (geometry == "multi_scale_crop" and not augment.margin)
+    ):
+        return [
+            f"data.cache keeps images at one size, but augment.geometry={geometry} crops each at its own: set "
+            "data.cache=none"
+        ]
     if config.data.cache_features == "no":
         return []
+    if config.data.cache != "none":
+        return ["data.cache_features reads each image only once: set data.cache=none"]
     neutral, wrong = default_config().augment, []
     if asked := [f"augment.{name}={neutral[name]}" for name in AUGMENTS if config.augment[name] != neutral[name]]:
         wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(asked)}")

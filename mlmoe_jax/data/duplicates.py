@@ -13,7 +13,7 @@ from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.runtime.cores import cores
+from mlmoe_jax.runtime.machine import cores
 
 CHUNK = 16  # images per task of the pool
 

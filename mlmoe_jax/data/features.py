@@ -34,7 +34,7 @@ class FeatureTable:
     """The features of N = `rows` images.
 
     kinds: name -> (shape, type) of the features of one image, as the backbone computes them: `cls` [D] and `patches`
-    [h,w,D]. stored: the type in the files, float32 or float16.
+    [h,w,D]. stored: the type in the files, float32 or float16; uint8 for pixels.
     """
 
     folder: Path
@@ -61,18 +61,24 @@ class FeatureTable:
         """Return the rows i64[n] of a part."""
         return np.arange(part * self.part_rows, min(self.rows, (part + 1) * self.part_rows))
 
-    def require_space(self, parts: list[int]) -> None:
-        """Create the folder; UserError if it cannot be created, or the disk has no space for `parts`."""
+    def bytes_of(self, parts: list[int]) -> int:
+        """Return the number of bytes of `parts`."""
+        return sum(len(self.rows_of(part)) for part in parts) * self.row_bytes
+
+    def require_space(self, needed: int, what: str, otherwise: str) -> None:
+        """Create the folder; UserError if it cannot be created, or its disk has no space for `needed` bytes.
+
+        what, otherwise: for the sentence, what needs them, and the setting that does not.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.folder).free
         except OSError as error:
             raise UserError(f"cannot make the folder {self.folder}: {error.strerror}") from error
-        needed = sum(len(self.rows_of(part)) for part in parts) * self.row_bytes
         if needed > free:
             raise UserError(
-                f"the features need {megabytes(needed)} in {self.folder.parent}, where {megabytes(free)} are free; let "
-                "MLMOE_CACHE name a larger disk, or set data.cache_features=no"
+                f"{what} need {megabytes(needed)} in {self.folder.parent}, where {megabytes(free)} are free; let "
+                f"MLMOE_CACHE name a larger disk, or set {otherwise}"
             )
 
     def write(self, part: int, features: Mapping[str, np.ndarray], read: np.ndarray) -> None:
@@ -132,15 +138,21 @@ def megabytes(count: int) -> str:
 
 
 def table_of(
-    images: Images, ids: Sequence[str], kinds: Kinds, stored: str, settings: Mapping[str, object]
+    images: Images,
+    ids: Sequence[str],
+    kinds: Kinds,
+    stored: str,
+    settings: Mapping[str, object],
+    *,
+    place: str = "features",
 ) -> FeatureTable:
     """Return the table of the images of a split, which may have no part yet.
 
     settings: all that the features depend on besides the images. Another setting, other images, or an image that has
-    changed lead to another table.
+    changed lead to another table. place: the folder of such tables in the cache folder.
     """
     digest = hashlib.sha256(json.dumps([kinds, stored, PART_BYTES, settings], sort_keys=True).encode())
     for row, name in enumerate(ids):
         digest.update(f"\n{name} {images.stamp(row)}".encode())
-    folder = cache_folder() / "features" / digest.hexdigest()[:32]
+    folder = cache_folder() / place / digest.hexdigest()[:32]
     return FeatureTable(folder, len(ids), kinds, stored)

@@ -64,6 +64,8 @@ class _Examples(grain.transforms.MapWithIndex):
         """Return what the model gets of an image; None for one that cannot be read and is left out."""
         if self.split.features is not None:
             return self.split.features[row]
+        if self.split.cached is not None and (image := self.split.cached[row]) is not None:
+            return {"image": self.transform.varied(image, random)}
         try:
             return {"image": self.transform(self.split.images.open(row, self.decoding), random)}
         except BadImage:
@@ -125,13 +127,18 @@ def build_loader(
 
 
 def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: int) -> Readers:
-    """Return the threads and processes that read a split, of which a batch has `share` images in this process."""
+    """Return the threads and processes that read a split, of which a batch has `share` images in this process.
+
+    Features and cached images are in the memory of this process, so that only its threads read them.
+    """
     asked = data_config.threads, data_config.workers
-    if split.features is not None:  # they are mapped into the memory of this process
+    if split.features is not None:
         return Readers(asked[0] if asked[0] > 0 else FOR_FEATURES, 0)
     if not len(split):
         return Readers(1, 0)
-    key = (split.classes, str(examples.transform), examples.decoding)
+    if split.cached is not None:
+        asked = asked[0], 0
+    key = (split.classes, split.cached is None, str(examples.transform), examples.decoding)
     return choose(examples.timed, len(split), key, share * 3 * data_config.image_size**2, *asked)
 
 

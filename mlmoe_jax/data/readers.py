@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.runtime.cores import cores
 from mlmoe_jax.runtime.files import GIB
+from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import counted
 

@@ -28,7 +28,7 @@ from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
 from mlmoe_jax.data.sources.packed import UNFINISHED
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.cores import cores
+from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.storage import Folder, whole_file
 

@@ -208,16 +208,26 @@ class Geometry:
 
     def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None) -> np.ndarray:
         """Return u8[S,S,3] from u8[h,w,3] or an RGB image of Pillow."""
-        if self.fit == "square":
-            return resize_square(image, self.image_size)
-        image = np.asarray(image)
+        return self.varied(self.fixed(image), random)
+
+    @property
+    def fixed_side(self) -> int:
+        """The side in pixels of the images that `fixed` returns; 0 if that is the image itself, at its own size."""
+        if self.fit in ("square", "crop"):
+            return self.image_size
+        return self.image_size + self.margin if self.fit == "multi_scale_crop" and self.margin else 0
+
+    def fixed(self, image: np.ndarray | Image.Image) -> np.ndarray:
+        """Return the result of the first part, which is the same whenever an image is read."""
         if self.fit == "crop":
-            return centre_crop(resize_short_side(image, self.short_side), self.image_size)
+            return centre_crop(resize_short_side(np.asarray(image), self.short_side), self.image_size)
+        return resize_square(image, self.fixed_side) if self.fixed_side else np.asarray(image)
+
+    def varied(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
+        """Return the image u8[S,S,3] for a result of `fixed`; random crops differ each time."""
         if self.fit == "random_resized_crop":
             return random_resized_crop(image, random, self.image_size, self.crop_scale, self.crop_ratio)
-        if self.margin:
-            image = resize_square(image, self.image_size + self.margin)
-        return multi_scale_crop(image, random, self.image_size)
+        return multi_scale_crop(image, random, self.image_size) if self.fit == "multi_scale_crop" else image
 
     @property
     def short_side(self) -> int:
@@ -266,7 +276,11 @@ class HostTransform:
 
     def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
         """Return u8[S,S,3] from u8[h,w,3] or an RGB image of Pillow; evaluation needs no generator."""
-        return np.ascontiguousarray(self.pixels(self.geometry(image, random), random))
+        return self.varied(self.geometry.fixed(image), random)
+
+    def varied(self, image: np.ndarray, random: np.random.Generator | None = None) -> np.ndarray:
+        """Return u8[S,S,3] for an image that `geometry.fixed` returned."""
+        return np.ascontiguousarray(self.pixels(self.geometry.varied(image, random), random))
 
 
 def make_host_transform(data_config: ConfigDict, augment: ConfigDict | None, *, training: bool) -> HostTransform:

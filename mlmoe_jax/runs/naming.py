@@ -17,6 +17,7 @@ from mlmoe_jax.data.sources.open import source_named
 
 # Keys, and sections, that may differ when a run resumes, because they do not change its results.
 FREE_KEYS = (
+    "data.cache",
     "data.root",
     "data.threads",
     "data.workers",

@@ -32,7 +32,7 @@ from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.nonfinite import NonfiniteSteps
 from mlmoe_jax.training.resume import require_same_config, restore_progress, with_split_of_run
 from mlmoe_jax.training.selection import Selection, require_metric
-from mlmoe_jax.training.setup import Job, build_steps, open_data, training_batches, with_features
+from mlmoe_jax.training.setup import Job, build_steps, open_data, training_batches, with_cached_images, with_features
 from mlmoe_jax.training.state import TrainState, copied
 
 
@@ -68,7 +68,7 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
         parts = assemble(config, data.label_space)
     status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts.frozen)
-    data = with_features(config, data, parts, preprocess, mesh)
+    data = with_cached_images(config, with_features(config, data, parts, preprocess, mesh))
     total_steps = config.train.epochs * data.steps_per_epoch
     evaluated = evaluated_definition(config, parts, data.label_space)
     labels = data.train_split.labels

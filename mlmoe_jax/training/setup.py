@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.check import check_splits
+from mlmoe_jax.data.image_cache import with_cache
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
@@ -133,6 +134,18 @@ def with_features(
     extractor = FeatureExtractor(config, parts, preprocess, mesh)
     eval_splits = {name: extractor.cached(split) for name, split in data.eval_splits.items()}
     return replace(data, train_split=extractor.cached(data.train_split), eval_splits=eval_splits)
+
+
+def with_cached_images(config: ConfigDict, data: TrainingData) -> TrainingData:
+    """Return the data with decoded and resized images in a cache, as `data.cache` says.
+
+    Raises UserError if there is no room for them.
+    """
+    if config.data.cache == "none":
+        return data
+    splits = [(data.train_split, config.augment), *((split, None) for split in data.eval_splits.values())]
+    train_split, *evaluated = with_cache(splits, config.data)
+    return replace(data, train_split=train_split, eval_splits=dict(zip(data.eval_splits, evaluated, strict=True)))
 
 
 def training_batches(

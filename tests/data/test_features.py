@@ -28,7 +28,7 @@ def drawn(rows: int = ROWS) -> dict[str, np.ndarray]:
 
 
 def fill(table: FeatureTable, values: dict[str, np.ndarray], read: np.ndarray) -> None:
-    table.require_space(table.missing())
+    table.require_space(table.bytes_of(table.missing()), "the features", "data.cache_features=no")
     for part in table.missing():
         rows = table.rows_of(part)
         table.write(part, {kind: value[rows] for kind, value in values.items()}, read[rows])
@@ -73,16 +73,16 @@ def test_float16_halves_the_space_and_is_read_in_the_computed_type(tmp_path, ref
 def test_the_space_is_checked_before_anything_is_computed(table, monkeypatch, refusal):
     usage = type(shutil.disk_usage("/"))(1000, 900, 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    text = refusal(table.require_space, [0, 2])
+    text = refusal(table.require_space, table.bytes_of([0, 2]), "the features", "data.cache_features=no")
     assert "the features need 0.0 MB" in text
     assert "MLMOE_CACHE" in text
-    table.require_space([])
+    table.require_space(0, "the features", "data.cache_features=no")
 
 
 def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path, refusal):
     (tmp_path / "file").write_text("")
     wrong = FeatureTable(tmp_path / "file" / "table", ROWS, KINDS, "float32")
-    assert "cannot make the folder" in refusal(wrong.require_space, [0])
+    assert "cannot make the folder" in refusal(wrong.require_space, 1, "the features", "data.cache_features=no")
 
 
 def test_a_damaged_file_is_named(table, refusal):

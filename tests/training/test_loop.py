@@ -202,6 +202,19 @@ def test_the_command_writes_the_samples_that_the_config_requests(whole, config, 
     assert RunFolder(tmp_path / "run").read_json("results.json")["test"]["mAP"] == results["test"]["mAP"]
 
 
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+def test_a_training_on_cached_images_has_the_same_results(whole, config, tmp_path, monkeypatch, capsys, cache):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+    cached = copy.deepcopy(config)
+    cached.data.cache = cache
+    assert train(cached, RunFolder(tmp_path / "run")) == whole[1]
+    assert rows(RunFolder(tmp_path / "run"))[-1]["loss"] == rows(whole[0])[-1]["loss"]
+    where = "in memory" if cache == "ram" else f"in {tmp_path / 'cache' / 'images'}"
+    printed = capsys.readouterr().err
+    assert f"cache of train: 60 images, 0.7 MB {where}" in printed
+    assert f"cache of test: 40 images, 0.5 MB {where}" in printed
+
+
 # ---------------------------------------------------------------------------------------------- selection, thresholds
 def test_a_finished_run_fits_thresholds_if_its_command_asks_for_them(whole, config, tmp_path):
     """Keys of thresholds may change when a run resumes; the fit is that of --mode=thresholds."""

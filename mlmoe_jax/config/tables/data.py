@@ -126,6 +126,16 @@ DATA = section(
             "float16": "in half the space, rounded to 11 significant bits",
         },
     ),
+    cache=Choice(
+        "none",
+        "Where training keeps decoded and resized images, which threads then read; not for random_resized_crop, nor "
+        "for multi_scale_crop without augment.margin.",
+        of={
+            "none": "images are decoded whenever they are needed",
+            "ram": "in the memory of each process",
+            "disk": "in the cache folder, also for later runs on the same files and size",
+        },
+    ),
     workers=AutoInteger(
         AutoInteger.AUTO,
         "Number of processes that decode, resize and augment images; 0 means threads of the main process, and auto "

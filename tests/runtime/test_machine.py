@@ -1,17 +1,19 @@
 import os
 
+import psutil
 import pytest
 
-from mlmoe_jax.runtime import cores as module
-from mlmoe_jax.runtime.cores import cores
+from mlmoe_jax.runtime import machine
+from mlmoe_jax.runtime.machine import cores, free_memory
 
 
 @pytest.fixture
 def group(tmp_path, monkeypatch):
     """The folder of a control group, without files, of a process that may run on 16 cores."""
-    old = tuple(tmp_path / path.name for path in module.OLD_QUOTA)
-    monkeypatch.setattr(module, "QUOTA", tmp_path / module.QUOTA.name)
-    monkeypatch.setattr(module, "OLD_QUOTA", old)
+    old = tuple(tmp_path / path.name for path in machine.OLD_QUOTA)
+    monkeypatch.setattr(machine, "QUOTA", tmp_path / machine.QUOTA.name)
+    monkeypatch.setattr(machine, "OLD_QUOTA", old)
+    monkeypatch.setattr(machine, "MEMORY", tuple(tmp_path / path.name for path in machine.MEMORY))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     return tmp_path
 
@@ -35,3 +37,13 @@ def test_a_process_that_is_bound_to_cores_has_only_these(group, monkeypatch):
     assert cores() == 16, "without control groups"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
     assert cores() == 2
+
+
+def test_free_memory_is_that_of_the_machine_and_of_the_container(group, monkeypatch):
+    machine_has = type("Memory", (), {"available": 1000})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine_has)
+    assert free_memory() == 1000
+    (group / "memory.current").write_text("300\n")
+    for limit, expected in (("max", 1000), ("900", 600), ("5000", 1000), ("200", 0)):
+        (group / "memory.max").write_text(f"{limit}\n")
+        assert free_memory() == expected

@@ -1,0 +1,36 @@
+"""The processor cores and the memory that this process may use; a container has less than its machine."""
+
+import math
+import os
+from pathlib import Path
+
+import psutil
+
+# The limits of a container in version 2 of Linux's control groups.
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds
+MEMORY = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+# The quota and its period in version 1.
+OLD_QUOTA = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
+
+
+def cores() -> int:
+    """Return the number of processor cores that this process may use, at least 1: its affinity, and its quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    quota, period = _numbers(QUOTA) or _numbers(*OLD_QUOTA) or (0, 0)
+    limit = quota / period if quota > 0 and period > 0 else math.inf
+    return max(1, math.ceil(min(allowed, limit)))
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this process can still fill without swapping."""
+    most, current = _numbers(*MEMORY) or (math.inf, 0)
+    return max(0, min(psutil.virtual_memory().available, most - current))
+
+
+def _numbers(*paths: Path) -> tuple[int, int] | None:
+    """Return the two numbers in files; None without such files, or if one says "max" for no limit."""
+    try:
+        first, second = map(int, " ".join(path.read_text() for path in paths).split())
+    except (OSError, ValueError):
+        return None
+    return first, second
