@@ -9,6 +9,7 @@ zeros. The step removes the padding before any computation: it has no effect on 
 Checkpoints contain no padding.
 """
 
+import collections
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,6 +180,23 @@ def on_device(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[
         present = following
     if present is not None:
         yield present
+
+
+class RunAhead:
+    """Keeps the host at most `steps` steps ahead of the device, which is then never idle.
+
+    Without it the host would queue steps until something asks for a result: their batches would fill the memory of an
+    accelerator, and the time that it then waits for data would not be time in which the device waits.
+    """
+
+    def __init__(self, steps: int = 2):
+        self._most, self._results = steps, collections.deque()
+
+    def add(self, result: Any) -> None:
+        """Note the result of a step that was just dispatched, and wait for the one `steps` steps before it."""
+        self._results.append(result)
+        if len(self._results) > self._most:
+            jax.block_until_ready(self._results.popleft())
 
 
 def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:

@@ -26,7 +26,7 @@ from mlmoe_jax.runs.trackers import open_trackers
 from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.sharding import on_device, setup_jax
+from mlmoe_jax.runtime.sharding import RunAhead, on_device, setup_jax
 from mlmoe_jax.training.divergence import DivergenceGuard
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.nonfinite import NonfiniteSteps
@@ -104,7 +104,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     progress = Progress("train", total_steps, config.train.batch_size, first=first)
     batches = training_batches(config, job.data.train_split, job.data.skipped, first_step=first)
     batches = on_device(progress.waiting(batches), steps.mesh)
-    stopping, step, metrics = False, first, {}
+    stopping, step, ahead = False, first, RunAhead()
     with contextlib.closing(log), asked_to_stop() as asked:
         for step in range(first + 1, total_steps + 1):
             if selection.finished:
@@ -114,8 +114,8 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
                 status(f"compiling the training step for {config.train.batch_size} images")
                 status(memory.describe("a training step", steps.train_step.compile(state, batch)))
             before = finite.before(state)
-            running, (state, metrics) = metrics, steps.train_step(state, batch)
-            jax.block_until_ready(running)  # one step behind, so that progress is that of the device
+            state, metrics = steps.train_step(state, batch)
+            ahead.add(metrics)
             log.write()
             checkpoint.require_written(manager)
             finite.after(step, metrics, before, batch)

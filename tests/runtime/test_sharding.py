@@ -13,6 +13,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.runtime.sharding import (
     AXES,
     LabelAxes,
+    RunAhead,
     abstract,
     make_mesh,
     place,
@@ -167,6 +168,15 @@ def test_padding_is_cut_inside_the_step_and_has_no_gradient():
     gradient = jax.grad(lambda tree: (unpadded(tree, LABELS)["head/kernel"] ** 2).sum())({"head/kernel": kernel})
     np.testing.assert_array_equal(gradient["head/kernel"], np.pad(2 * kernel[:, :10], ((0, 0), (0, 2))))
     assert unpadded({"head/kernel": kernel}, None)["head/kernel"] is kernel
+
+
+def test_the_host_is_at_most_two_steps_ahead_of_the_device(monkeypatch):
+    waited = []
+    monkeypatch.setattr(jax, "block_until_ready", waited.append)
+    ahead = RunAhead()
+    for step in range(6):
+        ahead.add(step)
+        assert waited == list(range(step - 1)), "the steps that are known to be done"
 
 
 def test_setup_sets_the_precision_and_checks_the_batches(refusal, monkeypatch):

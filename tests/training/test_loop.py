@@ -29,7 +29,7 @@ from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run, read_run
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.preemption import StopRequest
-from mlmoe_jax.training import setup
+from mlmoe_jax.training import loop, setup
 from mlmoe_jax.training.loop import Stopped, train
 from mlmoe_jax.training.setup import Job
 
@@ -205,11 +205,13 @@ def test_the_command_writes_the_samples_that_the_config_requests(whole, config, 
 @pytest.mark.parametrize("cache", ["ram", "disk"])
 def test_a_training_on_cached_images_has_the_same_results(whole, config, tmp_path, monkeypatch, capsys, cache):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-    cached = copy.deepcopy(config)
+    cached, queued = copy.deepcopy(config), []
     cached.data.cache = cache
+    monkeypatch.setattr(loop.RunAhead, "add", lambda self, metrics: queued.append(metrics))
     assert train(cached, RunFolder(tmp_path / "run")) == whole[1]
     assert rows(RunFolder(tmp_path / "run"))[-1]["loss"] == rows(whole[0])[-1]["loss"]
     where = "in memory" if cache == "ram" else f"in {tmp_path / 'cache' / 'images'}"
+    assert len(queued) == 6, "the host does not run further ahead of any step"
     printed = capsys.readouterr().err
     assert f"cache of train: 60 images, 0.7 MB {where}" in printed
     assert f"cache of test: 40 images, 0.5 MB {where}" in printed
