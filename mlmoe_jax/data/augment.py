@@ -5,20 +5,24 @@ the seed and the step.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from mlmoe_jax.data.device_randaugment import randaugment
+from mlmoe_jax.data.moves import window
 from mlmoe_jax.data.randaugment import make_policy
 from mlmoe_jax.data.transforms import LUMA, cutout_reach
 
 
-def augment(image: jax.Array, key: jax.Array, settings) -> jax.Array:
+def augment(image: jax.Array, key: jax.Array, settings, mesh: Mesh | None = None) -> jax.Array:
     """Augment f32[B,H,W,3] in 0…255 according to `config.augment`; the result stays within 0…255.
 
-    With `where = host` the images are returned unchanged: the host has augmented them (`transforms.HostTransform`).
+    mesh: the one over which the batch is sharded, if it is. With `where = host` the images are returned unchanged: the
+    host has augmented them (`transforms.HostTransform`).
     """
     if settings.where == "host":
         return image
@@ -46,7 +50,7 @@ def augment(image: jax.Array, key: jax.Array, settings) -> jax.Array:
     if settings.cutout:
         image = cutout(image, keys[3], settings.cutout)
     if policy := make_policy(settings):
-        image = randaugment(image, keys[6], policy)
+        image = randaugment(image, keys[6], policy, mesh)
     return image
 
 
@@ -58,16 +62,13 @@ def flip(image: jax.Array, key: jax.Array) -> jax.Array:
 
 def shift(image: jax.Array, key: jax.Array, fraction: float) -> jax.Array:
     """Translate each f32[B,H,W,3] by whole pixels, up to ±`fraction` of the side; borders are repeated."""
-    batch, height, width, _ = image.shape
-    limit = jnp.array([fraction * height, fraction * width])
-    offset = jnp.round(jax.random.uniform(key, (batch, 2), minval=-1, maxval=1) * limit).astype(int)
-
-    def move(pixels, by):
-        rows = jnp.clip(jnp.arange(height) - by[0], 0, height - 1)
-        columns = jnp.clip(jnp.arange(width) - by[1], 0, width - 1)
-        return pixels[rows][:, columns]
-
-    return jax.vmap(move)(image, offset)
+    limits = [fraction * side for side in image.shape[1:3]]
+    offset = jnp.round(jax.random.uniform(key, (len(image), 2), minval=-1, maxval=1) * jnp.array(limits)).astype(int)
+    for axis, limit in enumerate(limits, start=1):
+        most = math.ceil(limit)
+        bordered = jnp.pad(image, [(most, most) if at == axis else (0, 0) for at in range(4)], mode="edge")
+        image = window(bordered, most - offset[:, axis - 1].reshape(-1, 1, 1, 1), image.shape[axis], axis)
+    return image
 
 
 def brightness(image: jax.Array, key: jax.Array, strength: float) -> jax.Array:

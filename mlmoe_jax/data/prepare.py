@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from mlmoe_jax.data.augment import augment
 
@@ -19,12 +20,16 @@ class Preprocess:
     std: tuple[float, float, float]
 
 
-def prepare(batch: Batch, preprocess: Preprocess, augmentation=None, key: jax.Array | None = None) -> jax.Array:
+def prepare(
+    batch: Batch, preprocess: Preprocess, augmentation=None, key: jax.Array | None = None, mesh: Mesh | None = None
+) -> jax.Array:
     """Return the network's input f32[B,H,W,3] from `batch["image"]` u8[B,H,W,3]; with a key, augment it first.
+
+    mesh: the one over which the batch is sharded, if it is.
 
     Training, evaluation and prediction all use this function, so that their inputs cannot differ.
     """
     image = batch["image"].astype(jnp.float32)
     if key is not None:
-        image = augment(image, key, augmentation)
+        image = augment(image, key, augmentation, mesh)
     return (image / 255 - jnp.asarray(preprocess.mean)) / jnp.asarray(preprocess.std)

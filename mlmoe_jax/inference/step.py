@@ -56,7 +56,7 @@ def apply(
         options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
     with partition.over(mesh):
         if "image" in batch:
-            prediction = model(prepare(batch, preprocess, augmentation, augment_key), **options)
+            prediction = model(prepare(batch, preprocess, augmentation, augment_key, mesh), **options)
         else:
             prediction = model.classify(Features.of_arrays(batch), **options)
     return prediction, definition.stats_of(model)

@@ -110,7 +110,8 @@ def test_only_the_enabled_transforms_are_applied():
 
 
 def test_randaugment_comes_last_with_the_policy_of_the_settings(monkeypatch):
-    def stand_in(image, key, policy):
+    def stand_in(image, key, policy, mesh):
+        assert mesh is None
         assert jax.random.key_data(key).tolist() == jax.random.key_data(jax.random.split(KEY, 7)[6]).tolist()
         return image, policy
 

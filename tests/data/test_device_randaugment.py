@@ -12,7 +12,7 @@ LEVELS = [sign * index for index in range(1, 10) for sign in (1, -1)]
 KEY = jax.random.key(0)
 AFFINE, GRAY = Image.Transform.AFFINE, (128, 128, 128)
 
-compiled = jax.jit(operate)
+compiled = jax.jit(lambda image, draw: operate(image, jax.tree.map(lambda drawn: drawn[None], draw)))
 drawn_by = jax.jit(sample, static_argnums=(1, 2))
 
 
