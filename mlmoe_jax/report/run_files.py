@@ -100,7 +100,7 @@ class RunFiles:
 
     def command(self, mode: str, *flags: str) -> str:
         """Return the command line that runs a mode on this folder, as one types it into a shell."""
-        return shlex.join(["python", "-m", "mlmoe_jax.main", mode, f"--workdir={self.folder}", *flags])
+        return f"python -m mlmoe_jax.main {shlex.join([mode, f'--workdir={self.folder}', *flags])}"
 
     @cached_property
     def config(self) -> ConfigDict:

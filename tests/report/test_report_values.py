@@ -107,6 +107,17 @@ def test_confused_labels_match_a_plain_loop(text, judged):
     assert max(cell["value"] for cell in cells) == 1
 
 
+def test_of_very_many_labels_those_with_most_mistakes_are_counted(judged, monkeypatch):
+    whole = mistakes.confused(judged).toarray()
+    monkeypatch.setattr(mistakes, "MOST_CONFUSED", 2)
+    few = mistakes.confused(judged).toarray()
+    a, b = (np.argsort(-of.sum(axis=0), kind="stable")[:2] for of in (judged.missed, judged.false))
+    expected = np.zeros_like(whole)
+    expected[np.ix_(a, b)] = whole[np.ix_(a, b)]
+    np.testing.assert_array_equal(few, expected)
+    assert (few != whole).any()
+
+
 def test_images_have_their_present_and_predicted_labels(text, judged):
     found = data_block(text, "widget-images")
     assert {card["id"] for card in found["cards"]} == set(image_ids("test", 3))
