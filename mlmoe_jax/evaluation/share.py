@@ -18,9 +18,9 @@ from mlmoe_jax.evaluation.model_card import write_card
 from mlmoe_jax.evaluation.results import read_results, read_scores
 from mlmoe_jax.pretrained import hub
 from mlmoe_jax.runs.adapter import write_adapter
-from mlmoe_jax.runs.assemble import Parts, abstract_parts, preprocess_for
+from mlmoe_jax.runs.assemble import Parts, abstract_parts
 from mlmoe_jax.runs.folder import ADAPTER, RESULTS, RunFolder
-from mlmoe_jax.runs.restore import parts_of_run, read_run, restored_values, write_run_metadata
+from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runs.shared import CARD, FILES
 from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import megabytes
@@ -81,7 +81,8 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     restored = restored_values(folder, parts, make_mesh(config.mesh))
     thresholds, shared = read_thresholds(folder), _portable(config)
     write_adapter(target, restored.selected, restored.notes)
-    write_run_metadata(target, shared, space, preprocess_for(config), parts.frozen, _unpublished(config, space, parts))
+    preprocess = read_preprocess(folder, config.data.image_size)
+    write_run_metadata(target, shared, space, preprocess, parts.frozen, _unpublished(config, space, parts))
     write_thresholds(target, thresholds)
     target.write_json(RESULTS, results)
     card = write_card(

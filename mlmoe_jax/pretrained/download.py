@@ -50,7 +50,7 @@ class Unreachable(UserError):
 class _Order:
     """A requested file. sha256, size: given by the caller. pinned: sha256 of an earlier download. Empty: unknown.
 
-    sha256 may be the first digits only; `pinned` is empty unless it begins with them.
+    sha256 may be the first digits only; `pinned` is empty unless it begins with them. quiet: do not tell its success.
     """
 
     address: str
@@ -58,21 +58,29 @@ class _Order:
     sha256: str
     size: int
     pinned: str
+    quiet: bool
+
+    def tell(self, text: str) -> None:
+        """Log a message unless the order is quiet."""
+        if not self.quiet:
+            status(text)
 
 
 # ---------------------------------------------------------------------------------------------------------- interface
-def fetch(address: str, target: Path, *, sha256: str = "", size: int = 0) -> Path:
+def fetch(address: str, target: Path, *, sha256: str = "", size: int = 0, quiet: bool = False) -> Path:
     """Download a file to `target` unless it exists already, and return `target`.
 
     sha256, size: of the published file, if known. Of the sha256 the first digits are enough, such as PyTorch's
-    convention puts into names of files. The first download is pinned. An interrupted download is resumed. Raises
-    Unreachable if the file cannot be downloaded, and UserError if it cannot be stored or is not the expected one.
+    convention puts into names of files. quiet: tell failures and retries only. The first download is pinned. An
+    interrupted download is resumed. Raises Unreachable if the file cannot be downloaded, and UserError if it cannot be
+    stored or is not the expected one.
     """
     if target.is_file():
         check_pinned(target, sha256=sha256)
         return target
     pinned = _read_pin(target)
-    order = _Order(address, target, sha256.lower(), size, pinned if pinned.startswith(sha256.lower()) else "")
+    pinned = pinned if pinned.startswith(sha256.lower()) else ""
+    order = _Order(address, target, sha256.lower(), size, pinned, quiet)
     if os.environ.get("MLMOE_OFFLINE", "") not in ("", "0"):
         raise _unreachable(order, "MLMOE_OFFLINE is set")
     part = _Part(target)
@@ -227,7 +235,8 @@ def _receive(order: _Order, source: Source, part: "_Part") -> None:
             offset = 0
             part.begin(address=order.address, version=source.version or version_of(response), length=length)
         resuming = f", resuming at {megabytes(offset)}" if offset else ""
-        status(f"downloading {order.address} ({megabytes(length) if length else '? MB'}) to {order.target}{resuming}")
+        size = megabytes(length) if length else "? MB"
+        order.tell(f"downloading {order.address} ({size}) to {order.target}{resuming}")
         with (
             open(part.path, "r+b") as file,
             contextlib.closing(Meter(order.target.name, offset, length)) as meter,
@@ -333,7 +342,7 @@ def _keep(order: _Order, part: _Part, *, expected: str) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-    status(f"downloaded {target} ({megabytes(size)}, sha256 {found[:12]}…)")
+    order.tell(f"downloaded {target} ({megabytes(size)}, sha256 {found[:12]}…)")
 
 
 def _not_the_expected(order: _Order, what: str, found: str, expected: str, *remedies: str) -> UserError:

@@ -19,6 +19,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained import web
 from mlmoe_jax.pretrained.download import fetch
 from mlmoe_jax.runtime.cache import cache_folder
+from mlmoe_jax.runtime.files import MIB
 from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
@@ -100,7 +101,7 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
         if name in files:
             size, sha256 = files[name]
             url = f"https://huggingface.co/{address.repository}/resolve/{commit}/{name}"
-            fetch(url, folder / name, sha256=sha256, size=size)
+            fetch(url, folder / name, sha256=sha256, size=size, quiet=size < MIB)
     earlier.parent.mkdir(parents=True, exist_ok=True)
     earlier.write_text(commit)
     status(f"{address}: commit {commit[:12]} in {folder}")

@@ -97,7 +97,7 @@ def _read_backbone(folder: RunFolder) -> _FrozenWeights:
         return _FrozenWeights(**{name: stored[name] for name in kinds})
 
 
-def _read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
+def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
     """Return the stored mean and standard deviation with the image size of the config, which may differ."""
     with folder.reading(PREPROCESS):
         stored = folder.read_json(PREPROCESS)
@@ -164,7 +164,7 @@ def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = (), *, which:
     require_name(which)
     status(f"restoring {folder}")
     config, label_space = read_run(folder, overrides)
-    preprocess = _read_preprocess(folder, preprocess_for(config).image_size)
+    preprocess = read_preprocess(folder, preprocess_for(config).image_size)
 
     mesh = setup_jax(config, training=False)
     parts = parts_of_run(folder, config, label_space)
@@ -256,6 +256,8 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
         except SafetensorError as error:
             raise UserError(f"{folder / FROZEN} is damaged: {error}") from error
     elsewhere = described.frozen_parameters - sum(value.size for value in stored.values())
+    if elsewhere > 0 and (folder / ADAPTER).exists() and config.model.backbone.weights != "auto":
+        raise UserError(f"{folder} is damaged: its frozen weights are not published, and {FROZEN} has not all of them")
     parts = assemble(config, label_space, load_backbone=elsewhere > 0)
     parts = replace(parts, frozen={**parts.frozen, **stored}, unpublished=frozenset(stored))
     _require_fingerprint(folder, described, parts.frozen)

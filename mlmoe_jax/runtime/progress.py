@@ -60,14 +60,17 @@ class Progress:
     def waiting(self, batches: Iterable) -> Iterator:
         """Yield the batches and measure the time spent waiting for each."""
         batches = iter(batches)
-        while True:
-            began = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            self.waited += time.perf_counter() - began
-            yield batch
+        try:
+            while True:
+                began = time.perf_counter()
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                self.waited += time.perf_counter() - began
+                yield batch
+        finally:
+            self._silence.cancel()  # also after an error
 
     def advance(self, note: str = "") -> None:
         """Count one step; `note` is shown after the figures."""

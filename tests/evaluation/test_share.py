@@ -107,7 +107,7 @@ def test_a_dry_run_writes_the_same_and_uploads_nothing(made, pushed, hub, tmp_pa
     assert Predictor.from_run(tmp_path / "out")(images()) == Predictor.from_run(made[0].path)(images())
 
 
-def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path):
+def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, refusal):
     _, config = made
     own = config.copy_and_resolve_references()
     own.model.backbone.weights = str(tmp_path / "mine.safetensors")
@@ -122,6 +122,9 @@ def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path):
     Path(own.model.backbone.weights).unlink()
     shutil.rmtree(tmp_path / "run")
     assert len(Predictor.from_run("hf:user/own")(images())) == 3
+    del files["frozen.safetensors"]
+    files["config.json"] = files["config.json"].replace(b"mine.safetensors", b"/etc/passwd")
+    assert "its frozen weights are not published, and frozen" in refusal(Predictor.from_run, "hf:user/own")
 
 
 # ---------------------------------------------------------------------------------------------------------- using one

@@ -114,6 +114,7 @@ def test_a_long_first_step_is_announced(monkeypatch, capsys):
     quick = Progress("evaluate test", 4, 1)
     quick.advance()
     Progress("evaluate nothing", 0, 1).close()
+    assert list(Progress("evaluate an empty split", 0, 1).waiting([])) == []
     time.sleep(0.1)
     assert "compiling" not in capsys.readouterr().err
 
