@@ -143,13 +143,10 @@ def rounds_of(workers: Workers, sides: Sequence[Side], case: dict[str, Any], rou
     All sides are prepared before the first round. Each round takes several steps in a row on each side, see
     `protocol.timed`; the order is reversed from round to round.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for side in sides:
-        try:
-            found[side.name] = {**workers.of(side).build(case), "rounds": []}
-        except Failed as failed:
-            workers.discard(side)
-            found[side.name] = {"error": str(failed)}
+    found = _built(workers, sides, case)
+    if any("error" in result for result in found.values()):
+        workers.close()  # an accelerator may have been full of what a process keeps of earlier cases
+        found = _built(workers, sides, case)
     running = [side for side in sides if "error" not in found[side.name]]
     for number in range(rounds):
         for side in running[:: 1 if number % 2 == 0 else -1]:
@@ -161,6 +158,17 @@ def rounds_of(workers: Workers, sides: Sequence[Side], case: dict[str, Any], rou
         running = [side for side in running if "error" not in found[side.name]]
     for side in running:
         workers.of(side).ask("drop")
+    return found
+
+
+def _built(workers: Workers, sides: Sequence[Side], case: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for side in sides:
+        try:
+            found[side.name] = {**workers.of(side).build(case), "rounds": []}
+        except Failed as failed:
+            workers.discard(side)
+            found[side.name] = {"error": str(failed)}
     return found
 
 
@@ -274,6 +282,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], not
     lines = [f"**{title}**", "", f"| {' | '.join(columns)} |", f"|{rule}|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([*lines, "", *notes, ""] if notes else [*lines, ""])
+
+
+def platform_of(facts: dict[str, Any]) -> str:
+    """Return "cpu", "gpu" or "tpu"."""
+    name = facts["platform"]
+    return "gpu" if name in ("cuda", "rocm") else name
 
 
 def described(facts: dict[str, Any]) -> str:

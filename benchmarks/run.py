@@ -5,9 +5,9 @@
     python -m benchmarks.run --quick
 
 Suites: step, memory, start, loop, data, limit, grow (default: all). `--peer` is an interpreter with torch, transformers
-and torchvision; `--against` another interpreter with this package's requirements, or PYTHON:CHECKOUT to measure another
-checkout of it, in the same rounds. With `--json`, results are kept in a file, and what it holds is not measured again:
-the same command goes on where it stopped, and several runs fill one table. Run nothing else meanwhile.
+and torchvision; `--against` another interpreter with this package's requirements, or another checkout of it, that takes
+part in the same rounds under the given name. With `--json`, results are kept in a file, and what it holds is not
+measured again: the same command goes on where it stopped, and several runs fill one table. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--suite", default=",".join(SUITES), help="suites, separated by commas")
     parser.add_argument("--peer", default="", help="interpreter with torch, transformers and torchvision")
     parser.add_argument("--no-compile", action="store_true", help="measure PyTorch eagerly only")
-    parser.add_argument("--against", action="append", default=[], metavar="PYTHON[:CHECKOUT]")
+    parser.add_argument("--against", action="append", default=[], metavar="NAME=PYTHON[:CHECKOUT]")
     parser.add_argument("--json", type=Path, help="file that keeps the results")
     parser.add_argument("--again", action="store_true", help="measure again what the file holds")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing new after this time")
@@ -57,6 +57,9 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argpa
         for one in chosen.split(",") if isinstance(chosen, str) else chosen:
             if one not in allowed:
                 parser.error(f"--{name}: {one!r} is not one of {', '.join(allowed)}")
+    for text in options.against:
+        if not all(text.partition("=")[::2]):
+            parser.error(f"--against={text} should be NAME=PYTHON or NAME=PYTHON:CHECKOUT")
     if options.photos and not options.photos.is_dir():
         parser.error(f"--photos={options.photos} is not a folder")
     return options
@@ -66,8 +69,9 @@ def sides_of(options: argparse.Namespace) -> list[harness.Side]:
     """Return the sides: this checkout first, then those of --against, then PyTorch."""
     sides = [harness.our_side("ours")]
     for text in options.against:
-        python, _, checkout = text.partition(":")
-        sides.append(harness.our_side(f"ours, {text}", python or sys.executable, Path(checkout or harness.ROOT)))
+        name, _, place = text.partition("=")
+        python, _, checkout = place.partition(":")
+        sides.append(harness.our_side(name, python, Path(checkout or harness.ROOT)))
     if options.peer:
         sides.append(harness.torch_side(options.peer, compiled=False))
         if not options.no_compile:
@@ -77,8 +81,7 @@ def sides_of(options: argparse.Namespace) -> list[harness.Side]:
 
 def settings_of(options: argparse.Namespace, platform: str) -> Settings:
     """Return the sizes to measure: those given, or those of the platform."""
-    kind = "gpu" if platform in ("gpu", "cuda", "rocm") else platform
-    sizes = dict(QUICK if options.quick else BY_PLATFORM.get(kind, BY_PLATFORM["cpu"]))
+    sizes = dict(QUICK if options.quick else BY_PLATFORM[platform])
     for name, convert in (("models", str), ("batches", int), ("resolutions", int), ("dtypes", str)):
         if text := getattr(options, name):
             sizes[name] = tuple(convert(part) for part in text.split(","))
@@ -87,7 +90,9 @@ def settings_of(options: argparse.Namespace, platform: str) -> Settings:
         axes = {name: GROW.get(name, ()) for name in options.grow.split(",")}
     modes = tuple((options.modes or ("train,infer,predict")).split(","))
     rounds = options.rounds or (1 if options.quick else 7)
-    return Settings(kind, **sizes, modes=modes, rounds=rounds, quick=options.quick, photos=options.photos, axes=axes)
+    return Settings(
+        platform, **sizes, modes=modes, rounds=rounds, quick=options.quick, photos=options.photos, axes=axes
+    )
 
 
 def main(given: list[str] | None = None) -> int:
@@ -102,8 +107,15 @@ def main(given: list[str] | None = None) -> int:
         for name, of in facts.items():
             print(f"{name}: {harness.described(of)}")
         print()
-        settings = settings_of(options, facts["ours"]["platform"])
+        settings = settings_of(options, harness.platform_of(facts["ours"]))
+        sides = workers.sides
+        compared = [side for side in sides if harness.platform_of(facts[side.name]) == settings.platform]
+        for side in (side for side in sides if side not in compared):
+            print(f"{side.name} does not see the {settings.platform}: it takes part in the suite data only\n")
+        if settings.platform == "tpu" and len(compared) > 1:
+            raise harness.Failed("a TPU belongs to one process, so that --against cannot take part")
         for suite in options.suite:
+            workers.sides = sides if suite == "data" else compared
             for text in importlib.import_module(f"benchmarks.suites.{suite}").run(settings, workers, results):
                 print(text, flush=True)
     except harness.Failed as failed:

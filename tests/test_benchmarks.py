@@ -208,7 +208,9 @@ def test_numbers_have_three_digits(value, text):
     assert harness.number(value) == text
 
 
-@pytest.mark.parametrize("flag", ["--suite=steps", "--modes=train,test", "--grow=width", "--photos=nowhere"])
+@pytest.mark.parametrize(
+    "flag", ["--suite=steps", "--modes=train,test", "--grow=width", "--photos=nowhere", "--against=python"]
+)
 def test_a_wrong_flag_is_refused(flag, capsys):
     with pytest.raises(SystemExit) as ended:
         run.arguments([flag])
@@ -216,8 +218,17 @@ def test_a_wrong_flag_is_refused(flag, capsys):
     assert flag.partition("=")[0] in capsys.readouterr().err
 
 
+def test_another_checkout_takes_part_under_its_name(tmp_path):
+    ours, before, *peers = run.sides_of(run.arguments([f"--against=before=python3:{tmp_path}", "--peer=torch/python"]))
+    assert (ours.name, before.name) == ("ours", "before")
+    assert before.command[0] == "python3"
+    assert before.environment["PYTHONPATH"].split(":")[0] == str(tmp_path)
+    assert [side.name for side in peers] == ["PyTorch", "PyTorch, compiled"]
+    assert [side.ours for side in (ours, before, *peers)] == [True, True, False, False]
+
+
 def test_sizes_follow_the_platform_and_the_flags():
-    settings = run.settings_of(run.arguments(["--batches=4,16", "--grow=prompts,devices"]), "cuda")
+    settings = run.settings_of(run.arguments(["--batches=4,16", "--grow=prompts,devices"]), "gpu")
     assert settings.batches == (4, 16)
     assert settings.models == cases.BY_PLATFORM["gpu"]["models"]
     assert set(settings.axes) == {"prompts", "devices"}

@@ -32,7 +32,6 @@ class Settings:
     rounds: int
     quick: bool
     photos: Path | None = None
-    peer: bool = False
     axes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 

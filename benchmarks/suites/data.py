@@ -35,7 +35,9 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     size, duration = (32, 0.1) if settings.quick else (settings.resolutions[0], 3.0)
     with photo_files(settings, most=120) as files:
         number = f"{len(files)} files, {size} px, {_name_of(files) if settings.photos else 'drawn'}"
-        measured = results.measure("data", number, lambda: _measured(settings, workers, files, size, duration))
+        sides = ", ".join(side.name for side in workers.sides)
+        name = f"{number} | {sides}"
+        measured = results.measure("data", name, lambda: _measured(settings, workers, files, size, duration))
     if measured is None:
         return []
     first = next(iter(measured["speeds"].values()))

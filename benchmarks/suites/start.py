@@ -21,6 +21,7 @@ WHAT = {"help": "--help", "step": "first step, its metrics written", "predict": 
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
     """Return a table with one row per command, cache and side that is this package."""
+    workers.close()  # a TPU belongs to one process
     rows = []
     for side in workers.sides:
         if not side.ours:

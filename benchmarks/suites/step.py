@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.suites.cases import Settings, case, key, model_of, title
+from benchmarks.suites.cases import Settings, case, key, title
 
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
@@ -62,9 +62,3 @@ def lines(of: dict[str, Any], measured: dict[str, dict[str, Any]]) -> list[list[
         rate = harness.number(of["batch"] / spread.median)
         found.append([*row, rate + harness.mark(result), spread.text(), first, against])
     return found
-
-
-def sides_without(settings: Settings) -> str:
-    """Return why some models have no twin, as one line."""
-    lacking = [model for model in settings.models if model_of(model)[0] == "dr-moe"]
-    return "PyTorch has no twin of DR-MoE." if lacking else ""
