@@ -30,23 +30,28 @@ class Failed(Exception):
 # --------------------------------------------------------------------------------------------------------- processes
 @dataclass(frozen=True)
 class Side:
-    """One of the programs that are compared. name: its column. command: starts its process. options: of its cases."""
+    """One of the programs that are compared.
+
+    name: its column. command: starts its process. options: added to its cases. checkout: of this package; None = it is
+    another program.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: dict[str, str]
     options: dict[str, Any] = field(default_factory=dict)
+    checkout: Path | None = None
 
     @property
     def ours(self) -> bool:
         """Whether it is this package, of some checkout."""
-        return self.command[-1].endswith("jax_worker.py")
+        return self.checkout is not None
 
 
 def our_side(name: str, python: str = sys.executable, checkout: Path = ROOT) -> Side:
     """Return this package in an interpreter, of a checkout."""
     added = {"PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    return Side(name, (python, str(PEERS / "jax_worker.py")), _environment() | added, {})
+    return Side(name, (python, str(PEERS / "jax_worker.py")), _environment() | added, {}, checkout)
 
 
 def torch_side(python: str, *, compiled: bool) -> Side:

@@ -71,7 +71,7 @@ def sides_of(options: argparse.Namespace) -> list[harness.Side]:
     for text in options.against:
         name, _, place = text.partition("=")
         python, _, checkout = place.partition(":")
-        sides.append(harness.our_side(name, python, Path(checkout or harness.ROOT)))
+        sides.append(harness.our_side(name, python, Path(checkout or harness.ROOT).resolve()))
     if options.peer:
         sides.append(harness.torch_side(options.peer, compiled=False))
         if not options.no_compile:
@@ -90,9 +90,8 @@ def settings_of(options: argparse.Namespace, platform: str) -> Settings:
         axes = {name: GROW.get(name, ()) for name in options.grow.split(",")}
     modes = tuple((options.modes or ("train,infer,predict")).split(","))
     rounds = options.rounds or (1 if options.quick else 7)
-    return Settings(
-        platform, **sizes, modes=modes, rounds=rounds, quick=options.quick, photos=options.photos, axes=axes
-    )
+    photos = options.photos and options.photos.resolve()
+    return Settings(platform, **sizes, modes=modes, rounds=rounds, quick=options.quick, photos=photos, axes=axes)
 
 
 def main(given: list[str] | None = None) -> int:

@@ -117,6 +117,7 @@ elif "--images" in given:
 def test_the_start_is_timed_by_the_real_command_line(tmp_path):
     """The suite calls `PYTHON -m mlmoe_jax.main`; here a stand-in that writes its first metrics after 0.2 s."""
     (tmp_path / "mlmoe_jax").mkdir()
+    (tmp_path / "mlmoe_jax" / "__init__.py").touch()
     (tmp_path / "mlmoe_jax" / "main.py").write_text(PROGRAM)
     side = harness.our_side("ours", checkout=tmp_path)
     found = harness.Results(None)

@@ -64,6 +64,7 @@ class _Program:
     """The command line of a side, with caches in a folder of its own."""
 
     def __init__(self, side: harness.Side, place: Path):
+        self._checkout = side.checkout
         self._command = [side.command[0], "-m", "mlmoe_jax.main"]
         caches = {
             "XDG_CACHE_HOME": str(place),
@@ -92,8 +93,10 @@ class _Program:
         return reached
 
     def _start(self, *arguments: str) -> subprocess.Popen:
+        # `python -m` looks in the working directory first
+        where = {"env": self._environment, "cwd": self._checkout}
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([*self._command, *arguments], env=self._environment, **quiet)
+        return subprocess.Popen([*self._command, *arguments], **where, **quiet)
 
     def _require(self, code: int, errors: str) -> None:
         if code:
