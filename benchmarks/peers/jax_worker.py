@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import io
 import json
 import tempfile
 import time
@@ -22,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import protocol
+from encoded import encoded_image
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -188,16 +188,6 @@ def _prediction(case: dict[str, Any]) -> protocol.Program:
     began = time.perf_counter()
     predictor(content)
     return protocol.Program(lambda: predictor(content), facts={"compile_seconds": time.perf_counter() - began})
-
-
-def encoded_image() -> bytes:
-    """Return a smooth JPEG of 640×480."""
-    from PIL import Image
-
-    small = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
 
 
 # ---------------------------------------------------------------------------------------------------------- limits

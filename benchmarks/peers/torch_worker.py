@@ -145,6 +145,7 @@ def _inference(model, logits_of, image, labels):
 def _prediction(model, logits_of, image, labels):
     """Return a step from one encoded image to probabilities on the host."""
     import numpy as np
+    from encoded import encoded_image
     from PIL import Image
 
     model.eval()
@@ -157,17 +158,6 @@ def _prediction(model, logits_of, image, labels):
         logits_of(torch.from_numpy(pixels)[None].to(device()))[0].float().mean(0).sigmoid().cpu()
 
     return step
-
-
-def encoded_image() -> bytes:
-    """Return a smooth JPEG of 640×480."""
-    import numpy as np
-    from PIL import Image
-
-    small = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
 
 
 # ------------------------------------------------------------------------------------------------------- functions
