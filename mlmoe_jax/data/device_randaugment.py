@@ -1,14 +1,14 @@
 """RandAugment on the device: the operations of `randaugment.py`, compiled, drawn separately per image.
 
-The images of a device are processed one after another, and each runs only the operations that were drawn for it: a
-branch of a loop costs an accelerator microseconds, whereas a batch would have to run all sixteen operations on every
-image. One image fits into the on-chip memory of a TPU, so that only its first and its last values are in HBM. Nothing
-is gathered or scattered: histograms and look-ups are products of one-hot matrices, and `moves` shifts lines.
+The images of a device are processed one after another, and each runs only the operations that were drawn for it; a
+batch would have to run all sixteen on every image. One image fits into the on-chip memory of a TPU, where its
+intermediate values stay. No pixel is gathered or scattered: histograms and look-ups are products of one-hot matrices,
+and `moves` shifts lines.
 
 Values are integers, rounded at the same points and in the same way as in Pillow: the results are Pillow's own except
 for the last bit of a product (one level, on few pixels); moves read the pixels that Pillow reads, and the cubic is
 computed in f32 instead of f64. Images are processed independently, so a batch sharded over devices needs no
-communication. Without an accelerator Pillow is faster: on a CPU `augment.where=host` is the better choice.
+communication. On a CPU Pillow is faster (`augment.where=host`); on accelerators neither has been timed.
 """
 
 import math
@@ -81,21 +81,21 @@ def operate(image: jax.Array, draws: Draw, mesh: Mesh | None = None) -> jax.Arra
     if mesh is not None:
         each = jax.shard_map(each, mesh=mesh, in_specs=(BATCH, BATCH), out_specs=BATCH)
     planes = jnp.clip(jnp.round(image), 0, 255).astype(jnp.uint8).transpose(0, 3, 1, 2)
-    return (
-        each(planes, jax.tree.map(lambda drawn: drawn.swapaxes(0, 1), draws)).transpose(0, 2, 3, 1).astype(image.dtype)
-    )
+    planes = each(planes, jax.tree.map(lambda drawn: drawn.swapaxes(0, 1), draws))
+    return planes.transpose(0, 2, 3, 1).astype(image.dtype)
 
 
 def _operate_one(planes: jax.Array, draws: Draw) -> jax.Array:
     """Apply `draws` [N] in sequence to one image u8[3,H,W]."""
 
     def step(planes: jax.Array, draw: Draw) -> tuple[jax.Array, None]:
-        return jax.lax.switch(draw.operation, [_on_bytes(_FUNCTIONS[name]) for name in NAMES], planes, draw), None
+        return jax.lax.switch(draw.operation, [on_bytes(FUNCTIONS[name]) for name in NAMES], planes, draw), None
 
     return jax.lax.scan(step, planes, draws)[0]
 
 
-def _on_bytes(function: Callable[[jax.Array, Draw], jax.Array]) -> Callable[[jax.Array, Draw], jax.Array]:
+def on_bytes(function: Callable[[jax.Array, Draw], jax.Array]) -> Callable[[jax.Array, Draw], jax.Array]:
+    """Return one of FUNCTIONS as a function of u8[3,H,W], in which an image is passed from one to the next."""
     return lambda planes, draw: function(planes.astype(jnp.int32), draw).astype(jnp.uint8)
 
 
@@ -201,7 +201,7 @@ def _transposed(function: Callable[[jax.Array, Draw], jax.Array]) -> Callable[[j
     return lambda planes, draw: function(planes.swapaxes(1, 2), draw).swapaxes(1, 2)
 
 
-_FUNCTIONS = {
+FUNCTIONS = {
     "identity": _identity,
     "invert": _invert,
     "cutout": _cutout,

@@ -6,6 +6,7 @@ far. The three bytes of a pixel move together, in one integer.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +74,7 @@ def rotate(planes: jax.Array, degrees: jax.Array, most: float, fill: int) -> jax
     return jnp.where((rows >= 0) & (rows < height) & (columns >= 0) & (columns < width), nearest, fill)
 
 
-def _rotation(height: int, width: int, degrees: jax.Array):
+def _rotation(height: int, width: int, degrees: jax.Array) -> tuple[Callable[[jax.Array], jax.Array], ...]:
     """Return three functions of i32[H,1], in Pillow's fixed point: (y -> row, y -> column, row -> smallest y)."""
     angle = jnp.deg2rad(degrees)
     cosine, sine = jnp.cos(angle), jnp.sin(angle)

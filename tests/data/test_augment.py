@@ -61,6 +61,7 @@ def compiled(image, key, names):
 
 def settings(**strengths):
     config = default_config().augment
+    config.where = "device"
     for name, strength in strengths.items():
         config[name] = strength
     return config

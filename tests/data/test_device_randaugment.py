@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from mlmoe_jax.data.device_randaugment import NAMES, Draw, operate, randaugment, sample
-from mlmoe_jax.data.randaugment import EITHER_WAY, OPERATIONS, UDA, standard
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.augment import augment
+from mlmoe_jax.data.device_randaugment import FUNCTIONS, NAMES, Draw, operate, randaugment, sample
+from mlmoe_jax.data.randaugment import EITHER_WAY, OPERATIONS, UDA, Drawn, standard
+from mlmoe_jax.data.randaugment import operate as host_operate
 
 H, W = 60, 83
 LEVELS = [sign * index for index in range(1, 10) for sign in (1, -1)]
@@ -148,6 +151,69 @@ def test_values_are_rounded_and_clipped_first():
     image = jnp.array([-3.0, 0.4, 100.6, 254.7, 270.0]).reshape(1, 5, 1, 1).repeat(3, -1)
     whole = np.asarray(compiled(image, draw(["identity"], [0.0])))[0, :, 0, 0]
     np.testing.assert_array_equal(whole, [0, 0, 101, 255, 255])
+
+
+@pytest.mark.parametrize("size", [(83, 60), (7, 5), (1, 9), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["rotate", "translate_x", "translate_y", "equalize", "cutout", "sharpness"])
+def test_an_operation_agrees_with_pillow_at_any_size(name, size):
+    image, at = np.random.default_rng(4).integers(0, 256, (*size, 3), dtype=np.uint8), (0.7, 0.2)
+    amounts = [magnitude(name, level) for level in LEVELS]
+    ours = compiled(
+        jnp.asarray(np.stack([image] * len(amounts)), jnp.float32),
+        draw([name] * len(amounts), amounts, [at] * len(amounts)),
+    )
+    for amount, found in zip(amounts, np.asarray(ours), strict=True):
+        expected = np.asarray(host_operate(Image.fromarray(image), Drawn(name, amount, np.float32(at))))
+        assert np.abs(found - expected).max() <= (1 if name == "sharpness" else 0), amount
+
+
+# ------------------------------------------------------------------------------------------------------- the program
+def equations(jaxpr):
+    """Yield the equations of a jaxpr and of all those inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def everything():
+    """Return the settings of `config.augment` with all transforms on the device."""
+    config = default_config().augment
+    config.update({"where": "device", "flip": True, "shift": 0.1, "cutout": 0.5, "jitter_order": "random"})
+    config.update(dict.fromkeys(("contrast", "brightness", "saturation", "hue"), 0.3))
+    config.randaugment = "uda"
+    return config
+
+
+def test_no_pixel_is_gathered_or_scattered():
+    """A TPU would read or write them one after another."""
+    image = jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
+    program = jax.make_jaxpr(lambda image, key: augment(image, key, everything()))(image, KEY)
+    found = {equation.primitive.name for equation in equations(program.jaxpr)}
+    assert {"scan", "cond", "select_n", "dot_general"} <= found, "all of it was seen"
+    for equation in equations(program.jaxpr):
+        if equation.primitive.name.startswith(("gather", "scatter")):
+            assert max(value.aval.size for value in [*equation.invars, *equation.outvars]) < 32 * 32, equation
+
+
+def test_an_image_runs_only_the_operations_that_were_drawn_for_it():
+    image = jax.ShapeDtypeStruct((4, 8, 8, 3), jnp.float32)
+    program = jax.make_jaxpr(lambda image, key: randaugment(image, key, UDA))(image, KEY)
+    [choice] = [equation for equation in equations(program.jaxpr) if equation.primitive.name == "cond"]
+    assert len(choice.params["branches"]) == len(NAMES)
+    assert choice.invars[0].aval.shape == (), "the choice is that of one image"
+    assert all(value.aval.size <= 8 * 8 * 3 for value in choice.outvars)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operation_costs_less_than_a_tenth_of_the_first_block(name):
+    """As counted before any optimization, for DINOv2-B at 224 px: the forward pass of 257 tokens of width 768."""
+    block = 2 * 257 * (12 * 768**2 + 2 * 257 * 768)
+    scalar, center = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32)
+    planes = jax.ShapeDtypeStruct((3, 224, 224), jnp.int32)
+    lowered = jax.jit(FUNCTIONS[name]).lower(planes, Draw(scalar, scalar, center))
+    assert lowered.cost_analysis().get("flops", 0) < block / 10
 
 
 # ------------------------------------------------------------------------------------------------------------ drawing

@@ -25,7 +25,7 @@ def test_prepare_normalizes_each_channel():
 
 def test_prepare_augments_with_a_key_only():
     batch, settings, key = drawn_batch(8, SIDE, 3), default_config().augment, jax.random.key(3)
-    settings.brightness, settings.cutout = 0.5, 0.5
+    settings.where, settings.brightness, settings.cutout = "device", 0.5, 0.5
     plain = prepare(batch, PREPROCESS)
     np.testing.assert_array_equal(prepare(batch, PREPROCESS, settings), plain)
     changed = augment(jnp.asarray(batch["image"], jnp.float32), key, settings)

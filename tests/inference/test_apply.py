@@ -69,7 +69,7 @@ def test_without_a_key_the_model_evaluates(parts, batch, mesh):
 def test_with_a_key_the_model_trains(parts, batch, mesh):
     definition, values = parts
     augmentation = default_config().augment
-    augmentation.brightness = 0.5
+    augmentation.where, augmentation.brightness = "device", 0.5
 
     def trained(seed, augmentation=augmentation):
         return apply(definition, values, batch, PREPROCESS, mesh, augmentation=augmentation, key=jax.random.key(seed))

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from helpers.bench import Bench, drawn_batch, drawn_model
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.data.augment import augment
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources import digits
@@ -286,6 +288,27 @@ def importance_gaps(meshes: list) -> dict:
         other, padded = importance(mesh_of(sizes))
         gaps = [np.abs(reference[name] - other[name]).max() / np.abs(reference[name]).max() for name in reference]
         found[str(tuple(sizes))] = {"gap": float(max(gaps)), "padded": padded}
+    return found
+
+
+def augmentation(meshes: list) -> dict:
+    """Return per mesh whether images are augmented as without one, whether that changed them, and the traffic."""
+    settings = default_config().augment
+    settings.where, settings.shift, settings.randaugment = "device", 0.2, "uda"
+    images = np.random.default_rng(0).integers(0, 256, (BATCH, 12, 10, 3)).astype(np.float32)
+    key, found = jax.random.key(0), {}
+    expected = jax.jit(lambda image: augment(image, key, settings))(images)
+    for sizes in meshes:
+        mesh = mesh_of(sizes)
+        sharding = NamedSharding(mesh, PartitionSpec(AXES))
+        program = jax.jit(partial(augment, settings=settings, mesh=mesh), in_shardings=(sharding, None))
+        compiled = program.lower(images, key).compile()
+        augmented = compiled(jax.device_put(images, sharding), key)
+        found[str(tuple(sizes))] = {
+            "equal": bool((augmented == expected).all()),
+            "changed": bool((augmented != images).any()),
+            "collectives": [one.kind for one in hlo.collectives(compiled.as_text(), mesh.size)],
+        }
     return found
 
 

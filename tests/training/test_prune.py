@@ -153,7 +153,8 @@ def test_the_level_is_chosen_by_the_metric_that_selects(config, tmp_path, monkey
 def searched(config, drawn_parts):
     """A run with learned masks and random values, as if trained; its dropout shows whether it is in training mode."""
     config = copy.deepcopy(config)
-    config.model.prompts.pruning, config.model.prompts.dropout, config.augment.brightness = "learned", 0.2, 0.3
+    config.model.prompts.pruning, config.model.prompts.dropout = "learned", 0.2
+    config.augment.where, config.augment.brightness = "device", 0.3
     config.loss.kind = "bce"  # the asymmetric loss detaches a factor, so its gradient is not a derivative
     space, mesh = replace(synthetic_label_space(10, 1), names=tuple("0123456789")), make_mesh(config.mesh)
     parts = drawn_parts(config, space)

@@ -97,7 +97,7 @@ def test_keys_that_only_keep_a_run_alive_may_change_and_are_told(finished, capsy
     require_same_config(config, folder)
     assert capsys.readouterr().err == ""
     config.data.bad_images, config.model.remat, config.data.workers = "skip", True, 3
-    config.augment.where, config.data.truncated, config.data.exif = "host", "read", "ignore"
+    config.augment.where, config.data.truncated, config.data.exif = "device", "read", "ignore"
     require_same_config(config, folder)
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith(": the numbers can differ from those of a run without this change")

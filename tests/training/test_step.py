@@ -50,7 +50,7 @@ def toy_bench(*, seed: int = 0, noise: float = 0.0, accumulate: int = 1, **augme
     config = default_config()
     config.optim.schedule, config.optim.learning_rate = "constant", 0.05
     config.seed, config.ema.decay, config.train.accumulate = seed, 0.9, accumulate
-    config.augment.update(augmentation)
+    config.augment.update({"where": "device", **augmentation})
     definition, params, stats = ModelDef.split(Toy(noise, rngs=nnx.Rngs(0)))
     parts = Parts(definition, *split_trainable(params, config.trainable), stats, frozenset())
     return Bench(config, parts, PREPROCESS, make_mesh(config.mesh), K)
