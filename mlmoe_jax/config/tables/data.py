@@ -153,9 +153,12 @@ DATA = section(
 AUGMENT = section(
     "Augmentation of training images, applied in the order of these keys.",
     where=Choice(
-        "device",
+        "host",
         "Where images are augmented; geometry and margin always run on the host.",
-        of={"device": "in batches, compiled into the training step", "host": "in the input pipeline, faster on a CPU"},
+        of={
+            "device": "compiled into the training step, which leaves the host's processor to decoding",
+            "host": "in the input pipeline, with Pillow, faster on a CPU",
+        },
     ),
     geometry=Choice(
         "none",
