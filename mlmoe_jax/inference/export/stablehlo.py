@@ -22,7 +22,8 @@ def write_stablehlo(run: Run, folder: Path) -> None:
     """
     weights = weights_of(run)
     shapes = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in weights.items()}
-    program = export.export(jax.jit(program_of(run)), platforms=PLATFORMS)(shapes, image_shape(run))
+    with jax.default_device("cpu"):  # so that it has no call of cuDNN, which other platforms do not know
+        program = export.export(jax.jit(program_of(run)), platforms=PLATFORMS)(shapes, image_shape(run))
     (folder / "model.stablehlo").write_bytes(program.serialize())
     with whole_file(folder / "weights.safetensors") as partial:
         save_file(weights, partial)

@@ -8,17 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-
-def attention_weights(query: jax.Array, key: jax.Array, mask: np.ndarray | jax.Array | None) -> jax.Array:
-    """Return softmax(QKᵀ/√d), in float32: queries [b,Q,h,d] and keys [b,T,h,d] -> f32[B,h,Q,T].
-
-    mask: bool[Q,T], True if a query may attend to a key; None = all may. Each leading size b is B or 1.
-    """
-    scores = jnp.einsum("bqhd,bthd->bhqt", query, key, preferred_element_type=jnp.float32)
-    scores = scores * query.shape[-1] ** -0.5
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores, axis=-1)
+from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
 
 
 def rotated(tokens: jax.Array, angles: jax.Array) -> jax.Array:
@@ -96,11 +86,7 @@ class Attention(nnx.Module):
         temperature: divides the attention logits. Returns f32[B,Q,D].
         """
         query, key, value = self._project(tokens, context, rotary, key_value, temperature)
-        if query.dtype == jnp.float16:  # JAX's own attention asks for a product of float16 that only GPUs have
-            weights = attention_weights(query, key, mask).astype(value.dtype)
-            mixed = jnp.einsum("bhqt,bthd->bqhd", weights, value)
-        else:
-            mixed = jax.nn.dot_product_attention(query, key, value, mask=None if mask is None else mask[None, None])
+        mixed = attend(query, key, value, mask)
         return self.proj(mixed.reshape(*mixed.shape[:2], -1))
 
     def weights(

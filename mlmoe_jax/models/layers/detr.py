@@ -13,8 +13,10 @@ from flax import nnx
 from flax.nnx import Initializer
 
 from mlmoe_jax.models.layers.activations import ACTIVATIONS
-from mlmoe_jax.models.layers.attention import FusedProjection, attention_weights
+from mlmoe_jax.models.layers.attention import FusedProjection
 from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.layers.layer_norm import LayerNorm
+from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
 from mlmoe_jax.models.layers.transformer import layer_norm
 
 EPSILON = 1e-5
@@ -59,8 +61,11 @@ class QueryAttention(nnx.Module):
         inputs have the leading size 1.
         """
         query, key, value = (self._project(tokens, part) for part, tokens in enumerate((query, key, value)))
-        weights = self.dropout(attention_weights(query, key, mask), rngs=rngs)
-        mixed = jnp.einsum("bhqt,bthd->bqhd", weights.astype(value.dtype), value)
+        if self.dropout.deterministic or not self.dropout.rate:
+            mixed = attend(query, key, value, mask)
+        else:
+            weights = self.dropout(attention_weights(query, key, mask), rngs=rngs)
+            mixed = jnp.einsum("bhqt,bthd->bqhd", weights.astype(value.dtype), value)
         return self.proj(mixed.reshape(*mixed.shape[:2], -1))
 
     def weights(self, query: jax.Array, key: jax.Array, *, mask: np.ndarray | None = None) -> jax.Array:
@@ -220,7 +225,7 @@ def _queries(tokens: jax.Array, added: jax.Array | None) -> jax.Array:
 
 def _residual(
     layer: EncoderLayer | DecoderLayer,
-    norm: nnx.LayerNorm,
+    norm: LayerNorm,
     part: Callable[[jax.Array], jax.Array],
     tokens: jax.Array,
     rngs: nnx.Rngs | None,

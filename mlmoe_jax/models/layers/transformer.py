@@ -11,6 +11,7 @@ from flax import nnx
 
 from mlmoe_jax.models.layers.activations import gelu, gelu_tanh, quick_gelu
 from mlmoe_jax.models.layers.attention import Attention
+from mlmoe_jax.models.layers.layer_norm import LayerNorm
 
 
 class Mlp(nnx.Module):
@@ -75,9 +76,9 @@ class LayerScale(nnx.Module):
         return tokens * self.gamma[...]
 
 
-def layer_norm(width: int, eps: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
+def layer_norm(width: int, eps: float, rngs: nnx.Rngs) -> LayerNorm:
     """Return a LayerNorm as in the published ViTs: variance from centered values, in float32."""
-    return nnx.LayerNorm(width, epsilon=eps, use_fast_variance=False, rngs=rngs)
+    return LayerNorm(width, epsilon=eps, rngs=rngs)
 
 
 class Block(nnx.Module):

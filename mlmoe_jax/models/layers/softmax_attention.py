@@ -1,0 +1,132 @@
+"""softmax(QKᵀ/√d)·V, the function of all attention layers, and the choice of its implementation.
+
+Shape letters: B batch, Q queries, T keys and values, h heads of width d. Each leading size b is B or 1.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Mask = np.ndarray | jax.Array  # bool[Q,T], True if a query may attend to a key
+
+
+def attention_weights(query: jax.Array, key: jax.Array, mask: Mask | None) -> jax.Array:
+    """Return softmax(QKᵀ/√d), in float32: queries [b,Q,h,d] and keys [b,T,h,d] -> f32[B,h,Q,T].
+
+    mask: bool[Q,T], True if a query may attend to a key; None = all may.
+    """
+    query, key = (part.swapaxes(1, 2) for part in _of_one_batch(query, key))
+    return _weights(query, key, mask)
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None = None) -> jax.Array:
+    """Return softmax(QKᵀ/√d)·V: queries [b,Q,h,d], keys and values [b,T,h,d] -> [B,Q,h,d], in their type.
+
+    mask: bool[Q,T], True if a query may attend to a key; None = all may. It can be differentiated backward only.
+    """
+    query, key, value = _of_one_batch(query, key, value)
+    if uses_cudnn(query, mask):
+        return _attend_by_cudnn(query, key, value)
+    query, key, value = (part.swapaxes(1, 2) for part in (query, key, value))
+    return _attend(query, key, value, mask).swapaxes(1, 2)
+
+
+# ----------------------------------------------------------------------------------------------------------- the choice
+def uses_cudnn(query: jax.Array, mask: Mask | None) -> bool:
+    """Return whether `attend` calls cuDNN's fused attention for queries [B,Q,h,d]; otherwise it is `_attend`.
+
+    NVIDIA, from the architecture Ampere (compute capability 8.0): cuDNN's kernel forms no matrix [B,h,Q,T] in memory.
+    It takes 16-bit numbers and heads of a width that is a multiple of 8, at most 128. It has no form for our masks
+    except an added matrix [Q,T]; they occur in the last block, or in all blocks of pruned prompts.
+    CPU: `_attend` takes less time and memory than `jax.nn.dot_product_attention` (docs/performance.md).
+    TPU: the compiled `_attend` accesses fewer bytes than `jax.nn.dot_product_attention`. The kernels of Pallas work on
+    blocks of at least 128 queries and keys, and a ViT at 224 px has 257 tokens or fewer.
+    The device is the one for which JAX traces by default; `jax.default_device` changes it.
+    """
+    return (
+        mask is None
+        and query.dtype in (jnp.bfloat16, jnp.float16)
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= 128
+        and compute_capability() >= (8, 0)
+    )
+
+
+def compute_capability() -> tuple[int, ...]:
+    """Return the compute capability of JAX's default device, such as (9, 0); () if it is not an NVIDIA GPU."""
+    chosen = jax.config.jax_default_device
+    if isinstance(chosen, str):
+        chosen = jax.devices(chosen)[0]
+    device = chosen or jax.devices()[0]
+    number = getattr(device, "compute_capability", "") if device.platform == "gpu" else ""
+    parts = number.split(".")
+    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()  # AMD's are such as gfx942
+
+
+def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Apply cuDNN's attention to [B,Q,h,d] and [B,T,h,d].
+
+    Its backward pass takes even lengths only, so odd ones are padded, and the padding is masked by the lengths.
+    """
+    lengths = [jnp.full(part.shape[0], part.shape[1], jnp.int32) for part in (query, key)]
+    odd = query.shape[1] % 2 or key.shape[1] % 2
+    settings = dict(zip(("query_seq_lengths", "key_value_seq_lengths"), lengths, strict=True)) if odd else {}
+    padded = (jnp.pad(part, ((0, 0), (0, part.shape[1] % 2), (0, 0), (0, 0))) for part in (query, key, value))
+    mixed = jax.nn.dot_product_attention(*padded, implementation="cudnn", **settings)
+    return mixed[:, : query.shape[1]]
+
+
+# --------------------------------------------------------------------------------------------------- in products of JAX
+@jax.custom_vjp
+def _attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> jax.Array:
+    """Return softmax(QKᵀ/√d)·V, heads first: [B,h,Q,d], [B,h,T,d] -> [B,h,Q,d].
+
+    With heads first, all products and their gradients are products of matrices without a transposed copy of the
+    weights [B,h,Q,T], the largest array. The backward pass keeps only the weights, in the type of the values.
+    """
+    return _attend_forward(query, key, value, mask)[0]
+
+
+def _attend_forward(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> tuple[jax.Array, tuple]:
+    weights = _weights(query, key, mask).astype(value.dtype)
+    mixed = jnp.einsum("bhqt,bhtd->bhqd", weights, value)
+    return mixed, (query, key, value, mask, weights, mixed)
+
+
+def _attend_backward(kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    query, key, value, mask, weights, mixed = kept
+    # Σ_t (weights · slope of weights) for each query, from the smaller arrays (FlashAttention, sec. B.2, eq. 4)
+    common = jnp.sum(slope.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
+    of_weights = jnp.einsum("bhqd,bhtd->bhqt", slope, value, preferred_element_type=jnp.float32)
+    of_scores = (weights * (of_weights - common)).astype(query.dtype)
+    if mask is not None:  # matters for a query that may not attend to any key: its weights are equal
+        of_scores = jnp.where(mask, of_scores, 0)
+    scale = _scale(query)
+    return (
+        jnp.einsum("bhqt,bhtd->bhqd", of_scores, key) * scale,
+        jnp.einsum("bhqt,bhqd->bhtd", of_scores, query) * scale,
+        jnp.einsum("bhqt,bhqd->bhtd", weights, slope),
+        None,
+    )
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _weights(query: jax.Array, key: jax.Array, mask: Mask | None) -> jax.Array:
+    """Return softmax(QKᵀ/√d) in float32, heads first: [B,h,Q,d], [B,h,T,d] -> f32[B,h,Q,T]."""
+    scores = jnp.einsum("bhqd,bhtd->bhqt", query * _scale(query), key, preferred_element_type=jnp.float32)
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores, axis=-1)
+
+
+def _scale(query: jax.Array) -> jax.Array:
+    """Return 1/√d. Queries are scaled instead of the scores, a larger array."""
+    return jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+
+
+def _of_one_batch(*parts: jax.Array) -> list[jax.Array]:
+    """Repeat the arrays with a leading size of 1, if the others have more."""
+    (batch,) = jnp.broadcast_shapes(*(part.shape[:1] for part in parts))
+    return [jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts]

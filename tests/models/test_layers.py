@@ -1,0 +1,149 @@
+"""Attention, GELU and LayerNorm with their own backward passes, against plain forms and their automatic gradients."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax.models.layers import softmax_attention
+from mlmoe_jax.models.layers.activations import gelu
+from mlmoe_jax.models.layers.layer_norm import LayerNorm
+from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights, uses_cudnn
+
+FORWARD, GRADIENT = 2e-6, 5e-6
+MASK = np.random.default_rng(0).random((5, 7)) < 0.6
+MASK[0] = True
+MASK[3] = False  # a query that may not attend to any key
+
+
+def textbook(query, key, value, mask=None):
+    scores = jnp.einsum("bqhd,bthd->bhqt", query, key) / np.sqrt(query.shape[-1])
+    scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    return jnp.einsum("bhqt,bthd->bqhd", jax.nn.softmax(scores, axis=-1), value)
+
+
+def tokens(number, batch=2, *, heads=3, width=8, seed=0, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(seed), (batch, number, heads, width), dtype)
+
+
+def with_gradients(function, *arguments):
+    """Return the values of `function` and its gradients for a slope that differs by entry."""
+    values, backward = jax.vjp(function, *arguments)
+    slope = jnp.cos(jnp.arange(values.size, dtype=jnp.float32)).reshape(values.shape).astype(values.dtype)
+    return values, *backward(slope)
+
+
+def assert_near(ours, theirs, forward=FORWARD, gradient=GRADIENT):
+    for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        one, other = (np.asarray(part, np.float64) for part in (one, other))
+        assert np.abs(one - other).max() <= (gradient if index else forward) * np.abs(other).max(), index
+
+
+@pytest.mark.parametrize("mask", [None, MASK, jnp.asarray(MASK)], ids=["all", "constant mask", "traced mask"])
+@pytest.mark.parametrize("batches", [(2, 2), (1, 2), (2, 1)], ids=str)
+def test_attend(mask, batches):
+    parts = tokens(5, batches[0]), tokens(7, batches[1], seed=1), tokens(7, batches[1], seed=2)
+    mine, plain = (jax.jit(partial(with_gradients, partial(form, mask=mask))) for form in (attend, textbook))
+    assert_near(mine(*parts), plain(*parts))
+
+
+def test_attend_under_vmap_and_remat():
+    parts = tokens(5), tokens(7, seed=1), tokens(7, seed=2)
+    stacked = [jnp.stack([part, -part]) for part in parts]
+    mine, plain = (jax.vmap(jax.checkpoint(form)) for form in (attend, textbook))
+    assert_near(with_gradients(mine, *stacked), with_gradients(plain, *stacked))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_attend_in_16_bits(dtype):
+    parts = [tokens(number, seed=seed, dtype=dtype) for seed, number in enumerate((5, 7, 7))]
+    exact = with_gradients(textbook, *(part.astype(jnp.float32) for part in parts))
+    assert_near(with_gradients(attend, *parts), [part.astype(dtype) for part in exact], 0.02, 0.02)
+
+
+def test_attention_weights_are_those_of_attend():
+    query, key, value = tokens(5, 1), tokens(7, seed=1), tokens(7, seed=2)
+    weights = attention_weights(query, key, MASK)
+    np.testing.assert_allclose(
+        jnp.einsum("bhqt,bthd->bqhd", weights, value), attend(query, key, value, MASK), atol=1e-6
+    )
+
+
+def test_attend_keeps_no_more_than_its_weights():
+    parts = tokens(5), tokens(7, seed=1), tokens(7, seed=2)
+    kept = jax.tree.leaves(jax.eval_shape(lambda *parts: jax.vjp(attend, *parts)[1], *parts))
+    assert sum(leaf.size for leaf in kept) <= 2 * 3 * 5 * 7 + sum(part.size for part in parts) + parts[0].size
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gelu(dtype):
+    x = jnp.linspace(-6, 6, 241, dtype=jnp.float32).astype(dtype)
+    exact = with_gradients(partial(jax.nn.gelu, approximate=False), x.astype(jnp.float32))
+    tolerance = FORWARD if dtype == jnp.float32 else 0.005
+    assert_near(with_gradients(gelu, x), [part.astype(dtype) for part in exact], tolerance, 2 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_layer_norm(dtype):
+    x = (3 + 2 * tokens(5, dtype=jnp.float32)).astype(dtype)
+    layers = LayerNorm(8, epsilon=1e-6, rngs=nnx.Rngs(0)), nnx.LayerNorm(8, use_fast_variance=False, rngs=nnx.Rngs(0))
+    scale, bias = jnp.linspace(0.5, 2, 8), jnp.linspace(-1, 1, 8)
+
+    def form(layer, x, scale, bias):
+        layer = nnx.clone(layer)  # so that its parameters can be traced values
+        layer.scale[...], layer.bias[...] = scale, bias
+        return layer(x)
+
+    mine, theirs = (with_gradients(partial(form, layer), x, scale, bias) for layer in layers)
+    assert mine[0].dtype == jnp.float32
+    assert_near(mine, theirs, gradient=GRADIENT if dtype == jnp.float32 else 0.01)
+
+
+# ----------------------------------------------------------------------------------------------------------- the choice
+@pytest.mark.parametrize(
+    ("capability", "width", "dtype", "mask", "chosen"),
+    [
+        ((8, 0), 64, jnp.bfloat16, None, True),
+        ((9, 0), 128, jnp.float16, None, True),
+        ((9, 0), 64, jnp.float32, None, False),
+        ((9, 0), 64, jnp.bfloat16, np.ones((5, 7), bool), False),
+        ((9, 0), 12, jnp.bfloat16, None, False),
+        ((9, 0), 136, jnp.bfloat16, None, False),
+        ((7, 5), 64, jnp.bfloat16, None, False),
+        ((), 64, jnp.bfloat16, None, False),
+    ],
+)
+@pytest.mark.parametrize("numbers", [(5, 7), (6, 8)], ids=["odd", "even"])
+def test_cudnn_is_called_where_it_applies(monkeypatch, capability, width, dtype, mask, chosen, numbers):
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(softmax_attention, "compute_capability", lambda: capability)
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)  # JAX asks the library while it traces
+    mask = None if mask is None else np.ones(numbers, bool)
+    parts = [tokens(number, width=width, dtype=dtype, seed=number) for number in (*numbers, numbers[1])]
+    assert uses_cudnn(parts[0], mask) is chosen
+    step = jax.jit(partial(with_gradients, partial(attend, mask=mask)))
+    text = step.trace(*parts).lower(lowering_platforms=("cuda",)).as_text()
+    for name in ("__cudnn$fmhaSoftmax(", "__cudnn$fmhaSoftmaxBackward("):
+        assert (name in text) is chosen
+    if chosen:
+        assert ("PADDING" in text) is (numbers == (5, 7))
+
+
+def test_compute_capability(monkeypatch):
+    assert softmax_attention.compute_capability() == ()
+
+    class Gpu:
+        platform, compute_capability = "gpu", "9.0"
+
+    monkeypatch.setattr(jax, "devices", lambda *_: [Gpu])
+    assert softmax_attention.compute_capability() == (9, 0)
+    Gpu.compute_capability = "gfx942"
+    assert softmax_attention.compute_capability() == ()
+    with jax.default_device("cpu"):
+        Gpu.platform = "cpu"
+        assert softmax_attention.compute_capability() == ()
