@@ -8,7 +8,7 @@ root: the folder of the data set, by default $MLMOE_DATA/coco2014 or data/coco20
 resolution: 224 | 448. backbone: a DINOv2, default dinov2_vitb14; on digits vit_digits.
 preset: code (the authors' code; the default) | paper (the text of the paper).
 selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
-precision: float32 (the default) | authors (bfloat16 in training, float16 in evaluation).
+precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 
 AdamW, one-cycle, 40 epochs, batches of 64, weight decay 0.01 on all trainable parameters, EMA, evaluation of raw and
 EMA weights after each epoch, selection on test. Images are resized to squares, followed by cutout and RandAugment, as

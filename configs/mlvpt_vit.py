@@ -8,7 +8,7 @@ dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or di
 preset: code (the authors' code; the default) | paper (the text of the paper; images for the supervised ViTs are then
 normalized with 0.5, as in their training, and not with ImageNet's mean and standard deviation).
 selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
-precision: float32 (the default) | authors (bfloat16 in training, float16 in evaluation).
+precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 """
 
 from mlmoe_jax.config.recipes.prompt_tuning import VIT_B16, prompt_tuning, use_ml_vpt

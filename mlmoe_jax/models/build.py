@@ -17,6 +17,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.contracts import PROMPTS, Backbone, BackboneShape, Features, Head, Prediction
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.prompts import SIDES, DeepPrompts, PrunablePrompts, ShallowPrompts, prompt_groups, prompt_mask
+from mlmoe_jax.runtime import precision
 
 
 class Classifier(nnx.Module):
@@ -120,7 +121,8 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     Raises UserError if prompts are chosen for a backbone that is not a ViT.
     """
     settings = config.model
-    dtype = None if settings.dtype == "float32" else jnp.dtype(settings.dtype)
+    products, _ = precision.types(config)
+    dtype = None if products == "float32" else jnp.dtype(products)
     shape = backbone_shape(config)
     if settings.prompts.kind != "none" and not shape.takes_prompts:
         name = settings.backbone.name

@@ -20,6 +20,7 @@ from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params, split_trainable
 from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.runtime import precision
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes
 
@@ -67,7 +68,8 @@ def evaluated_definition(config: ConfigDict, parts: Parts, label_space: LabelSpa
 
     parts: the model of the config for the labels of `label_space`; its values fit both structures.
     """
-    if config.eval.dtype in ("same", config.model.dtype):
+    products, _ = precision.types(config)
+    if config.eval.dtype in ("same", products):
         return parts.definition
     evaluated = copy.deepcopy(config)
     evaluated.model.dtype = config.eval.dtype
@@ -112,7 +114,7 @@ def cast_frozen(frozen: Params, config: ConfigDict) -> Params:
 
     Only kernels change, because bfloat16 products round them anyway.
     """
-    dtype = config.model.frozen_dtype
+    _, dtype = precision.types(config)
 
     def cast(value: jax.Array) -> jax.Array:
         return value.update(dtype=dtype) if isinstance(value, jax.ShapeDtypeStruct) else value.astype(dtype)

@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import precision
 from mlmoe_jax.runtime.text import counted
 
 AXES = ("data", "fsdp", "expert")
@@ -202,11 +203,13 @@ class RunAhead:
 def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
     """Set the precision of matrix products, for the whole process, and return the mesh, see `make_mesh`.
 
+    In the config, types that are `auto` are replaced by those for the platform of the devices.
     training: check that `train.batch_size` divides over the devices and `train.accumulate` (`eval.batch_size` is per
     device). Raises UserError if it does not, or the mesh does not fit the devices.
     """
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
     mesh = make_mesh(config.mesh, devices)
+    precision.settle(config, mesh.devices.flat[0].platform)
     if training:
         require_whole_batch(config, mesh.size)
     return mesh

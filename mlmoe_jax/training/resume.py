@@ -17,7 +17,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.history import record_start
 from mlmoe_jax.runs.naming import FREE_KEYS, TOLD_KEYS
 from mlmoe_jax.runs.restore import stored_config
-from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime import distributed, precision
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Job
@@ -49,6 +49,12 @@ def _require_progress(notes: Mapping[str, Any]) -> None:
     """Raise an error unless training can resume from the notes of a checkpoint."""
     Selection.from_notes({}, notes)
     set(notes.get("skipped", ()))
+
+
+def keep_types(config: ConfigDict, folder: RunFolder) -> None:
+    """Replace types that are `auto` by those of the run in the folder, if it holds one."""
+    if (stored := stored_config(folder)) is not None:
+        precision.keep(config, stored)
 
 
 def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
@@ -102,6 +108,7 @@ def _differences(config: ConfigDict, folder: RunFolder) -> dict[str, str]:
         return {}
     config = _updated(config, _split_of_run(config, stored))
     before, now = (configuration.flatten(c) for c in (stored, config))
+    now |= {key: before[key] for key in precision.KEYS if now[key] == precision.AUTO}  # see keep_types
     # Only terms of the loss can be missing in one of them, where their weight is 0.
     return {
         key: f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"

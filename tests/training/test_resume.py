@@ -4,7 +4,7 @@ import pytest
 
 from mlmoe_jax.config import default_config, to_json
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
-from mlmoe_jax.training.resume import changed_keys, require_same_config, with_split_of_run
+from mlmoe_jax.training.resume import changed_keys, keep_types, require_same_config, with_split_of_run
 
 
 @pytest.fixture
@@ -40,6 +40,17 @@ def test_a_run_resumes_after_its_keys_were_renamed(finished, refusal):
     config.model.prompts.attention_mask = "none"
     assert changed_keys(config, folder) == ["model.prompts.attention_mask was 'cross_group' and is 'none'"]
     assert "a different config" in refusal(require_same_config, config, folder)
+
+
+def test_a_run_keeps_the_types_that_it_recorded(finished):
+    config = default_config()
+    config.model.dtype, config.model.frozen_dtype = "bfloat16", "float32"
+    folder, now = finished(to_json(config)), default_config()
+    assert changed_keys(now, folder) == []
+    keep_types(now, folder)
+    assert (now.model.dtype, now.model.frozen_dtype) == ("bfloat16", "float32")
+    now.model.dtype = "float32"
+    assert changed_keys(now, folder) == ["model.dtype was 'bfloat16' and is 'float32'"]
 
 
 def test_a_run_with_focal_loss_resumes_with_its_own_exponent(finished):

@@ -22,7 +22,7 @@ VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the p
 
 # Types of the matrix products in training and in evaluation. The authors train and evaluate under PyTorch's autocast,
 # with bfloat16 in training and the default of evaluation, float16; their paper does not say so.
-PRECISIONS = {"float32": ("float32", "same"), "authors": ("bfloat16", "float16")}
+PRECISIONS = {"auto": ("auto", "same"), "float32": ("float32", "same"), "authors": ("bfloat16", "float16")}
 
 GATE_BIAS = r"^head/(co|dc)/gate/bias$"
 
@@ -41,7 +41,7 @@ def prompt_tuning(
     values.
     """
     common = {"dataset": "coco2014", "root": "", "resolution": 0, "backbone": "", "preset": "code"}
-    options = parse_arg(arg, **common, precision="float32", **OPTION, **further)
+    options = parse_arg(arg, **common, precision="auto", **OPTION, **further)
     read_selection(options, PRESETS)
     if options.precision not in PRECISIONS:
         raise UserError(f"precision={options.precision} is not one of {', '.join(PRECISIONS)}")

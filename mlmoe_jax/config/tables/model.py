@@ -131,11 +131,23 @@ PROMPTS = section(
 MODEL = section(
     "The model: a backbone, prompts inside it, and a head on top.",
     dtype=Choice(
-        "float32", "Type of the matrix products; parameters that train stay in float32.", of=("float32", "bfloat16")
+        "auto",
+        "Type of the matrix products; parameters that train stay in float32.",
+        of={
+            "auto": "bfloat16 on a GPU or TPU, float32 on a CPU; a resumed run keeps its type",
+            "float32": "float32",
+            "bfloat16": "bfloat16",
+        },
     ),
     remat=Flag(False, "Recompute the blocks of the backbone in the backward pass: less memory, more time."),
     frozen_dtype=Choice(
-        "float32", "Type in which frozen weights are stored; bfloat16 halves their memory.", of=("float32", "bfloat16")
+        "auto",
+        "Type in which frozen weights are stored; bfloat16 halves their memory.",
+        of={
+            "auto": "bfloat16 if products have this type in training and in evaluation, otherwise float32",
+            "float32": "float32",
+            "bfloat16": "bfloat16",
+        },
     ),
     matmul_precision=Choice(
         "default",
