@@ -156,16 +156,10 @@ def build_model(config: ConfigDict, labels: Sequence[str] | LabelSpace | int, *,
     Raises:
       UserError: no labels, a head or prompts that do not fit the backbone, or weights that cannot be found.
     """
-    from flax import nnx
-
-    from mlmoe_jax.models import build
-    from mlmoe_jax.runs.assemble import fill_backbone
+    from mlmoe_jax.runs.assemble import initial_model
 
     space = _label_space(labels, config.model.prompts.num_groups)
-    model = build.build_model(config, space, rngs=nnx.Rngs(config.seed))
-    if weights:
-        fill_backbone(model, config)
-    return model
+    return initial_model(config, space, load_backbone=weights)
 
 
 def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Module:
@@ -186,11 +180,17 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
 
     from mlmoe_jax.data.prepare import Preprocess
     from mlmoe_jax.models.backbones import catalog
+    from mlmoe_jax.models.initial_values import draw_missing
     from mlmoe_jax.runs.assemble import load_pretrained
 
     entry = catalog.entry(name)
-    backbone = entry.shape.build(rngs=nnx.Rngs(0))
+
+    def build() -> nnx.Module:
+        return entry.shape.build(rngs=nnx.Rngs(0))
+
+    backbone = nnx.eval_shape(build)
     load_pretrained(backbone, name, os.fspath(weights))
+    draw_missing(backbone, build)
     backbone.preprocess = Preprocess(entry.image_size, entry.mean, entry.std)
     return backbone
 

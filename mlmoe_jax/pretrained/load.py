@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -181,7 +182,8 @@ def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
         listed = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
         raise UserError(f"{mapped.path} ({source.name} layout) does not fit the model: {listed}")
     filled = {
-        place: variable.replace(jnp.asarray(values[target], variable.dtype))
+        # converted by numpy, as JAX would compile a program for each shape
+        place: variable.replace(jax.device_put(np.asarray(values[target], variable.dtype)))
         for target, (place, variable) in variables.items()
         if target in values
     }

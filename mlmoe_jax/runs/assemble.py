@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import jax
@@ -17,6 +18,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model, label_axes_of_head
 from mlmoe_jax.models.heads.catalog import head_of
+from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params, split_trainable
 from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained.load import load_weights
@@ -51,16 +53,28 @@ def label_axes_for(config: ConfigDict, num_labels: int, mesh: Mesh) -> LabelAxes
 
 
 def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
-    """Build the model of a config with its pretrained backbone, if any; all other values are drawn from the seed."""
-    model = build_model(config, label_space, rngs=nnx.Rngs(config.seed))
+    """Return `initial_model`, split as the config says."""
+    return split_model(initial_model(config, label_space, load_backbone=load_backbone), config)
+
+
+def initial_model(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Classifier:
+    """Return the model with its pretrained backbone, if any; all other values are drawn from the seed."""
+    build = model_builder(config, label_space)
+    model = nnx.eval_shape(build)
     if load_backbone:
         fill_backbone(model, config)
-    return split_model(model, config)
+    draw_missing(model, build)
+    return model
+
+
+def model_builder(config: ConfigDict, label_space: LabelSpace) -> Callable[[], Classifier]:
+    """Return a function that builds the model of a config, with all values drawn from its seed."""
+    return lambda: build_model(config, label_space, rngs=nnx.Rngs(config.seed))
 
 
 def abstract_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
     """Return the result of `assemble` with a ShapeDtypeStruct for every value; nothing is read or allocated."""
-    return split_model(nnx.eval_shape(lambda: build_model(config, label_space, rngs=nnx.Rngs(config.seed))), config)
+    return split_model(nnx.eval_shape(model_builder(config, label_space)), config)
 
 
 def evaluated_definition(config: ConfigDict, parts: Parts, label_space: LabelSpace) -> ModelDef:
@@ -117,6 +131,8 @@ def cast_frozen(frozen: Params, config: ConfigDict) -> Params:
     _, dtype = precision.types(config)
 
     def cast(value: jax.Array) -> jax.Array:
+        if value.dtype == dtype:
+            return value  # for which JAX would compile a program
         return value.update(dtype=dtype) if isinstance(value, jax.ShapeDtypeStruct) else value.astype(dtype)
 
     return {path: cast(value) if path.endswith("/kernel") else value for path, value in frozen.items()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from safetensors import SafetensorError
@@ -20,10 +21,20 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import OUTDATED, UserError
+from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params, fingerprint
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.adapter import restore_adapter
-from mlmoe_jax.runs.assemble import Parts, assemble, cast_frozen, evaluated_definition, label_axes_for, preprocess_for
+from mlmoe_jax.runs.assemble import (
+    Parts,
+    cast_frozen,
+    evaluated_definition,
+    fill_backbone,
+    label_axes_for,
+    model_builder,
+    preprocess_for,
+    split_model,
+)
 from mlmoe_jax.runs.folder import (
     ADAPTER,
     BACKBONE,
@@ -40,10 +51,11 @@ from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.sharding import LabelAxes, place, setup_jax
+from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, setup_jax
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
-_MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh")  # sections that do not change a trained model
+# Sections that do not change a trained model.
+_MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh", "compile")
 
 
 @dataclass(frozen=True)
@@ -243,10 +255,10 @@ def has_checkpoint(folder: RunFolder) -> bool:
 
 
 def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Assemble a run's model with its frozen weights, from the folder or else from the published file.
+    """Return a run's model with its frozen weights, from the folder or else from the published file.
 
-    Trainable parameters have their initial values. Raises UserError if the frozen weights are not those that the run
-    was trained with.
+    The values that a checkpoint holds, trainable parameters and statistics, are ShapeDtypeStructs. Raises UserError if
+    the frozen weights are not those that the run was trained with.
     """
     described, stored = _read_backbone(folder), {}
     if (folder / FROZEN).exists():
@@ -255,10 +267,14 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
             stored = cast_frozen(dict(load(content)), config)
         except SafetensorError as error:
             raise UserError(f"{folder / FROZEN} is damaged: {error}") from error
-    elsewhere = described.frozen_parameters - sum(value.size for value in stored.values())
-    if elsewhere > 0 and (folder / ADAPTER).exists() and config.model.backbone.weights != "auto":
-        raise UserError(f"{folder} is damaged: its frozen weights are not published, and {FROZEN} has not all of them")
-    parts = assemble(config, label_space, load_backbone=elsewhere > 0)
+    build = model_builder(config, label_space)
+    model = nnx.eval_shape(build)
+    if elsewhere := split_model(model, config).frozen.keys() - stored.keys():
+        if (folder / ADAPTER).exists() and config.model.backbone.weights != "auto":
+            raise UserError(f"{folder} is damaged: its frozen weights are not published, and {FROZEN} has not all of them")
+        fill_backbone(model, config)
+        draw_missing(model, build, among=elsewhere)
+    parts = split_model(model, config)
     parts = replace(parts, frozen={**parts.frozen, **stored}, unpublished=frozenset(stored))
     _require_fingerprint(folder, described, parts.frozen)
     return parts
@@ -270,7 +286,7 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, {**parts.trainable, **parts.stats}, mesh)
-    values = place({**parts.trainable, **parts.stats}, mesh)
+    values = abstract({**parts.trainable, **parts.stats}, mesh)
     with checkpoint.open_manager(folder, writing=False) as manager:
         if which == LATEST:
             restored = checkpoint.restore_latest(manager, averages=values, check=checkpoint.selected_of)

@@ -18,11 +18,12 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.build import Classifier, build_model
+from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.catalog import head_of
+from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
-from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, split_model
+from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, model_builder, split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_run, restored_values
 from mlmoe_jax.runs.shared import run_folder
@@ -73,18 +74,20 @@ def initial_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
 
 
 def _from_official(config: ConfigDict, label_space: LabelSpace, path: Path) -> Parts:
-    model = build_model(config, label_space, rngs=nnx.Rngs(config.seed))
+    build = model_builder(config, label_space)
+    model = nnx.eval_shape(build)
     table = ModelDef.split(model)[1].get(POSITION_TABLE)
     native = None if table is None else table.shape
-    kept = {name: getattr(model.prompts, name)[...] for name in _set_masks(config)}
+    masks = {name: getattr(model.prompts, name).get_value() for name in _set_masks(config)}
     report = load_official(model, path, len(label_space.names))
     only_head = not any(target.startswith("backbone/") for target in report.loaded)
     if only_head:
         fill_backbone(model, config)
+    for name, shape in masks.items():
+        getattr(model.prompts, name).set_value(shape)  # so that it gets the value that the config gives
+    draw_missing(model, build)
     if report.sorted_labels:
         _reorder(model, label_space.names)
-    for name, value in kept.items():
-        getattr(model.prompts, name)[...] = value
     status(f"init_from {path}: {len(report.loaded)} parameters from the {report.source} layout")
     if only_head:
         status(f"init_from {path}: only a head; the backbone is the pretrained {config.model.backbone.name}")

@@ -80,7 +80,7 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     with memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
         if distributed.is_first():
             write_run_metadata(folder, config, data.label_space, preprocess, parts.frozen, parts.unpublished)
-        state = steps.place(steps.initial_state(parts))
+        state = steps.awaited_state(parts) if resumes else steps.place(steps.initial_state(parts))
         del parts  # its values would occupy memory in addition to those of the state
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             state, selection = restore_progress(job, state, manager)  # (1)

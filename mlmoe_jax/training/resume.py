@@ -27,13 +27,15 @@ from mlmoe_jax.training.state import TrainState, copied
 def restore_progress(job: Job, state: TrainState, manager: ocp.CheckpointManager) -> tuple[TrainState, Selection]:
     """Return state and selection from the newest good checkpoint, or the initial ones if there are no checkpoints.
 
-    state: the one before the first step, placed. Rows of metrics.jsonl after the restored step are removed, and the
-    start is recorded. Raises UserError if all checkpoints are damaged.
+    state: the one before the first step, placed, or `Steps.awaited_state` if there is a checkpoint. Rows of
+    metrics.jsonl after the restored step are removed, and the start is recorded. Raises UserError if all checkpoints
+    are damaged.
     """
-    steps, selection = job.steps, Selection(copied(state.ema), job.config.eval.select_metric)
-    like = {"selected": selection.values, "state": state.replace(frozen={})}
+    steps, like = job.steps, {"selected": state.ema, "state": state.replace(frozen={})}
     restored = checkpoint.restore_newest(manager, **steps.stored_form(like), check=_require_progress)
-    if restored is not None:
+    if restored is None:
+        selection = Selection(copied(state.ema), job.config.eval.select_metric)
+    else:
         state = steps.place(restored.state).replace(frozen=state.frozen)
         selection = Selection.from_notes(steps.place(restored.selected), restored.notes)
         job.data.skipped.rows.update(restored.notes.get("skipped", ()))

@@ -197,7 +197,17 @@ class Steps:
 
     def initial_state(self, parts: Parts) -> TrainState:
         """Return the state of a model before its first step, not yet placed on the mesh."""
-        return initial_state(parts.trainable, parts.frozen, parts.stats, self.optimizer.init(parts.trainable))
+        opt = jax.jit(self.optimizer.init)(parts.trainable)
+        return initial_state(parts.trainable, parts.frozen, parts.stats, opt)
+
+    def awaited_state(self, parts: Parts) -> TrainState:
+        """Return the state of a model whose trainable parameters and statistics are ShapeDtypeStructs.
+
+        All of it but its frozen weights, which are placed, is ShapeDtypeStructs with shardings.
+        """
+        awaited = jax.eval_shape(self.initial_state, parts).replace(frozen={})
+        awaited = sharding.abstract(awaited, self.mesh, self.label_axes)
+        return awaited.replace(frozen=self.place(parts.frozen))
 
     def place(self, tree: Any) -> Any:
         """Place a tree of values on the mesh as the steps expect them."""

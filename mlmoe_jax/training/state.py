@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mlmoe_jax.models.params import Params
 
@@ -36,6 +37,7 @@ class TrainState:
         return {**self.trainable, **self.stats}
 
 
+@jax.jit  # one small program instead of one for each shape
 def copied(values: Any) -> Any:
     """Return a copy of a tree of values that survives the donation of the originals in the next step."""
     return jax.tree.map(jnp.copy, values)
@@ -47,4 +49,4 @@ def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) ->
     Every value that a step donates is copied, because a buffer that appears twice cannot be donated.
     """
     trainable, stats, opt, ema = copied((trainable, stats, opt, {**trainable, **stats}))
-    return TrainState(jnp.zeros((), jnp.int32), trainable, frozen, stats, opt, ema)
+    return TrainState(jnp.asarray(np.int32(0)), trainable, frozen, stats, opt, ema)
