@@ -32,6 +32,7 @@ FREE_KEYS = (
     "eval.batch_size",
     "checkpoint.",
     "mesh.",
+    "compile.",
     "log.",
     "metrics.",
     "thresholds.",

@@ -271,7 +271,7 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     model = nnx.eval_shape(build)
     if elsewhere := split_model(model, config).frozen.keys() - stored.keys():
         if (folder / ADAPTER).exists() and config.model.backbone.weights != "auto":
-            raise UserError(f"{folder} is damaged: its frozen weights are not published, and {FROZEN} has not all of them")
+            raise UserError(f"{folder} is damaged: {FROZEN} has not all of its frozen weights, which are not published")
         fill_backbone(model, config)
         draw_missing(model, build, among=elsewhere)
     parts = split_model(model, config)

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import precision
+from mlmoe_jax.runtime.programs import keep_programs
 from mlmoe_jax.runtime.text import counted
 
 AXES = ("data", "fsdp", "expert")
@@ -204,10 +205,13 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
     """Set the precision of matrix products, for the whole process, and return the mesh, see `make_mesh`.
 
     In the config, types that are `auto` are replaced by those for the platform of the devices.
+    Programs that are compiled for the devices of this process are kept, see `keep_programs`.
     training: check that `train.batch_size` divides over the devices and `train.accumulate` (`eval.batch_size` is per
     device). Raises UserError if it does not, or the mesh does not fit the devices.
     """
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
+    if devices is None:
+        keep_programs(config.compile.cache)
     mesh = make_mesh(config.mesh, devices)
     precision.settle(config, mesh.devices.flat[0].platform)
     if training:
