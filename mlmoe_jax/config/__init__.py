@@ -3,29 +3,32 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mlmoe_jax.config.defaults import default_config
-from mlmoe_jax.config.loading import (
-    CONFIG_FOLDER,
-    apply_overrides,
-    flatten,
-    from_json,
-    load_config,
-    parse_arg,
-    set_key,
-    split_references,
-    to_json,
-)
-from mlmoe_jax.config.validation import validate, warnings
-
 if TYPE_CHECKING:
+    from mlmoe_jax.config.defaults import default_config
+    from mlmoe_jax.config.loading import (
+        CONFIG_FOLDER,
+        apply_overrides,
+        flatten,
+        from_json,
+        load_config,
+        parse_arg,
+        set_key,
+        split_references,
+        to_json,
+    )
     from mlmoe_jax.config.recipes.benchmarks import use_dataset
     from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
+    from mlmoe_jax.config.validation import validate, warnings
 
-# Further names for config files, imported on first use: the recipes import models, which import jax.
+# Where the names are. Each is imported on first use, so that --help imports none of them; the recipes import models,
+# which import jax.
 _LAZY = {
-    "prompt_tuning": "mlmoe_jax.config.recipes.prompt_tuning",
-    "use_dataset": "mlmoe_jax.config.recipes.benchmarks",
-    "use_ml_vpt": "mlmoe_jax.config.recipes.prompt_tuning",
+    "default_config": "defaults",
+    **dict.fromkeys(("CONFIG_FOLDER", "apply_overrides", "flatten", "from_json", "load_config"), "loading"),
+    **dict.fromkeys(("parse_arg", "set_key", "split_references", "to_json"), "loading"),
+    **dict.fromkeys(("prompt_tuning", "use_ml_vpt"), "recipes.prompt_tuning"),
+    "use_dataset": "recipes.benchmarks",
+    **dict.fromkeys(("validate", "warnings"), "validation"),
 }
 
 __all__ = [
@@ -49,5 +52,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.labels.space import LabelSpace
@@ -206,6 +205,8 @@ def rank_correlation(x: ArrayLike, y: ArrayLike) -> RankCorrelation:
     x, y, count = x[defined], y[defined], int(defined.sum())
     if count < 3 or not np.ptp(x) or not np.ptp(y):
         return RankCorrelation(math.nan, math.nan, math.nan, math.nan, count)
+    from scipy import stats  # imported here because it takes half a second
+
     found = stats.spearmanr(x, y)
     rho, low, high = float(found.statistic), math.nan, math.nan
     if count >= _FEWEST and 1 - abs(rho) > 1e-12:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
@@ -145,6 +144,8 @@ class Rate:
         """Wilson's 95 % interval of the share; nan without images."""
         if not self.images:
             return math.nan, math.nan
+        from scipy import stats  # imported here because it takes half a second
+
         found = stats.binomtest(self.predicted, self.images).proportion_ci(CONFIDENCE, method="wilson")
         return float(found.low), float(found.high)
 
@@ -160,6 +161,8 @@ def paired_interval(lost: int, gained: int, images: int) -> tuple[float, float]:
         return math.nan, math.nan
     first, second = (lost + 1) / (images + 2), (gained + 1) / (images + 2)
     difference = second - first
+    from scipy import stats
+
     reach = stats.norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt((first + second - difference**2) / (images + 2))
     return max(-1.0, difference - reach), min(1.0, difference + reach)
 
