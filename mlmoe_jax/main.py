@@ -157,9 +157,10 @@ def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> i
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     folder = _workdir(flags)
-    from mlmoe_jax.evaluation.evaluate import evaluate_opened
+    from mlmoe_jax.evaluation.evaluate import evaluate_opened, require_good_thresholds
     from mlmoe_jax.runs.restore import open_run
 
+    require_good_thresholds(folder)
     run = open_run(folder, overrides, which=flags.checkpoint)
     _print_results(evaluate_opened(folder, run), flags)
     return OUTDATED if run.outdated else DONE

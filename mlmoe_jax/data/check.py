@@ -6,7 +6,7 @@ Every training runs `check_splits`, which only reads labels and ids, not pixels.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,41 @@ TOP = 10  # listed co-occurrences, and pairs of labels that never occur together
 EXAMPLES = 5  # listed per problem
 SHOWN_CLASSES = 60  # in the text; JSON contains all
 MOST_LABELS = 8  # rows of images by number of labels in the text; the last counts all larger numbers
+TRIED = 16  # images per split that are read before a training or an evaluation
 SAME = {"id": "same id", "content": "same file content", "look": "similar appearance"}
 
 
 # ------------------------------------------------------------------------------------------------ before each training
+def require_readable(splits: Iterable[Split]) -> None:
+    """Raise UserError if more than half of TRIED images of a split, spread over all of it, cannot be read.
+
+    It names the first of them. Images that are left out because they have no file count too.
+    """
+    for split in splits:
+        lost = len(split.missing) if split.missing else 0
+        if lost > len(split):
+            where = split.missing.images.path(0) or split.missing.ids[0]
+            raise UserError(
+                f"{lost:,} of the {lost + len(split):,} images of split {split.name} have no file, the first is "
+                f"{where}; correct data.root, data.images or the paths in the table"
+            )
+        rows = sorted(set(np.linspace(0, len(split) - 1, TRIED).round().astype(int).tolist())) if len(split) else []
+        errors = [error for row in rows if (error := _why_unreadable(split, row))]
+        if 2 * len(errors) > len(rows):
+            raise UserError(
+                f"{len(errors)} of {len(rows)} images of split {split.name}, which were tried before training, cannot "
+                f"be read, the first because {errors[0]}"
+            )
+
+
+def _why_unreadable(split: Split, row: int) -> str:
+    try:
+        split.images.read(row)
+    except BadImage as error:
+        return str(error)
+    return ""
+
+
 def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
     """Check labels and ids, without reading images; return warnings, one sentence each.
 

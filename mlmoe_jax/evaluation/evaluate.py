@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.batch import targets
+from mlmoe_jax.data.check import require_readable
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources.open import open_split
@@ -259,7 +260,17 @@ def evaluate_run(
     Sample images are explained if `report.samples` is above 0. overrides, which: as in `restore.open_run`.
     Raises UserError for a folder that cannot be restored, or data with other classes than the run.
     """
+    require_good_thresholds(folder)
     return evaluate_opened(folder, open_run(folder, list(overrides), which=which))
+
+
+def require_good_thresholds(folder: RunFolder) -> None:
+    """Raise UserError if the run has thresholds that cannot be used; called before anything that takes time."""
+    _thresholds_of(folder)
+
+
+def _thresholds_of(folder: RunFolder) -> Thresholds | None:
+    return read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
 
 
 def evaluate_opened(folder: RunFolder, run: Run) -> dict[str, Metrics]:
@@ -276,7 +287,7 @@ def _evaluate(folder: RunFolder, run: Run) -> dict[str, Metrics]:
     parts, shared = (run.definition, run.preprocess, run.mesh, run.label_axes), shared_entries(run.config)
     eval_step = make_eval_step(*parts, shared=shared)
     scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
-    fitted = read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
+    fitted = _thresholds_of(folder)
     results = measure_and_write(folder, scored, run.label_space, run.config, prefix=EVALUATED, fitted=fitted)
     if distributed.is_first():
         list_skipped(folder, (item.skipped for item in scored.values()), prefix=EVALUATED)
@@ -286,6 +297,7 @@ def _evaluate(folder: RunFolder, run: Run) -> dict[str, Metrics]:
 def score_with(run: Run, eval_step: Callable, name: str) -> SplitScores:
     """Score one split of the run's data set with the run's selected values."""
     split = open_split(run.config.data, name, classes=run.label_space.names, seed=run.config.seed)
+    require_readable([split])
     return score_split(
         eval_step,
         run.values,

@@ -21,7 +21,7 @@ from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images, is_o
 from mlmoe_jax.inference.outputs import Result, choose_target, row_writer
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
-from mlmoe_jax.runs.restore import BEST, Run, open_run
+from mlmoe_jax.runs.restore import BEST, Run, open_run, read_label_space
 from mlmoe_jax.runs.shared import run_folder
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime import distributed
@@ -69,10 +69,11 @@ class Predictor:
         folder, pairs = run_folder(workdir), as_pairs(overrides)
         if all(key != "data.exif" for key, _ in pairs):
             pairs = [*pairs, ("data.exif", "apply")]
+        fixed = any(key == "eval.threshold" for key, _ in pairs)
+        folder.require_model()
+        fitted = {} if fixed else read_thresholds(folder).values  # before the model, which takes longer to read
         run = open_run(folder, pairs, which=checkpoint)
-        if any(key == "eval.threshold" for key, _ in pairs):
-            return cls(run, dict.fromkeys(run.label_space.names, run.config.eval.threshold))
-        return cls(run, read_thresholds(folder).values)
+        return cls(run, dict.fromkeys(run.label_space.names, run.config.eval.threshold) if fixed else fitted)
 
     @overload
     def __call__(
@@ -132,8 +133,7 @@ class Predictor:
 
     def check_top_k(self, top_k: int | None) -> None:
         """Raise UserError for a number of labels that the model does not have."""
-        if top_k is not None and not 1 <= top_k <= len(self.names):
-            raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
+        require_top_k(top_k, len(self.names))
 
     def _has_gates(self, batch_size: int) -> bool:
         size = self.run.preprocess.image_size
@@ -188,6 +188,12 @@ class Predictor:
         )
 
 
+def require_top_k(top_k: int | None, labels: int) -> None:
+    """Raise UserError for a number of best labels that is not from 1 to K = `labels`; None stands for thresholds."""
+    if top_k is not None and not 1 <= top_k <= labels:
+        raise UserError(f"top_k is {top_k} and should be from 1 to the {labels} labels of the model")
+
+
 def fitting_size(images: int, sizes: Sequence[int]) -> int:
     """Return the smallest of the increasing `sizes` that takes all images, or else the largest."""
     return next((size for size in sizes if size >= images), sizes[-1])
@@ -215,6 +221,10 @@ def predict_files(
     """
     target = choose_target(output, folder, as_json=as_json, gates=gates)
     folder.require_model()
+    if top_k is not None:
+        require_top_k(top_k, len(read_label_space(folder).names))
+    if batch_size is not None:
+        _require_batch(batch_size)
     paths = _of_first_process(lambda: find_images(given))
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
     devices = predictor.run.mesh.size
@@ -248,9 +258,13 @@ def even_batch(images: int, most: int, devices: int) -> int:
 
     Raises UserError for a `most` below 1.
     """
-    if most < 1:
-        raise UserError(f"--batch-size={most} should be above 0")
+    _require_batch(most)
     return devices * math.ceil(images / math.ceil(images / most) / devices)
+
+
+def _require_batch(size: int) -> None:
+    if size < 1:
+        raise UserError(f"--batch-size={size} should be above 0")
 
 
 def _of_first_process(find: Callable[[], list[str]]) -> list[str]:

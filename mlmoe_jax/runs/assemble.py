@@ -22,6 +22,7 @@ from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params, split_trainable
 from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime import precision
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes
@@ -104,6 +105,18 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
     for what, names in (("tensors were not used", report.unused), ("values were missing", report.missing)):
         if names:
             status(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
+
+
+def require_weights(config: ConfigDict) -> None:
+    """Raise UserError if the pretrained weights that the config names are missing or fit another backbone.
+
+    Published ones that are not on this machine are downloaded.
+    """
+    settings = config.model.backbone
+    if settings.weights == "auto":
+        find_weights(settings.name)
+    elif settings.weights != "none":
+        load_weights(nnx.eval_shape(lambda: backbone_shape(config).build(rngs=nnx.Rngs(0))), settings.weights)
 
 
 def split_model(model: nnx.Module, config: ConfigDict) -> Parts:

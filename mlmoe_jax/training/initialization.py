@@ -22,8 +22,9 @@ from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.pretrained.load import map_file
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
-from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, model_builder, split_model
+from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, model_builder, require_weights, split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_run, restored_values
 from mlmoe_jax.runs.shared import run_folder
@@ -34,9 +35,14 @@ from mlmoe_jax.training.label_transfer import counterparts, report_labels, trans
 
 # ----------------------------------------------------------------------------------------------------------- source
 def require_source(config: ConfigDict) -> None:
-    """Raise UserError if a run cannot start from `config.init_from`; called before anything that takes time."""
+    """Raise UserError if a run cannot start from `config.init_from`, or from pretrained weights if that is empty.
+
+    Called before anything that takes time.
+    """
     given = config.init_from
-    if _is_file(given):
+    if not given:
+        require_weights(config)
+    elif _is_file(given):
         if not Path(given).exists():
             raise UserError(f"there is no weights file {given}")
         if head_of(config).needs_vectors and not config.model.head.graph.word_vectors:
@@ -44,9 +50,21 @@ def require_source(config: ConfigDict) -> None:
                 "config.init_from is a checkpoint of ML-GCN, which was trained with GloVe vectors: name them with "
                 "model.head.graph.word_vectors"
             )
-    elif given and not run_folder(given).path.is_dir():
+        map_file(Path(given), whole=True)
+    elif not run_folder(given).path.is_dir():
         kinds = f"{', '.join(CHECKPOINT_SUFFIXES[:-1])} or {CHECKPOINT_SUFFIXES[-1]}"
         raise UserError(f"config.init_from is '{given}', which is neither a file in {kinds} nor a run folder")
+    else:
+        _require_same_backbone(config, read_run(run_folder(given))[0])
+
+
+def _require_same_backbone(config: ConfigDict, theirs: ConfigDict) -> None:
+    ours, theirs = config.model.backbone.name, theirs.model.backbone.name
+    if ours != theirs:
+        raise UserError(
+            f"config.init_from={config.init_from} is a run on {theirs}, and this one is on {ours}; both must have the "
+            "same backbone"
+        )
 
 
 def _is_file(given: str) -> bool:
@@ -143,11 +161,7 @@ def _fixed_table(parts: Parts, native: tuple[int, ...] | None) -> Parts:
 def _from_run(config: ConfigDict, label_space: LabelSpace, folder: RunFolder) -> Parts:
     their_config, their_space = read_run(folder)
     ours, theirs = config.model.backbone, their_config.model.backbone
-    if ours.name != theirs.name:
-        raise UserError(
-            f"config.init_from={folder} is a run on {theirs.name}, and this one is on {ours.name}; both must have the "
-            "same backbone"
-        )
+    _require_same_backbone(config, their_config)
     run = parts_of_run(folder, their_config, their_space)
     restored = restored_values(folder, run, make_mesh(config.mesh))
     published = set(run.frozen) - run.unpublished if ours.weights == theirs.weights == "auto" else set()

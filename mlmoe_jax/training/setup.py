@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.data.check import check_splits
+from mlmoe_jax.data.check import check_splits, require_readable
 from mlmoe_jax.data.image_cache import with_cache
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
@@ -76,6 +76,7 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     status(f"reading {config.data.name}")
     splits = open_splits(config.data, names, seed=config.seed)
     _tell_missing(config.data.name, splits.values())
+    require_readable(splits.values())
     train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
     if resumes:
         _, label_space = read_run(folder)

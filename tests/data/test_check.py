@@ -10,7 +10,7 @@ from PIL import Image
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data import check
-from mlmoe_jax.data.check import check_splits, check_up, format_checkup, print_checkup
+from mlmoe_jax.data.check import check_splits, check_up, format_checkup, print_checkup, require_readable
 from mlmoe_jax.data.duplicates import alike, inspect
 from mlmoe_jax.data.images import ArrayImages, ImageFiles
 from mlmoe_jax.data.pack import pack
@@ -50,6 +50,29 @@ def test_a_split_without_images_or_positives_is_refused(refusal):
     nothing = split_of(["2"], [0, -1, 2, 0], name="val")
     assert refusal(check_splits, split_of(["1"]), [nothing]).startswith(
         "split val has no image with a positive label, so nothing can be learned from it or measured on it"
+    )
+
+
+def test_a_split_whose_images_are_mostly_unreadable_is_refused_at_once(refusal, tmp_path):
+    names = [f"{row}.png" for row in range(100)]
+    for row, name in enumerate(names):
+        if row < 60:
+            (tmp_path / name).write_text("not an image")
+        else:
+            Image.new("RGB", (4, 4)).save(tmp_path / name)
+    labels = np.ones((100, len(CLASSES)), np.int8)
+    split = Split("train", CLASSES, labels, names, ImageFiles(tmp_path, names))
+    sentence = refusal(require_readable, [split_of(["1"]), split])
+    assert sentence.startswith(
+        "10 of 16 images of split train, which were tried before training, cannot be read, the first because cannot "
+        f"read {tmp_path / '0.png'} as an image"
+    )
+    require_readable([split.take(np.arange(50, 100), "train")])
+    for row in range(60):
+        (tmp_path / names[row]).unlink()
+    assert refusal(require_readable, [split.without_missing()]) == (
+        f"60 of the 100 images of split train have no file, the first is {tmp_path / '0.png'}; correct data.root, "
+        "data.images or the paths in the table"
     )
 
 

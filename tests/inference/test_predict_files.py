@@ -15,6 +15,7 @@ from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from helpers.devices import start_python
 from PIL import Image
 
+from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.inference.predict import Predictor, predict_files
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -30,6 +31,8 @@ def command(tmp_path, monkeypatch, predictor):
     folder = RunFolder(tmp_path / "run")
     folder.write_json("config.json", {})
     (tmp_path / "run" / "checkpoints").mkdir()
+    with open(tmp_path / "run" / "label_space.npz", "wb") as file:
+        synthetic_label_space(len(NAMES), 1).save(file)
     monkeypatch.setattr(Predictor, "from_run", lambda folder, overrides, checkpoint: predictor)
     monkeypatch.chdir(tmp_path)
     for row in range(5):

@@ -69,6 +69,14 @@ def affinity(counts: ArrayLike, positives: ArrayLike, *, tau: float, side: str =
     return together if side == "co" else 1 - together
 
 
+def require_groups(labels: int, num_groups: int) -> None:
+    """Raise UserError unless K = `labels` labels can be divided into `num_groups` groups."""
+    if not 1 <= num_groups <= labels:
+        raise UserError(
+            f"{labels} labels cannot be divided into {num_groups} groups; set model.prompts.num_groups to 1 … {labels}"
+        )
+
+
 def group_labels(
     counts: ArrayLike, positives: ArrayLike, *, num_groups: int, tau: float, side: str, seed: int
 ) -> NDArray[np.int32]:
@@ -97,10 +105,7 @@ def group_labels(
     """
     matrix = affinity(counts, positives, tau=tau, side=side)
     labels = len(matrix)
-    if not 1 <= num_groups <= labels:
-        raise UserError(
-            f"{labels} labels cannot be divided into {num_groups} groups; set model.prompts.num_groups to 1 … {labels}"
-        )
+    require_groups(labels, num_groups)
     if num_groups in (1, labels):
         return np.arange(labels, dtype=np.int32) % num_groups
     from sklearn.cluster import SpectralClustering  # imported here because it takes a second

@@ -19,6 +19,8 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.config import keys
+from mlmoe_jax.data.labels.grouping import require_groups
+from mlmoe_jax.data.sources.open import count_labels
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.runs import checkpoint
@@ -201,7 +203,23 @@ def planned(points: Sequence[Point], folder: RunFolder) -> list[GridRun]:
         )
     for run in runs:
         run.read_results()
+    _require_groups([run for run in runs if run.results is None])
     return runs
+
+
+def _require_groups(runs: Sequence[GridRun]) -> None:
+    """Raise UserError for a run whose labels cannot be divided into its groups; own tables are opened to count them."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        prompts, data = run.config.model.prompts, run.config.data
+        if prompts.kind != "group" or prompts.groups != "computed":
+            continue
+        try:
+            if (key := data.to_json()) not in counts:
+                counts[key] = count_labels(data)
+            require_groups(counts[key], prompts.num_groups)
+        except UserError as error:
+            raise UserError(f"the run {run.name} cannot be trained: {error}") from error
 
 
 def selection_of(folder: RunFolder) -> dict[str, Any]:

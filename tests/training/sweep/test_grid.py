@@ -199,3 +199,13 @@ def test_values_are_written_as_in_a_sweep_flag():
     assert as_text(("a", 1)) == "('a', 1)"
     assert as_text(("test", "val")) == "('test', 'val')", "without brackets these would be two values"
     assert [as_text(value) for value in (True, 1e-5, "adamw")] == ["true", "1e-05", "adamw"]
+
+
+def test_groups_that_the_labels_cannot_be_divided_into_are_refused_before_the_first_run(refusal, tmp_path):
+    config, folder = load_config("mlvpt_digits", []), RunFolder(tmp_path)
+    sentence = refusal(plan, config, folder, parse([f"{GROUPS}=2,50"], config))
+    assert sentence == (
+        "the run num_groups=50 cannot be trained: 10 labels cannot be divided into 50 groups; set "
+        "model.prompts.num_groups to 1 … 10"
+    )
+    assert len(plan(config, folder, parse([f"{GROUPS}=2,10"], config))) == 2
