@@ -83,12 +83,16 @@ def _no_overrides(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -
 
 
 def _train(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    if flags.sweep and flags.profile:
+        raise UserError("--profile traces one training; leave it out of a --sweep")
     if flags.sweep:
         return _sweep(flags, overrides)
     config, folder = _new_run(flags, overrides)
     from mlmoe_jax.training.loop import train
+    from mlmoe_jax.training.profiling import Window
 
-    return _finish_training(lambda: train(config, folder), config, folder, flags)
+    window = Window.parse(flags.profile) if flags.profile else None
+    return _finish_training(lambda: train(config, folder, profile=window), config, folder, flags)
 
 
 def _prune(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:

@@ -40,6 +40,11 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         "config.KEY=VALUE,VALUE,…, or config=NAME,NAME,… for several configs; repeat for a grid",
         {"action": "append", "default": []},
     ),
+    "profile": (
+        ("train",),
+        "START:STOP, the first and the last step to trace into the run folder; prints the most expensive operations",
+        {"default": ""},
+    ),
     "table": (
         ("reproduce",),
         "the table or figure of a paper, such as mlvpt.1, drmoe.2 or mlvpt.fig3",

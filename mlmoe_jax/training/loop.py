@@ -30,6 +30,7 @@ from mlmoe_jax.runtime.sharding import RunAhead, on_device, setup_jax
 from mlmoe_jax.training.divergence import DivergenceGuard
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.nonfinite import NonfiniteSteps
+from mlmoe_jax.training.profiling import TracedStep, Window
 from mlmoe_jax.training.resume import keep_types, require_same_config, restore_progress, with_split_of_run
 from mlmoe_jax.training.selection import Selection, require_metric
 from mlmoe_jax.training.setup import Job, build_steps, open_data, training_batches, with_cached_images, with_features
@@ -40,9 +41,10 @@ class Stopped(Exception):
     """Raised after SIGTERM or Ctrl-C, once the current step is saved."""
 
 
-def train(config: ConfigDict, folder: RunFolder) -> Results:
+def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = None) -> Results:
     """Train, or resume training, in a run folder; return the metrics of each split, as fractions.
 
+    profile: steps to trace, which changes no results.
     A training starts from the first of these that exists: (1) the newest good checkpoint in the folder, (2)
     `config.init_from`, (3) the pretrained backbone, (4) random values. Raises UserError for errors that the user can
     correct, and Stopped after SIGTERM or Ctrl-C, once the state is saved.
@@ -74,7 +76,9 @@ def train(config: ConfigDict, folder: RunFolder) -> Results:
     evaluated = evaluated_definition(config, parts, data.label_space)
     labels = data.train_split.labels
     steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps, evaluated=evaluated)
-    job = Job(config, folder, data, steps)
+    job = Job(config, folder, data, steps, profile)
+    if profile is not None:
+        profile.require(0, total_steps)
 
     # ----------------------------------------------------------------------------------------------------- train
     with memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
@@ -105,8 +109,9 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
     progress = Progress("train", total_steps, config.train.batch_size, first=first)
     batches = training_batches(config, job.data.train_split, job.data.skipped, first_step=first)
     batches = on_device(progress.waiting(batches), steps.mesh)
+    take_step = TracedStep(steps.train_step, job.profile, job.folder, done=first, total=total_steps)
     stopping, step, ahead = False, first, RunAhead()
-    with contextlib.closing(log), asked_to_stop() as asked:
+    with contextlib.closing(log), contextlib.closing(take_step), asked_to_stop() as asked:
         for step in range(first + 1, total_steps + 1):
             if selection.finished:
                 break
@@ -115,7 +120,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
                 status(f"compiling the training step for {config.train.batch_size} images")
                 status(memory.describe("a training step", steps.train_step.compile(state, batch)))
             before = finite.before(state)
-            state, metrics = steps.train_step(state, batch)
+            state, metrics = take_step(step, state, batch)
             ahead.add(metrics)
             log.write()
             checkpoint.require_written(manager)

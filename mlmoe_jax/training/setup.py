@@ -38,6 +38,7 @@ from mlmoe_jax.runtime.sharding import LabelAxes
 from mlmoe_jax.runtime.text import counted
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.optim import make_optimizer, make_schedules
+from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.selection import selection_split
 from mlmoe_jax.training.state import TrainState, initial_state
 from mlmoe_jax.training.step import TrainStep, make_train_step
@@ -281,12 +282,13 @@ def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple
 # --------------------------------------------------------------------------------------------------------------- job
 @dataclass(frozen=True)
 class Job:
-    """The constant parts of a training."""
+    """The constant parts of a training; profile: the steps to trace, if any."""
 
     config: ConfigDict
     folder: RunFolder
     data: TrainingData
     steps: Steps
+    profile: Window | None = None
 
     def score(self, candidates: Mapping[str, Params], frozen: Params, split: Split) -> dict[str, SplitScores]:
         """Return the scores of a split for each of the given values, in one pass over its images."""

@@ -1,0 +1,151 @@
+"""A trace of some training steps (`--profile=START:STOP`), and the operations that took most of their time.
+
+The trace is in `profile/` in the run folder, where TensorBoard's profile plugin and xprof find it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.profiler import ProfileData
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.text import text_table
+from mlmoe_jax.training.state import TrainState
+from mlmoe_jax.training.step import TrainStep
+
+FOLDER = "profile"
+MOST_STEPS = 100  # a step can have a hundred thousand events
+SHOWN = 10
+_OPERATION, _DEVICE_LINE = "hlo_op", "XLA Ops"  # how CPU and GPU, and how TPU mark the operations of a program
+_SOURCE = re.compile(r'^\s*(?:ROOT )?%?([\w.-]+) = .*metadata={[^}]*op_name="([^"]*)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps to trace, `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> Window:
+        """Return the steps of `START:STOP`; UserError unless these are steps, in this order, and not too many."""
+        found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
+        first, last = map(int, found.groups()) if found else (0, 0)
+        if not 1 <= first <= last:
+            raise UserError(
+                f"--profile={text} should be the first and the last step to trace, such as --profile=10:12; steps "
+                "count from 1"
+            )
+        if last - first >= MOST_STEPS:
+            raise UserError(f"--profile={text} are {last - first + 1} steps; trace at most {MOST_STEPS} of them")
+        return cls(first, last)
+
+    def require(self, done: int, total: int) -> None:
+        """Raise UserError unless all of the steps are after `done`, those taken already, and within `total`."""
+        if self.last > total:
+            raise UserError(f"--profile={self.first}:{self.last} is beyond the {total} steps of this training")
+        if self.first <= done:
+            raise UserError(
+                f"--profile={self.first}:{self.last} begins at a step that is done, since the run resumes from step "
+                f"{done}; begin at {done + 1} or later"
+            )
+
+
+class TracedStep:
+    """The training step, which the first process traces in the steps of a window; without a window, never.
+
+    Raises UserError if the window is not within the remaining steps, or the run folder is in an object store.
+    """
+
+    def __init__(self, step: TrainStep, window: Window | None, folder: RunFolder, *, done: int, total: int):
+        self._step, self._folder, self._tracing = step, folder, False
+        self._window = window if distributed.is_first() else None
+        if window is not None:
+            window.require(done, total)
+            if not folder.is_local:
+                raise UserError(f"--profile writes to a local run folder, and {folder} is not one")
+
+    def __call__(self, number: int, state: TrainState, batch: dict) -> tuple[TrainState, Any]:
+        """Take step `number`, counted from 1; after the last one of the window, print the operations."""
+        window = self._window
+        if window is None or not window.first <= number <= window.last:
+            return self._step(state, batch)
+        if number == window.first:
+            jax.block_until_ready((state, batch))  # of earlier steps
+            jax.profiler.start_trace(str(self._folder.writable_folder(FOLDER)))
+            self._tracing = True
+        with jax.profiler.StepTraceAnnotation("train", step_num=number):
+            text = self._step.compile(state, batch).as_text() if number == window.last else ""
+            after, metrics = self._step(state, batch)
+            jax.block_until_ready(metrics)
+        if number == window.last:
+            self.close()
+            self._print(text)
+        return after, metrics
+
+    def close(self) -> None:
+        """End a trace that has begun."""
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()
+
+    def _print(self, program: str) -> None:
+        newest = max(Path(self._folder / FOLDER).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+        steps = self._window.last - self._window.first + 1
+        status(format_operations(operations(ProfileData.from_file(str(newest))), steps, sources(program)))
+        status(f"trace of steps {self._window.first} to {self._window.last}: {newest}")
+
+
+def operations(data: ProfileData) -> dict[str, tuple[float, int]]:
+    """Return {operation: (seconds, number of times)} of a trace, without the time of operations inside an operation."""
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for plane in data.planes:
+        for line in plane.lines:
+            events = [event for event in line.events if line.name == _DEVICE_LINE or _OPERATION in dict(event.stats)]
+            for name, seconds in _own_times((event.name, event.start_ns, event.duration_ns) for event in events):
+                found[name][0] += seconds
+                found[name][1] += 1
+    return {name: (seconds, int(count)) for name, (seconds, count) in found.items()}
+
+
+def _own_times(events: Iterable[tuple[str, float, float]]) -> list[tuple[str, float]]:
+    """Return the name and the seconds of each of (name, start, duration in ns), without those inside it."""
+    own: list[list[Any]] = []
+    around: list[tuple[int, float]] = []  # the events that contain the present one: index, end
+    for name, start, duration in sorted(events, key=lambda event: (event[1], -event[2])):
+        while around and around[-1][1] <= start:
+            around.pop()
+        if around:
+            own[around[-1][0]][1] -= duration / 1e9
+        around.append((len(own), start + duration))
+        own.append([name, duration / 1e9])
+    return [(name, seconds) for name, seconds in own]
+
+
+def sources(program: str) -> dict[str, str]:
+    """Return {operation: the call in the model that it comes from} of the text of a compiled program."""
+    return dict(_SOURCE.findall(program))
+
+
+def format_operations(found: dict[str, tuple[float, int]], steps: int, origin: dict[str, str]) -> str:
+    """Return a table of the SHOWN most expensive operations per step.
+
+    found: of `operations`, over `steps` steps. origin: of `sources`.
+    """
+    total = sum(seconds for seconds, _ in found.values())
+    rows = [["ms per step", "share", "times", "operation", "from"]]
+    for name, (seconds, count) in sorted(found.items(), key=lambda item: -item[1][0])[:SHOWN]:
+        share = f"{100 * seconds / total:.1f} %"
+        rows.append([f"{1e3 * seconds / steps:.2f}", share, f"{count / steps:.3g}", name, origin.get(name, "")])
+    return text_table(rows, align=">>><<")
