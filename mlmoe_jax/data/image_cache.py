@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -30,13 +30,16 @@ from mlmoe_jax.runtime.progress import Progress, status
 AT_ONCE = 64  # images that are read together
 SPARE = 0.2  # of the free memory, which is left for the rest of the program
 _IMAGE, _CHECKSUM = "image", "crc"
+Read = Callable[[np.ndarray], Generator[np.ndarray | None, None, None]]  # rows i64[n] -> images; None: unreadable
 
 
 class Reader:
-    """Reads the images of a split up to the part that is drawn anew each time."""
+    """Reads the images of a split up to the part that is drawn anew each time.
+
+    data_config: `config.data`. augment: `config.augment` for training, None for evaluation.
+    """
 
     def __init__(self, split: Split, data_config: ConfigDict, augment: ConfigDict | None):
-        """augment: `config.augment` for training, None for evaluation, as in `pipeline.build_loader`."""
         options: dict[str, Any] = {"training": augment is not None}
         least = smallest_useful_side(data_config, augment, **options) if data_config.reduced_decoding else 0
         self.split, self.decoding = split, Decoding.of(data_config, least)
@@ -70,7 +73,7 @@ class Reader:
         cache.fill(self._read)
         return replace(split, cached=cache)
 
-    def _read(self, rows: np.ndarray) -> Iterator[np.ndarray | None]:
+    def _read(self, rows: np.ndarray) -> Generator[np.ndarray | None, None, None]:
         """Yield the images `rows` in order, which all cores read."""
         progress = Progress(f"read {self.split.name}", -(-len(rows) // AT_ONCE), AT_ONCE)
         with ThreadPoolExecutor(cores()) as pool, contextlib.closing(progress):
@@ -98,7 +101,7 @@ class InMemory(CachedImages):
     def __getitem__(self, row: int) -> np.ndarray | None:
         return self.images[row] if self.present[row] else None
 
-    def fill(self, read: Callable[[np.ndarray], Iterator[np.ndarray | None]]) -> None:
+    def fill(self, read: Read) -> None:
         """Store what `read`, a function of rows, yields."""
         for row, image in enumerate(read(np.arange(len(self.images)))):
             if image is not None:
@@ -129,17 +132,18 @@ class OnDisk(CachedImages):
             self.compared[row] = True
         return found[_IMAGE]
 
-    def fill(self, read: Callable[[np.ndarray], Iterator[np.ndarray | None]]) -> None:
+    def fill(self, read: Read) -> None:
         """Store what `read`, a function of rows, yields for the parts that are missing."""
-        missing = self.table.missing()
-        images = read(np.concatenate([self.table.rows_of(part) for part in missing])) if missing else iter(())
+        if not (missing := self.table.missing()):
+            return
         blank = self.table.blank()[_IMAGE]
-        for part in missing:
-            of_part = list(itertools.islice(images, len(self.table.rows_of(part))))
-            present = np.array([image is not None for image in of_part])
-            stored = np.stack([blank if image is None else image for image in of_part])
-            checksums = np.stack([_checksum(image) for image in stored])
-            self.table.write(part, {_IMAGE: stored, _CHECKSUM: checksums}, present)
+        with contextlib.closing(read(np.concatenate([self.table.rows_of(part) for part in missing]))) as images:
+            for part in missing:
+                of_part = list(itertools.islice(images, len(self.table.rows_of(part))))
+                present = np.array([image is not None for image in of_part])
+                stored = np.stack([blank if image is None else image for image in of_part])
+                checksums = np.stack([_checksum(image) for image in stored])
+                self.table.write(part, {_IMAGE: stored, _CHECKSUM: checksums}, present)
 
 
 def _checksum(image: np.ndarray) -> np.ndarray:

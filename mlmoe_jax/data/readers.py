@@ -123,6 +123,6 @@ def untimed(threads: int, workers: int) -> dict[str, int]:
 
 
 def _accelerator() -> bool:
-    import jax  # the processes that this module counts import it too, and need no JAX
+    import jax  # here, since worker processes import this module, and need no JAX
 
     return jax.default_backend() != "cpu"

@@ -9,6 +9,7 @@ import psutil
 # The limits of a container in version 2 of Linux's control groups.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds
 MEMORY = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+MEMORY_KINDS = Path("/sys/fs/cgroup/memory.stat")
 # The quota and its period in version 1.
 OLD_QUOTA = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
@@ -23,8 +24,20 @@ def cores() -> int:
 
 def free_memory() -> int:
     """Return the bytes of memory that this process can still fill without swapping."""
-    most, current = _numbers(*MEMORY) or (math.inf, 0)
-    return max(0, min(psutil.virtual_memory().available, most - current))
+    available = psutil.virtual_memory().available
+    if limited := _numbers(*MEMORY):
+        most, current = limited
+        available = min(available, most - current + _cached_files())
+    return max(0, available)
+
+
+def _cached_files() -> int:
+    """Return the bytes of files that the container keeps in memory and gives up first."""
+    try:
+        kinds = dict(line.split() for line in MEMORY_KINDS.read_text().splitlines())
+        return int(kinds["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _numbers(*paths: Path) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ def group(tmp_path, monkeypatch):
     old = tuple(tmp_path / path.name for path in machine.OLD_QUOTA)
     monkeypatch.setattr(machine, "QUOTA", tmp_path / machine.QUOTA.name)
     monkeypatch.setattr(machine, "OLD_QUOTA", old)
+    monkeypatch.setattr(machine, "MEMORY_KINDS", tmp_path / machine.MEMORY_KINDS.name)
     monkeypatch.setattr(machine, "MEMORY", tuple(tmp_path / path.name for path in machine.MEMORY))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     return tmp_path
@@ -47,3 +48,6 @@ def test_free_memory_is_that_of_the_machine_and_of_the_container(group, monkeypa
     for limit, expected in (("max", 1000), ("900", 600), ("5000", 1000), ("200", 0)):
         (group / "memory.max").write_text(f"{limit}\n")
         assert free_memory() == expected
+    (group / "memory.max").write_text("900\n")
+    (group / "memory.stat").write_text("anon 100\ninactive_file 150\nactive_file 50\n")
+    assert free_memory() == 750, "files that were read long ago are given up"
