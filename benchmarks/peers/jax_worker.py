@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -315,54 +315,63 @@ def reduced_difference(files: list[str], size: int) -> dict[str, float]:
 
 
 def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Train with the real loop and pipeline; return its images/s without compilation, evaluation and checkpoints.
+    """Train with the real loop and pipeline; return its images/s without start, evaluations and checkpoints.
 
-    Also the share of time that it waited for data, and the seconds that evaluations and checkpoints stopped it.
-    The first row with a rate ends the start: what comes after it is measured.
+    Measured from the first logged row to the last. Also the share of that time in which it waited for data, and the
+    seconds that each evaluation and each checkpoint stopped it.
     """
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.training import loop
 
     config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
     configuration.validate(config)
-    stalls: dict[str, list[float]] = {"evaluation": [], "checkpoint": []}
+    calls: dict[str, list[_Call]] = {"evaluation": [], "checkpoint": [], "row": [], "batch": []}
+    read = loop.training_batches
+
+    def batches(*arguments: Any, **options: Any) -> Iterator[Any]:
+        loaded = read(*arguments, **options)
+        following = _noting(loaded.__next__, calls["batch"])
+        while True:
+            yield following()
+
     with (
         tempfile.TemporaryDirectory() as folder,
-        _timed_calls(loop, "_evaluate", stalls["evaluation"]),
-        _timed_calls(loop.checkpoint, "save", stalls["checkpoint"]),
+        mock.patch.object(loop, "training_batches", batches),
+        mock.patch.object(loop, "_evaluate", _noting(loop._evaluate, calls["evaluation"])),
+        mock.patch.object(loop.checkpoint, "save", _noting(loop.checkpoint.save, calls["checkpoint"])),
+        mock.patch.object(RunFolder, "append_row", _noting(RunFolder.append_row, calls["row"])),
     ):
         loop.train(config, RunFolder(folder))
-        rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["images_per_second"]]  # the rate of the first step is not known yet
-    size, first, last = config.train.batch_size, rows[0], rows[-1]
-    begin, end = ((row["step"] - 1) * size / row["images_per_second"] for row in (first, last))
-    # both figures of a row count from the start; checkpoints are in them, evaluations are not
-    running = end - begin - sum(stalls["checkpoint"][:-1])
-    waited = last["data_wait"] * end - first["data_wait"] * begin
+    first, last = calls["row"][0], calls["row"][-1]
+    inside = {name: sum(one.seconds for one in calls[name] if first.began < one.began < last.began) for name in calls}
+    running = last.began - first.began - inside["evaluation"] - inside["checkpoint"]
+    steps = last.arguments[1]["step"] - first.arguments[1]["step"]
     return {
-        "images_per_second": (last["step"] - first["step"]) * size / running,
-        "data_wait": waited / running,
-        **{f"{name}_seconds": values for name, values in stalls.items()},
+        "images_per_second": steps * config.train.batch_size / running,
+        "data_wait": inside["batch"] / running,
+        **{f"{name}_seconds": [one.seconds for one in calls[name]] for name in ("evaluation", "checkpoint")},
     }
 
 
-@contextlib.contextmanager
-def _timed_calls(owner: Any, name: str, seconds: list[float]) -> Iterator[None]:
-    """Inside the block, append the duration of each call of a function to `seconds`."""
-    function: Callable = getattr(owner, name)
+@dataclass(frozen=True)
+class _Call:
+    """One call of a function: its arguments, when it began, and how long it took, in seconds."""
 
-    def timed(*arguments: Any, **options: Any) -> Any:
+    arguments: tuple
+    began: float
+    seconds: float
+
+
+def _noting(function: Callable, calls: list[_Call]) -> Callable:
+    """Return a function that does the same and appends each of its calls to `calls`."""
+
+    def noted(*arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
-        try:
-            return function(*arguments, **options)
-        finally:
-            seconds.append(time.perf_counter() - began)
+        result = function(*arguments, **options)
+        calls.append(_Call(arguments, began, time.perf_counter() - began))
+        return result
 
-    setattr(owner, name, timed)
-    try:
-        yield
-    finally:
-        setattr(owner, name, function)
+    return noted
 
 
 def bare_step(reference: str, overrides: dict[str, Any], labels: int, rounds: int) -> dict[str, Any]:
