@@ -117,7 +117,6 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
                 break
             batch = next(batches)
             if step == first + 1:
-                status(f"compiling the training step for {config.train.batch_size} images")
                 status(memory.describe("a training step", steps.train_step.compile(state, batch)))
             before = finite.before(state)
             state, metrics = take_step(step, state, batch)

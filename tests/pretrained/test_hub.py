@@ -58,10 +58,12 @@ def test_only_known_files_are_downloaded(hub):
     assert folder.parent.parent == Path(os.environ["MLMOE_CACHE"]) / "hub"
 
 
-def test_a_new_commit_is_another_folder_and_a_known_one_is_not_downloaded_again(hub):
+def test_a_new_commit_is_another_folder_and_a_known_one_is_not_downloaded_again(hub, capsys):
     first = fetched()
+    assert capsys.readouterr().err == f"downloading hf:user/name, commit {first.name[:12]}, to {first}\n"
     hub.requests.clear()
     assert fetched() == first
+    assert capsys.readouterr().err == ""
     assert not [path for _, path, _ in hub.requests if "/resolve/" in path]
     hub.repositories["user/name"]["main"]["config.json"] = b"[]"
     second = fetched()
