@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,36 +18,54 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.version import __version__
 
 if TYPE_CHECKING:
+    import jax
+    import numpy as np
     from flax import nnx
     from ml_collections import ConfigDict
 
     from mlmoe_jax.data.labels.grouping import group_labels
     from mlmoe_jax.data.labels.space import LabelSpace
+    from mlmoe_jax.data.split import Split
     from mlmoe_jax.evaluation.metrics import multilabel as metrics
+    from mlmoe_jax.inference.inputs import read_images
     from mlmoe_jax.inference.predict import Predictor
     from mlmoe_jax.models import losses
+    from mlmoe_jax.models.block_features import block_features
     from mlmoe_jax.models.build import Classifier
+    from mlmoe_jax.models.contracts import Prediction, Prompts
+    from mlmoe_jax.runs.restore import Run
 
 __all__ = [
     "Predictor",
+    "Prompts",
     "UserError",
     "__version__",
+    "block_features",
     "build_model",
     "evaluate",
     "group_labels",
     "load_backbone",
+    "load_batches",
     "load_config",
     "losses",
+    "make_loss",
     "metrics",
+    "open_run",
+    "open_split",
+    "read_images",
     "train",
+    "trainable_filter",
 ]
 
 # Public name -> the module that it is, or "module:attribute".
 _LAZY = {
     "Predictor": "mlmoe_jax.inference.predict:Predictor",
+    "Prompts": "mlmoe_jax.models.contracts:Prompts",
+    "block_features": "mlmoe_jax.models.block_features:block_features",
     "group_labels": "mlmoe_jax.data.labels.grouping:group_labels",
     "losses": "mlmoe_jax.models.losses",
     "metrics": "mlmoe_jax.evaluation.metrics.multilabel",
+    "read_images": "mlmoe_jax.inference.inputs:read_images",
 }
 
 
@@ -141,7 +159,33 @@ def evaluate(
     return evaluate_run(RunFolder(workdir), as_pairs(overrides), which=checkpoint)
 
 
-def build_model(config: ConfigDict, labels: Sequence[str] | LabelSpace | int, *, weights: bool = True) -> Classifier:
+def open_run(
+    workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None, *, checkpoint: str = "best"
+) -> Run:
+    """Restore the trained model of a run folder.
+
+    Args:
+      workdir: the folder of a run.
+      overrides: dotted key -> value, as in `load_config`, of keys that may differ from the training.
+      checkpoint: as in `evaluate`.
+
+    Returns:
+      the run: `run.model()` is the model as a Flax NNX module, `run.config` its config, `run.label_space` the names and
+      statistics of its labels, and `run.preprocess(image u8[B,H,W,3])` the input of the model.
+
+    Raises:
+      UserError: a folder without a trained model, or a key of what was trained.
+    """
+    from mlmoe_jax.config.overrides import as_pairs
+    from mlmoe_jax.runs import restore
+    from mlmoe_jax.runs.folder import RunFolder
+
+    return restore.open_run(RunFolder(workdir), as_pairs(overrides), which=checkpoint)
+
+
+def build_model(
+    config: ConfigDict, labels: Sequence[str] | LabelSpace | Split | int, *, weights: bool = True
+) -> Classifier:
     """Build the Flax NNX model of a config: `model(image f32[B,H,W,3]) -> Prediction`, with `logits` f32[B,K].
 
     Prompts and head have the initial values of the config's seed.
@@ -149,8 +193,8 @@ def build_model(config: ConfigDict, labels: Sequence[str] | LabelSpace | int, *,
     Args:
       config: of `load_config`.
       labels: the names of the K labels, or only their number. Methods that use statistics of the training labels
-        (groups, graphs, frequencies) then get placeholders; a `LabelSpace`, such as `predictor.run.label_space`, has
-        the real ones.
+        (groups, graphs, frequencies) then get placeholders. They get the real ones from a training split of
+        `open_split`, and from a `LabelSpace`, such as `run.label_space`.
       weights: load the pretrained backbone that the config names; otherwise it is random too.
 
     Raises:
@@ -158,7 +202,7 @@ def build_model(config: ConfigDict, labels: Sequence[str] | LabelSpace | int, *,
     """
     from mlmoe_jax.runs.assemble import initial_model
 
-    space = _label_space(labels, config.model.prompts.num_groups)
+    space = _label_space(labels, config)
     return initial_model(config, space, load_backbone=weights)
 
 
@@ -195,13 +239,102 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
     return backbone
 
 
-def _label_space(labels: Sequence[str] | LabelSpace | int, groups: int) -> LabelSpace:
+def open_split(config: ConfigDict, split: str = "") -> Split:
+    """Open a split of the data set of a config; images are read when they are used.
+
+    Args:
+      config: of `load_config`.
+      split: its name; the training split if it is empty.
+
+    Returns:
+      the split: `classes`, the names of the K labels; `labels` i8[N,K], 1 positive, 0 negative, -1 unknown and 2
+      difficult; `ids`, the name of each image; `images.read(row)` u8[h,w,3].
+
+    Raises:
+      UserError: a data set that is missing or damaged, or a split that it does not have.
+    """
+    from mlmoe_jax.data.sources.open import open_splits
+
+    name = split or config.data.train_split
+    return open_splits(config.data, [name], seed=config.seed)[name]
+
+
+def load_batches(
+    config: ConfigDict, split: Split, *, batch_size: int, training: bool = False, first_step: int = 0
+) -> Iterator[dict[str, np.ndarray]]:
+    """Read a split in batches: `image` u8[B,H,W,3], `label` and `label_mask` f32[B,K], `mask` f32[B] and `id` i32[B].
+
+    Args:
+      config: of `load_config`; its section `data` says how images are resized, `augment` how they are augmented.
+      split: of `open_split`.
+      batch_size: B.
+      training: shuffle by the config's seed, repeat without end, and augment, all on the host. Otherwise each image
+        comes once, in order, and the last batch is padded with `mask` 0 and `id` -1.
+      first_step: the number of batches to leave out, to resume.
+
+    Raises:
+      UserError: from the iterator, for an image that cannot be read, unless `data.bad_images` is "skip".
+    """
+    from mlmoe_jax.data.pipeline import build_loader
+
+    augment = None
+    if training:
+        augment = config.augment.copy_and_resolve_references()
+        augment.where = "host"
+    options = {"augment": augment, "seed": config.seed, "first_step": first_step}
+    return build_loader(config.data, split, batch_size=batch_size, **options)
+
+
+def make_loss(
+    config: ConfigDict, labels: np.ndarray | None = None
+) -> Callable[[Prediction, Mapping[str, jax.Array]], jax.Array]:
+    """Return the training loss of a config: `loss(prediction, batch) -> f32[]`, all terms and penalties included.
+
+    `batch` has `label` f32[B,K], `label_mask` f32[B,K] (0 = unknown) and `mask` f32[B] (0 = padding).
+
+    Args:
+      config: of `load_config`.
+      labels: the label codes i8[N,K] of the training split, which only `loss.positive_weight=0` needs.
+
+    Raises:
+      UserError: labels are needed but not given.
+    """
+    from mlmoe_jax.training.objective import make_objective, training_objective
+
+    if labels is None and config.loss.kind == "bce" and not config.loss.positive_weight:
+        raise UserError("loss.positive_weight=0 weights positives by the training labels; give make_loss these labels")
+    objective = make_objective(config.loss) if labels is None else training_objective(config, labels)
+    return lambda prediction, batch: objective(prediction, batch)[0]
+
+
+def trainable_filter(config: ConfigDict) -> Callable[[tuple, Any], bool]:
+    """Return a filter of Flax NNX for the parameters that train under a config; all others are frozen.
+
+    `nnx.split(model, trainable_filter(config), ...)` separates them.
+
+    Raises:
+      UserError: from the filter, for a parameter that no rule of `config.trainable` matches.
+    """
+    from flax import nnx
+
+    from mlmoe_jax.models.rules import first_match
+    from mlmoe_jax.runs.assemble import trainable_rules
+
+    rules = trainable_rules(config)
+    return nnx.filterlib.All(nnx.Param, lambda path, value: first_match(rules, "/".join(map(str, path))))
+
+
+def _label_space(labels: Sequence[str] | LabelSpace | Split | int, config: ConfigDict) -> LabelSpace:
     from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+    from mlmoe_jax.data.split import Split
+    from mlmoe_jax.training.setup import label_space_for
 
     if isinstance(labels, LabelSpace):
         return labels
+    if isinstance(labels, Split):
+        return label_space_for(config, labels)
     count = labels if isinstance(labels, int) else len(labels)
     if isinstance(labels, str) or count < 1:
         raise UserError(f"labels is {labels!r}; give the names of the labels as a list, or their number")
-    space = synthetic_label_space(count, groups)
+    space = synthetic_label_space(count, config.model.prompts.num_groups)
     return space if isinstance(labels, int) else replace(space, names=tuple(labels))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import REPOSITORY
+from PIL import Image
 
 import mlmoe_jax as mm
 from mlmoe_jax.runtime import version
@@ -263,3 +264,102 @@ def test_a_backbone_may_be_random(page):
 def test_an_unknown_backbone_or_file_is_refused(refusal):
     assert "no backbone 'resnet5'" in refusal(mm.load_backbone, "resnet5")
     assert "missing.npz" in refusal(mm.load_backbone, "vit_digits", weights=Path("no") / "missing.npz")
+
+
+# ------------------------------------------------------------------------------------- the parts for code of one's own
+def test_a_run_gives_the_model_of_its_predictor(page):
+    logits = page["restored"](page["inputs"]).logits
+    scores = [list(result.scores.values()) for result in page["predictor"](list(page["images"]))]
+    assert np.allclose(jax.nn.sigmoid(logits), scores, atol=1e-5)
+    assert page["run"].step == page["predictor"].run.step
+    assert np.abs(page["saliency"]).max() > 0
+
+
+def test_images_are_read_as_predictions_read_them(page, refusal, tmp_path):
+    image = page["images"][0]
+    Image.fromarray(image).save(tmp_path / "a.png")
+    both = mm.read_images([tmp_path / "a.png", image], page["config"])
+    assert both.shape == (2, 64, 64, 3)
+    assert np.array_equal(both[0], both[1])
+    assert np.array_equal(mm.read_images(tmp_path / "a.png", page["config"]), both[:1])
+    assert "none.png" in refusal(mm.read_images, "none.png", page["config"])
+    assert "at least one" in refusal(mm.read_images, [], page["config"])
+
+
+def test_features_after_the_last_block_are_those_of_the_backbone(page):
+    backbone, inputs = page["backbone"], page["inputs"]
+    last, expected = page["blocks"][4], backbone(inputs, read=("cls", "patches"), return_attention=True)
+    assert np.allclose(last.cls, expected.cls, atol=2e-5)
+    assert np.allclose(last.patches, expected.patches, atol=2e-5)
+    assert np.allclose(last.attention["cls"], expected.attention["cls"], atol=1e-5)
+    first, raw = page["blocks"][1], mm.block_features(backbone, inputs, [1], norm=False)[1]
+    assert not np.allclose(first.cls, last.cls, atol=0.1)
+    assert np.allclose(backbone.norm(raw.patches), first.patches, atol=2e-5)
+    assert first.attention["patches"].shape == (3, 64, 64)
+
+
+def test_features_of_no_block_are_refused(page):
+    with pytest.raises(ValueError, match="no block 5; the blocks are numbered from 0 to 4"):
+        mm.block_features(page["backbone"], page["inputs"], [0, 5])
+    with pytest.raises(ValueError, match="no transformer blocks"):
+        mm.block_features(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), page["inputs"], [0])
+
+
+def test_a_step_of_ones_own_trains_what_the_program_trains(page):
+    from mlmoe_jax.runs.assemble import split_model
+
+    fresh = mm.build_model(page["recipe"], page["split"], weights=False)
+    parts = split_model(fresh, page["recipe"])
+    own = {"/".join(map(str, path)) for path, _ in nnx.to_flat_state(page["trained"])}
+    assert own == set(parts.trainable)
+    tokens = page["network"].prompts.deep[...]
+    assert not np.array_equal(tokens, fresh.prompts.deep[...]), "the page's step has changed them"
+
+
+def test_a_model_gets_the_groups_of_a_split(page):
+    from mlmoe_jax.training.setup import label_space_for
+
+    recipe, split = page["recipe"], page["split"]
+    space = label_space_for(recipe, split)
+    ours, given = (mm.build_model(recipe, labels, weights=False) for labels in (split, space))
+    placeholder = mm.build_model(recipe, split.classes, weights=False)
+    groups = [nnx.split(model)[0] for model in (ours, given, placeholder)]
+    assert groups[0] == groups[1]
+    assert groups[0] != groups[2]
+
+
+def test_batches_are_shuffled_and_augmented_in_training_only(page):
+    recipe, split = page["recipe"].copy_and_resolve_references(), page["split"]
+    recipe.augment.contrast = 0.5
+    assert recipe.augment.where == "device"
+    once = list(mm.load_batches(recipe, split, batch_size=50))
+    assert np.concatenate([batch["id"] for batch in once]).tolist() == [*range(120), *[-1] * 30]
+    assert np.array_equal(once[0]["label"], split.labels[:50] == 1)
+    training = mm.load_batches(recipe, split, batch_size=50, training=True)
+    first, second = next(training), next(training)
+    again = next(mm.load_batches(recipe, split, batch_size=50, training=True, first_step=1))
+    assert all(np.array_equal(second[name], again[name]) for name in second)
+    assert first["id"].tolist() != list(range(50))
+    row = first["id"][0]
+    assert not np.array_equal(first["image"][0], split.images.read(row))
+    assert mm.open_split(recipe, "test").classes == split.classes
+
+
+def test_the_loss_is_that_of_the_training(page, refusal):
+    from mlmoe_jax.training.objective import training_objective
+
+    recipe, split = mm.load_config("linear_probe:dataset=digits", {"loss.kind": "bce"}), page["split"]
+    batch = next(mm.load_batches(recipe, split, batch_size=2))
+    prediction = page["restored"](page["inputs"][:2])
+    recipe.loss.positive_weight = 3.0
+    expected = training_objective(recipe, split.labels)(prediction, batch)[0]
+    assert mm.make_loss(recipe)(prediction, batch) == expected
+    recipe.loss.positive_weight = 0.0
+    balanced = mm.make_loss(recipe, split.labels)(prediction, batch)
+    assert balanced != expected
+    assert "make_loss" in refusal(mm.make_loss, recipe)
+
+
+def test_an_adapter_of_ones_own_has_gradients(page):
+    assert set(page["slope"]) == {"tokens", "classifier"}
+    assert np.abs(page["slope"]["tokens"][...]).max() > 0

@@ -19,6 +19,11 @@ class Preprocess:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
+    def __call__(self, image: jax.Array) -> jax.Array:
+        """Return the network's input f32[B,H,W,3] from images with values in 0…255, u8[B,H,W,3] or f32[B,H,W,3]."""
+        scaled = jnp.asarray(image).astype(jnp.float32) / 255
+        return (scaled - jnp.asarray(self.mean)) / jnp.asarray(self.std)
+
 
 def prepare(
     batch: Batch, preprocess: Preprocess, augmentation=None, key: jax.Array | None = None, mesh: Mesh | None = None
@@ -29,7 +34,7 @@ def prepare(
 
     Training, evaluation and prediction all use this function, so that their inputs cannot differ.
     """
-    image = batch["image"].astype(jnp.float32)
+    image = batch["image"]
     if key is not None:
-        image = augment(image, key, augmentation, mesh)
-    return (image / 255 - jnp.asarray(preprocess.mean)) / jnp.asarray(preprocess.std)
+        image = augment(image.astype(jnp.float32), key, augmentation, mesh)
+    return preprocess(image)

@@ -25,10 +25,12 @@ from pathlib import Path
 
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.data.images import EXIF_ORIENTATION, STRICT, BadImage, Decoding, Images, open_image
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
+from mlmoe_jax.data.transforms import make_host_transform
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_LIST, read_bytes, read_stream
 
@@ -120,6 +122,22 @@ def is_one_image(given: ImageLike | Sequence[ImageLike]) -> bool:
     if isinstance(given, np.ndarray):
         return given.ndim <= 3 and given.dtype != object
     return isinstance(given, str | os.PathLike | bytes | Image.Image)
+
+
+def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> np.ndarray:
+    """Return images as the model of a config gets them in evaluation, u8[B,H,W,3], before they are normalized.
+
+    images: one image or a sequence: paths, encoded bytes, u8[h,w,3] RGB arrays or Pillow images, of any size. As in
+    prediction, the orientation in EXIF data is applied.
+
+    Raises UserError (BadImage) for an image that cannot be read, and for an empty sequence.
+    """
+    given = GivenImages([images] if is_one_image(images) else images)
+    if not len(given):
+        raise UserError("read_images got no images; give at least one")
+    transform = make_host_transform(config.data, None, training=False)
+    decoding = Decoding(truncated=config.data.truncated)
+    return np.stack([transform(given.open(row, decoding), None) for row in range(len(given))])
 
 
 class GivenImages(Images):

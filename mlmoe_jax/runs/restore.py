@@ -21,6 +21,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import OUTDATED, UserError
+from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params, fingerprint
 from mlmoe_jax.runs import checkpoint
@@ -51,7 +52,7 @@ from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, setup_jax
+from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, setup_jax, without_padding
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
 # Sections that do not change a trained model.
@@ -80,6 +81,11 @@ class Run:
     def step(self) -> int:
         """The number of steps after which the values were selected."""
         return self.notes["step"]
+
+    def model(self) -> Classifier:
+        """Return the model with its values as a Flax NNX module, in evaluation mode."""
+        values = without_padding({**self.values, **self.frozen}, self.mesh, self.label_axes)
+        return self.definition.merge(values)
 
 
 def require_same_frozen(folder: RunFolder, frozen: Params) -> None:

@@ -1,0 +1,51 @@
+"""The tokens of a vision transformer after any of its blocks, and the attention inside any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import jax
+
+from mlmoe_jax.models.backbones.vit import ViT
+from mlmoe_jax.models.contracts import CLS, PATCHES, Features
+
+
+def block_features(
+    backbone: ViT, image: jax.Array, blocks: Collection[int], *, norm: bool = True, return_attention: bool = False
+) -> dict[int, Features]:
+    """Encode images without prompts and return the features after each of `blocks`.
+
+    Args:
+      backbone: a vision transformer, such as `load_backbone("vit_digits")` or the `backbone` of a model.
+      image: f32[B,H,W,3], normalized.
+      blocks: numbers of blocks, from 0; the computation ends with the last of them.
+      norm: apply the final LayerNorm, as the backbone itself does after its last block.
+      return_attention: also return the attention inside each of `blocks`, averaged over heads.
+
+    Returns:
+      block -> Features: `patches` f32[B,N,D] and, if the backbone has a class token, `cls` f32[B,D]. `attention` has
+      the weights of the N patches for the queries `patches` f32[B,N,N] and `cls` f32[B,1,N].
+
+    Raises:
+      ValueError: a convolutional backbone, a block that it does not have, or images whose sides are not multiples of
+        the patch size.
+    """
+    if not isinstance(backbone, ViT):
+        raise ValueError(f"a {type(backbone).__name__} has no transformer blocks; give a ViT")
+    depth, first = backbone.shape.depth, backbone.shape.leading
+    if unknown := sorted(set(blocks) - set(range(depth))):
+        raise ValueError(f"there is no block {unknown[0]}; the blocks are numbered from 0 to {depth - 1}")
+    tokens, grid = backbone.embed(image)
+    rotary, found = backbone.rotary(grid), {}
+    for index in range(max(blocks, default=-1) + 1):
+        attention = {}
+        if return_attention and index in blocks:
+            weights = backbone.blocks[index].weights(tokens, rotary=rotary).mean(axis=1)[..., first:]
+            attention[PATCHES] = weights[:, first:]
+            attention |= {CLS: weights[:, :1]} if backbone.shape.class_token else {}
+        tokens = backbone.blocks[index](tokens, rotary=rotary)
+        if index in blocks:
+            read = backbone.norm(tokens) if norm else tokens
+            cls = read[:, 0] if backbone.shape.class_token else None
+            found[index] = Features(cls, None, read[:, first:], grid, attention)
+    return found
