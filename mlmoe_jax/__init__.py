@@ -232,7 +232,7 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
     def build() -> nnx.Module:
         return entry.shape.build(rngs=nnx.Rngs(0))
 
-    backbone = nnx.eval_shape(build)
+    backbone: Any = nnx.eval_shape(build)
     load_pretrained(backbone, name, os.fspath(weights))
     draw_missing(backbone, build)
     backbone.preprocess = Preprocess(entry.image_size, entry.mean, entry.std)

@@ -75,7 +75,7 @@ def load_config(
     location, _, arg = reference.partition(":")
     path = find_config(location)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise UserError(f"config {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
@@ -198,13 +198,13 @@ def from_json(text: str, source: str = "the stored config") -> ConfigDict:
     for old, name, value in present:
         if name in SECTIONS:
             raise UserError(f"{source} is damaged: '{old}' is a section, not a key")
-        if key_named(name) is None:
+        if (key := key_named(name)) is None:
             unknown.append(old)
             continue
         try:
             _assign(config, name, tuples(value))
         except TypeError as error:
-            must = f"'{old}' is {value!r} and must be {key_named(name).takes}"
+            must = f"'{old}' is {value!r} and must be {key.takes}"
             raise UserError(f"{source} is damaged: its key {must}") from error
     if unknown:
         status(f"warning: {source} has unknown keys, which are ignored: {', '.join(unknown)}")

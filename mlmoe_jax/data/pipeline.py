@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import grain
 import numpy as np
@@ -51,7 +52,7 @@ class _Examples(grain.transforms.MapWithIndex):
         examples = [self._read(int(element[place]), random) for place, random in zip(places, draws, strict=True)]
         return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
 
-    def _read(self, row: int, random: np.random.Generator) -> Batch:
+    def _read(self, row: int, random: np.random.Generator) -> dict[str, Any]:
         if row >= len(self.split):
             row, given = -1, None
         else:
@@ -144,7 +145,7 @@ def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: 
 
 def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:
     """Return the rows of the images in the global training batch of a step, in order; the first step is 1."""
-    return _shuffled_rows(split, seed).batch(batch_size, drop_remainder=True)[step - 1].tolist()
+    return np.asarray(_shuffled_rows(split, seed).batch(batch_size, drop_remainder=True)[step - 1]).tolist()
 
 
 def _shuffled_rows(split: Split, seed: int) -> grain.MapDataset:

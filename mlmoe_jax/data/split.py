@@ -24,7 +24,7 @@ def has_positive(labels: np.ndarray, difficult: str = "negative") -> np.ndarray:
     difficult: as in `data.batch.targets`; a difficult label is enough unless it counts as `negative`.
     """
     enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
-    return np.isin(labels, enough).any(axis=1)
+    return np.any(np.isin(labels, enough), axis=1)
 
 
 def few_positives(labels: np.ndarray) -> str:
@@ -71,7 +71,7 @@ class Split:
 
     def take(self, rows: np.ndarray, name: str) -> Split:
         """Return the images i64[n] `rows` of this split, in that order, as a separate split."""
-        ids = [self.ids[row] for row in rows]
+        ids = [self.ids[int(row)] for row in rows]
         return Split(name, self.classes, self.labels[rows], ids, self.images.take(rows))
 
     def without_missing(self) -> Split:

@@ -22,6 +22,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from etils import epath
@@ -132,7 +133,7 @@ def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> 
 
     Raises UserError (BadImage) for an image that cannot be read, and for an empty sequence.
     """
-    given = GivenImages([images] if is_one_image(images) else images)
+    given = GivenImages(cast("Sequence[ImageLike]", [images] if is_one_image(images) else images))
     if not len(given):
         raise UserError("read_images got no images; give at least one")
     transform = make_host_transform(config.data, None, training=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from etils import epath
@@ -88,12 +88,13 @@ def _csv_writer(file: TextIO, names: Sequence[str], top_k: int | None) -> Callab
 
 def _jsonl_writer(file: TextIO, names: Sequence[str], top_k: int | None) -> Callable[[Result], None]:
     def write(result: Result) -> None:
-        row = {"image": result.image}
+        row: dict[str, Any] = {"image": result.image}
         if result.error:
             row["error"] = result.error
         else:
             row["labels"] = result.labels
-            row["scores"] = {name: result.scores[name] for name in result.labels} if top_k else result.scores
+            scores = result.scores or {}
+            row["scores"] = {name: scores[name] for name in result.labels} if top_k else scores
             if result.gates is not None:
                 row["gates"] = {gate: by_label(names, weights) for gate, weights in result.gates.items()}
         file.write(json.dumps(row, allow_nan=False) + "\n")

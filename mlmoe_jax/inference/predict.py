@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import overload
 
 import jax
@@ -58,7 +58,7 @@ class Predictor:
         self._steps = {gates: make_eval_step(*parts, gates=gates) for gates in (False, True)}
 
     @classmethod
-    def from_run(cls, workdir: str | Path, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
+    def from_run(cls, workdir: str | os.PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
         """Open a run folder, or a model on the hub (hf:user/name); UserError if it does not contain a trained model.
 
         overrides: config keys under data, eval and mesh that differ from those of the run; eval.threshold replaces all
@@ -73,7 +73,8 @@ class Predictor:
         folder.require_model()
         fitted = {} if fixed else read_thresholds(folder).values  # before the model, which takes longer to read
         run = open_run(folder, pairs, which=checkpoint)
-        return cls(run, dict.fromkeys(run.label_space.names, run.config.eval.threshold) if fixed else fitted)
+        values = {name: run.config.eval.threshold for name in run.label_space.names} if fixed else fitted
+        return cls(run, values)
 
     @overload
     def __call__(
@@ -171,7 +172,7 @@ class Predictor:
             weights = {
                 gate: values[at % len(values)] for gate, values in output.get("gates", {}).items()
             }  # static: [1,K,E]
-            yield self.result(split.ids[row], output["logits"][at], top_k, weights or None)
+            yield self.result(split.ids[int(row)], output["logits"][at], top_k, weights or None)
 
     def result(
         self, name: str, logits: np.ndarray, top_k: int | None = None, gates: dict[str, np.ndarray] | None = None
@@ -335,11 +336,9 @@ def _table(first: Sequence[Result], count: int) -> str:
     names = [result.image.encode(errors="surrogateescape").decode(errors="replace") for result in first]
     rows = []
     for name, result in zip(names, first, strict=True):
-        best = sorted(result.labels, key=lambda label: -result.scores[label])
-        text = (
-            "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best)
-            or "(no label reaches its threshold)"
-        )
+        scores = result.scores or {}
+        best = sorted(result.labels, key=scores.__getitem__, reverse=True)
+        text = "  ".join(f"{label} {100 * scores[label]:.0f} %" for label in best) or "(no label reaches its threshold)"
         rows.append([name, "unreadable" if result.error else text])
     if count > len(first):
         rows.append([f"… and {count - len(first)} more"])

@@ -88,8 +88,8 @@ class Features:
         patches = arrays.get(PATCHES)
         if patches is None:
             return cls(arrays.get(CLS), None, None, (0, 0))
-        batch, *grid, width = patches.shape
-        return cls(arrays.get(CLS), None, patches.reshape(batch, -1, width), tuple(grid))
+        batch, rows, columns, width = patches.shape
+        return cls(arrays.get(CLS), None, patches.reshape(batch, -1, width), (rows, columns))
 
 
 @jax.tree_util.register_dataclass
@@ -142,6 +142,7 @@ class Backbone(Protocol):
         backbone has one. return_attention: also return `Features.attention`, if the backbone has attention.
         Raises ValueError for features that the backbone does not have, and for prompts that it cannot take.
         """
+        ...
 
 
 class BackboneShape(abc.ABC):
@@ -152,7 +153,9 @@ class BackboneShape(abc.ABC):
 
     width: int  # D, the channels of a feature
     patch: int  # the pixels between two patch tokens
-    takes_prompts = False  # whether the backbone accepts `Prompts`; if so, the shape also has `depth` and `heads`
+    takes_prompts = False  # whether the backbone accepts `Prompts`; if so, the shape also has the next two
+    depth: int  # the number of blocks
+    heads: int  # of the attention of a block
     any_size = False  # whether padding lets the backbone encode images of any size, not only multiples of `patch`
     # Freezes scale and bias of batch normalization, if there is any: weight decay would change them without a gradient.
     batch_norm_rule: ClassVar[tuple[str, bool] | None] = None

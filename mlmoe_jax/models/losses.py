@@ -7,7 +7,7 @@ and documents their interface.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def binary_cross_entropy(logits: ArrayLike, labels: ArrayLike, *, positive_weigh
       f32[B,K].
     """
     logits, labels = _as_float(logits), _as_float(labels)
-    weight = 1.0 if positive_weight is None else positive_weight
+    weight: Any = 1.0 if positive_weight is None else positive_weight
     return -(weight * labels * jax.nn.log_sigmoid(logits) + (1 - labels) * jax.nn.log_sigmoid(-logits))
 
 

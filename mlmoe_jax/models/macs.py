@@ -33,7 +33,7 @@ def count_macs(jaxpr) -> int:
     return total
 
 
-def forward_macs(make: Callable[[], nnx.Module], shape: tuple[int, ...]) -> tuple[int, Any]:
+def forward_macs(make: Callable[[], Any], shape: tuple[int, ...]) -> tuple[int, Any]:
     """Return the multiply-adds of the module `make()` on an input f32 of `shape`, and its abstract output.
 
     The module is traced only: nothing is computed or allocated.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 from flax import nnx
@@ -136,7 +137,7 @@ def _unpublished(frozen: Params, config: ConfigDict) -> frozenset[str]:
     return frozenset(path for path in frozen if not (published and path.startswith("backbone/")))
 
 
-def cast_frozen(frozen: Params, config: ConfigDict) -> Params:
+def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
     """Cast frozen kernels to `model.frozen_dtype`; the other weights keep their type. Values may be abstract.
 
     Only kernels change, because bfloat16 products round them anyway.

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -85,7 +85,7 @@ class Run:
     def model(self) -> Classifier:
         """Return the model with its values as a Flax NNX module, in evaluation mode."""
         values = without_padding({**self.values, **self.frozen}, self.mesh, self.label_axes)
-        return self.definition.merge(values)
+        return cast(Classifier, self.definition.merge(values))
 
 
 def require_same_frozen(folder: RunFolder, frozen: Params) -> None:
@@ -119,10 +119,10 @@ def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
     """Return the stored mean and standard deviation with the image size of the config, which may differ."""
     with folder.reading(PREPROCESS):
         stored = folder.read_json(PREPROCESS)
-        mean, std = (tuple(float(value) for value in stored[name]) for name in ("mean", "std"))
+        mean, std = ([float(value) for value in stored[name]] for name in ("mean", "std"))
         if not (len(mean) == len(std) == 3 and all(map(math.isfinite, mean + std)) and min(std) > 0):
             raise ValueError("mean and std should be three numbers each, and std above 0")
-        return Preprocess(image_size, mean, std)
+        return Preprocess(image_size, (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]))
 
 
 def _require_fingerprint(folder: RunFolder, described: _FrozenWeights, frozen: Params) -> None:
@@ -170,7 +170,7 @@ def write_run_metadata(
     folder.write_text(CONFIG, configuration.to_json(config))
 
 
-def open_run(folder: RunFolder, overrides: list[tuple[str, str]] = (), *, which: str = BEST) -> Run:
+def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST) -> Run:
     """Restore the selected values of a run from its folder and the published backbone, with products of `eval.dtype`.
 
     overrides: config keys that differ from the run's own; only keys that do not change the trained model are allowed.

@@ -1,6 +1,7 @@
 """The training loss of a config."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ def make_objective(settings: ConfigDict, balance: Callable[[], jax.Array] | None
             name: losses.reduce(value[:, None], jnp.ones_like(value)[:, None], batch["mask"], count=images)
             for name, value in prediction.penalties.items()
         }
-        total = sum(weights.get(name, 1.0) * part for name, part in parts.items())
+        total: Any = sum(weights.get(name, 1.0) * part for name, part in parts.items())
         return total, {f"loss/{name}": part for name, part in parts.items()}
 
     return objective

@@ -28,7 +28,7 @@ def cooccurrence(labels: ArrayLike) -> tuple[csr_array, NDArray[np.int64]]:
     for start in range(0, len(labels), _ROWS):
         positive = csr_array(labels[start : start + _ROWS] == 1).astype(np.int64)
         counts += positive.T @ positive
-    positives = counts.diagonal()
+    positives = np.asarray(counts.diagonal(), np.int64)
     counts.setdiag(0)
     counts.eliminate_zeros()
     counts.sort_indices()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -56,23 +57,24 @@ class LabelSpace:
     def save(self, path) -> None:
         """Write the label space as one npz to a path or an open file."""
         pairs = self.together.tocoo()
-        np.savez_compressed(
-            path,
-            names=np.asarray(self.names),
-            together=np.stack([pairs.row, pairs.col, pairs.data]),
-            positives=self.positives,
-            images=self.images,
-            co_group=self.co_group,
-            dc_group=self.dc_group,
-            **({} if self.vectors is None else {"vectors": self.vectors}),
-        )
+        arrays: dict[str, Any] = {
+            "names": np.asarray(self.names),
+            "together": np.stack([pairs.row, pairs.col, pairs.data]),
+            "positives": self.positives,
+            "images": self.images,
+            "co_group": self.co_group,
+            "dc_group": self.dc_group,
+        }
+        if self.vectors is not None:
+            arrays["vectors"] = self.vectors
+        np.savez_compressed(path, **arrays)
 
     @classmethod
     def of(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
         """Return the label space of the arrays that `save` wrote. Raises ValueError if they do not fit together."""
         labels = len(stored["names"])
         if "counts" in stored:  # runs of earlier versions
-            together = stored["counts"]
+            together: Any = stored["counts"]
         else:
             row, column, images = stored["together"]
             together = csr_array((images, (row, column)), shape=(labels, labels))
@@ -134,10 +136,11 @@ def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) 
     if prompts.groups == "computed":
         counts = together.toarray()
         status(f"grouping {counted(num_labels, 'label')}")
-        return tuple(
+        co_group, dc_group = (
             group_labels(counts, positives, num_groups=num_groups, tau=tau, side=side, seed=seed)
             for side, tau in (("co", prompts.tau_co), ("dc", prompts.tau_dc))
         )
+        return co_group, dc_group
     pair = _published(data_name, num_groups) if prompts.groups == "published" else _from_file(prompts.groups)
     co_group, dc_group = (np.asarray(pair[side], np.int32) for side in ("co", "dc"))
     for side, group in (("co", co_group), ("dc", dc_group)):

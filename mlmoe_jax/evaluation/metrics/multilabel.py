@@ -174,10 +174,11 @@ def _counts(predicted: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> 
     for rows in row_blocks(*positive.shape):
         claimed, actual = (predicted[rows] != 0) & valid[rows], positive[rows] & valid[rows]
         totals += [np.count_nonzero(x, axis=0) for x in (claimed & actual, claimed, actual)]
-    return tuple(totals)
+    hits, claims, positives = totals
+    return hits, claims, positives
 
 
-def map_of_returned(scores: Floats, positive: Bools, valid: Bools, returned: Bools) -> float:
+def map_of_returned(scores: NDArray[np.floating], positive: Bools, valid: Bools, returned: Bools) -> float:
     """Return the mAP of rankings of only the `returned` entries, all [B,K]; see `map_at_k`."""
     positives = _counts(positive, positive, valid)[2]
     gained = [
