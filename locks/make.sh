@@ -5,8 +5,8 @@
 #   bash locks/make.sh              # keep the versions that still fit
 #   bash locks/make.sh --upgrade    # take the newest
 #
-# base.lock has the packages of requirements.txt, tpu.lock and cuda.lock also those of the extra of this name, and
-# uv.lock only uv itself, which makes these files and installs Python on TPU machines.
+# base.lock has the packages of requirements.txt, tpu.lock, cuda.lock and serve.lock also those of the extra of this name,
+# and uv.lock only uv itself, which makes these files and installs Python on TPU machines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,7 +25,7 @@ PY
 }
 
 lock base "$@" < requirements.txt
-for name in tpu cuda; do
+for name in tpu cuda serve; do
   { cat requirements.txt && extra "$name"; } | lock "$name" "$@"
 done
 echo uv | lock uv "$@"

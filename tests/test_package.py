@@ -1,11 +1,15 @@
 """What is installed, what is imported, and that the two agree."""
 
 import ast
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import venv
+from pathlib import Path
 
 import pytest
 from helpers.paths import REPOSITORY
@@ -112,6 +116,50 @@ def test_a_wheel_holds_everything_and_works_on_its_own(tmp_path, monkeypatch):
     assert done.stdout.split() == [str(tmp_path / "mlmoe_jax" / "__init__.py"), "digits", "64"]
 
 
+@pytest.mark.slow
+def test_wheel_and_sdist_work_in_an_environment_of_their_own(tmp_path):
+    """The wheel is made of the sdist, and installed without the checkout beside the dependencies of this one."""
+    pytest.importorskip("setuptools", minversion="77", reason="pip install '.[dev]'")
+    source, unpacked, environment = tmp_path / "source", tmp_path / "unpacked", tmp_path / "environment"
+    options = {"capture_output": True, "text": True, "check": True}
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, **options).stdout
+    for name in filter(None, listed.split("\0")):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, source / name)
+
+    def built(kind: str, folder: Path) -> Path:
+        code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(tmp_path)!r}))"
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, **options)
+        return tmp_path / done.stdout.splitlines()[-1]
+
+    shutil.unpack_archive(built("sdist", source), unpacked, filter="data")
+    [folder] = unpacked.iterdir()
+    wheel = built("wheel", folder)
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel], check=True)
+    [packages] = environment.glob("lib/*/site-packages")
+    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+
+    code = (
+        "import importlib.metadata as m, mlmoe_jax as mm\n"
+        "from pathlib import Path\n"
+        "assert m.version('mlmoe-jax') == mm.__version__\n"
+        "assert (Path(mm.__file__).parent / 'py.typed').exists()\n"
+        "print(len(m.requires('mlmoe-jax')), mm.__file__)\n"
+        "print(mm.load_backbone('vit_digits').preprocess.image_size)"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"JAX_PLATFORMS": "cpu"}
+    options |= {"cwd": tmp_path, "env": clean}
+    count, file, size = subprocess.run([python, "-c", code], **options).stdout.split()
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    assert int(count) == len(required()) + sum(map(len, extras))
+    assert file == str(packages / "mlmoe_jax" / "__init__.py")
+    assert size == "64"
+    command = [environment / "bin" / "mlmoe", "--mode=summary", "--config=linear_probe:dataset=digits", "--json"]
+    assert json.loads(subprocess.run(command, **options).stdout)
+
+
 def test_the_command_exists():
     module, function = PROJECT["project"]["scripts"]["mlmoe"].split(":")
     assert callable(getattr(__import__(module, fromlist=[function]), function))
@@ -145,7 +193,7 @@ def test_everything_that_is_imported_is_required():
     assert "torch" not in foreign
 
 
-@pytest.mark.parametrize("name", ["base", "tpu", "cuda"])
+@pytest.mark.parametrize("name", ["base", "tpu", "cuda", "serve"])
 def test_lock_files_have_every_requirement(name):
     lines = (REPOSITORY / "requirements.txt").read_text().splitlines()
     lines += PROJECT["project"]["optional-dependencies"].get(name, [])
