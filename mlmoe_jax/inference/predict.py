@@ -70,7 +70,6 @@ class Predictor:
         if all(key != "data.exif" for key, _ in pairs):
             pairs = [*pairs, ("data.exif", "apply")]
         fixed = any(key == "eval.threshold" for key, _ in pairs)
-        folder.require_model()
         fitted = {} if fixed else read_thresholds(folder).values  # before the model, which takes longer to read
         run = open_run(folder, pairs, which=checkpoint)
         values = {name: run.config.eval.threshold for name in run.label_space.names} if fixed else fitted

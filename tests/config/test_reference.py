@@ -115,6 +115,22 @@ def test_help_needs_no_jax():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
+def test_plain_help_needs_no_table_of_keys():
+    code = (
+        "import sys\nfrom mlmoe_jax.main import main\ntry: main(['--help'])\n"
+        "except SystemExit: sys.exit(bool({'jax', 'PIL', 'mlmoe_jax.config.defaults'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_a_training_imports_nothing_of_what_only_few_need():
+    code = (
+        "import sys, mlmoe_jax.training.loop; rare = {'sklearn', 'matplotlib', 'scipy.stats', 'tensorflow_datasets'}; "
+        "sys.exit(bool(rare & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
 def test_plain_help_mentions_it(capsys):
     with pytest.raises(SystemExit) as left:
         main(["--help"])
