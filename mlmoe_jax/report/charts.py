@@ -197,7 +197,7 @@ def label_frequency(rows: Rows) -> dict[str, Any]:
             "images:Q",
             title="training images with the label",
             # symlog is like a logarithm, and defined for a label without training images
-            scale=alt.Scale(type="log" if fewest else "symlog", padding=12 if fewest else 0),
+            scale=alt.Scale(type="log" if fewest else "symlog", padding=12 if fewest else 0, nice=False),
             axis=alt.Axis(grid=False, tickCount=6, format="~s"),
         ),
         y=alt.Y(

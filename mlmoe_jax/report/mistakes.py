@@ -204,8 +204,8 @@ def images(files: RunFiles, judged: Judged | None) -> Section:
     used = sorted({k for card in cards for k, *_ in card["labels"]})
     data = {"pictures": pictures, "cards": cards, "names": {k: judged.labels[k] for k in used}}
     text = (
-        f"On {judged.name}, with thresholds of {judged.cuts.origin}: present labels, and predicted ones with their "
-        "probability."
+        f"On {judged.name}: present labels and predicted ones, with their probabilities. Thresholds: "
+        f"{judged.cuts.origin}."
     )
     if cards:
         text += f" The {len(cards):,} images are the samples of the run and those of its most confident mistakes."

@@ -37,7 +37,12 @@ def metrics(files: RunFiles, judged: Judged | None = None) -> Section:
         missing = "results.json is written when training ends, or by an evaluation:"
         return Section("metrics", title, missing=missing, command=files.command("--mode=eval"))
     names = list(dict.fromkeys(name for split in splits.values() for name in split.metrics))
-    parts: list[Any] = [Note("In percent. Labels without a positive in a split are left out of means over labels.")]
+    parts: list[Any] = [
+        Note(
+            "In percent. Means over labels leave out those without a positive in a split, unless a definition says "
+            "otherwise."
+        )
+    ]
     left = [name for name in names if not _cut(name)]
     for group in map(GROUPS.__getitem__, GROUPS):
         meaning = {name: sentence for name in left if (sentence := _meaning(name, group.meanings))}

@@ -14,7 +14,7 @@ function picture(source, name) {
 }
 const imageOf = (index) => picture(samples.images[index], samples.ids[index]);
 /** An image of the reported split by its name; samples are embedded only once. */
-const imageNamed = (name) => picture(name in pictures ? pictures[name] || samples.images[samples.ids.indexOf(name)] : "", name);
+const imageNamed = (name) => picture(Object.hasOwn(pictures, name) ? pictures[name] || samples.images[samples.ids.indexOf(name)] : "", name);
 
 /** A stacked bar of weights that sum to 1. */
 function weightBar(weights, names, prefix) {
