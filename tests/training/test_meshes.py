@@ -11,7 +11,7 @@ QUICK = {  # not marked as slow, in one process
     "differences": ("mlvpt_digits", [(1, 2, 4)], 2),
     "importance_gaps": ([(1, 1, 8), (2, 1, 4)],),
     "bank_forms": (16, (2, 1, 4)),
-    "augmentation": ([(8, 1, 1), (2, 2, 2)],),
+    "augmentation": ([(2, 2, 2)],),
     "label_traffic": ("drmoe_20k:dataset=digits", 960),
 }
 
