@@ -213,7 +213,7 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
     if devices is None:
         keep_programs(config.compile.cache)
     mesh = make_mesh(config.mesh, devices)
-    precision.settle(config, mesh.devices.flat[0].platform)
+    precision.settle(config, (jax.devices() if devices is None else devices)[0].platform)
     if training:
         require_whole_batch(config, mesh.size)
     return mesh

@@ -194,7 +194,7 @@ def test_setup_sets_the_precision_and_checks_the_batches(refusal, monkeypatch):
     )
     config.train.batch_size, config.eval.batch_size = 9, 6
     assert setup_jax(config).size == 3
-    assert setup_jax(config, ["one device"]).size == 1
+    assert setup_jax(config, jax.devices()[:1]).size == 1
     config.train.batch_size, config.eval.batch_size = 10, 7
     sentence = "train.batch_size is 10, which does not split over 3 devices; 9 does: set --config.train.batch_size=9"
     assert refusal(setup_jax, config) == sentence

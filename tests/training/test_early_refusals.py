@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("tiny_vit")
 
 @pytest.fixture
 def refused(monkeypatch, refusal, tmp_path):
-    """A function that starts a training with some keys, which opens no data and makes no folder; returns the sentence."""
+    """A function that starts a training with some keys, with no data and no folder; returns the sentence."""
 
     def opened(*_, **__):
         raise AssertionError("the data was opened")
