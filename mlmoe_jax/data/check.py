@@ -32,11 +32,13 @@ SAME = {"id": "same id", "content": "same file content", "look": "similar appear
 
 
 # ------------------------------------------------------------------------------------------------ before each training
-def require_readable(splits: Iterable[Split]) -> None:
+def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
     """Raise UserError if more than half of TRIED images of a split, spread over all of it, cannot be read.
 
-    It names the first of them. Images that are left out because they have no file count too.
+    It names the first of them. So it does if most images were left out because they have no file. data_config:
+    `config.data`.
     """
+    decoding = Decoding.of(data_config)
     for split in splits:
         lost = len(split.missing) if split.missing else 0
         if lost > len(split):
@@ -46,17 +48,17 @@ def require_readable(splits: Iterable[Split]) -> None:
                 f"{where}; correct data.root, data.images or the paths in the table"
             )
         rows = sorted(set(np.linspace(0, len(split) - 1, TRIED).round().astype(int).tolist())) if len(split) else []
-        errors = [error for row in rows if (error := _why_unreadable(split, row))]
+        errors = [error for row in rows if (error := _why_unreadable(split, row, decoding))]
         if 2 * len(errors) > len(rows):
             raise UserError(
-                f"{len(errors)} of {len(rows)} images of split {split.name}, which were tried before training, cannot "
-                f"be read, the first because {errors[0]}"
+                f"{len(errors)} of {len(rows)} images of split {split.name} that were tried cannot be read, the first "
+                f"because {errors[0]}"
             )
 
 
-def _why_unreadable(split: Split, row: int) -> str:
+def _why_unreadable(split: Split, row: int, decoding: Decoding) -> str:
     try:
-        split.images.read(row)
+        split.images.read(row, decoding)
     except BadImage as error:
         return str(error)
     return ""

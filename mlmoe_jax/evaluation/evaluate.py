@@ -297,7 +297,7 @@ def _evaluate(folder: RunFolder, run: Run) -> dict[str, Metrics]:
 def score_with(run: Run, eval_step: Callable, name: str) -> SplitScores:
     """Score one split of the run's data set with the run's selected values."""
     split = open_split(run.config.data, name, classes=run.label_space.names, seed=run.config.seed)
-    require_readable([split])
+    require_readable([split], run.config.data)
     return score_split(
         eval_step,
         run.values,

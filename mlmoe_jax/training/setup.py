@@ -77,7 +77,7 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     status(f"reading {config.data.name}")
     splits = open_splits(config.data, names, seed=config.seed)
     _tell_missing(config.data.name, splits.values())
-    require_readable(splits.values())
+    require_readable(splits.values(), config.data)
     train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
     if resumes:
         _, label_space = read_run(folder)

@@ -62,15 +62,15 @@ def test_a_split_whose_images_are_mostly_unreadable_is_refused_at_once(refusal, 
             Image.new("RGB", (4, 4)).save(tmp_path / name)
     labels = np.ones((100, len(CLASSES)), np.int8)
     split = Split("train", CLASSES, labels, names, ImageFiles(tmp_path, names))
-    sentence = refusal(require_readable, [split_of(["1"]), split])
+    sentence = refusal(require_readable, [split_of(["1"]), split], default_config().data)
     assert sentence.startswith(
-        "10 of 16 images of split train, which were tried before training, cannot be read, the first because cannot "
-        f"read {tmp_path / '0.png'} as an image"
+        "10 of 16 images of split train that were tried cannot be read, the first because cannot read "
+        f"{tmp_path / '0.png'} as an image"
     )
-    require_readable([split.take(np.arange(50, 100), "train")])
+    require_readable([split.take(np.arange(50, 100), "train")], default_config().data)
     for row in range(60):
         (tmp_path / names[row]).unlink()
-    assert refusal(require_readable, [split.without_missing()]) == (
+    assert refusal(require_readable, [split.without_missing()], default_config().data) == (
         f"60 of the 100 images of split train have no file, the first is {tmp_path / '0.png'}; correct data.root, "
         "data.images or the paths in the table"
     )
