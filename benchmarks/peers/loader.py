@@ -27,7 +27,7 @@ class Pictures(torch.utils.data.Dataset):
         else:
             resize = v2.Resize((size, size), antialias=True)
             finish = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-            drawn = [v2.RandomErasing(p=1.0, scale=(0.25, 0.25), ratio=(1, 1), value=None), v2.RandAugment(2, 9)]
+            drawn = [v2.RandomErasing(p=1.0, scale=(0.25, 0.25), ratio=(1, 1), value=0), v2.RandAugment(2, 9)]
             self.transform = v2.Compose([resize, *(drawn if full else []), *finish])
 
     def cutout(self, image: Image.Image) -> Image.Image:
