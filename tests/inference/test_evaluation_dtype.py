@@ -115,8 +115,9 @@ def test_a_training_evaluates_in_the_type_of_evaluation(tmp_path, monkeypatch):
 
 def test_the_precision_of_the_authors_is_an_option(refusal):
     plain, authors = (load_config(f"mlvpt_dinov2:precision={name}", []) for name in ("float32", "authors"))
-    assert (plain.model.dtype, plain.eval.dtype) == ("auto", "same")
+    assert (plain.model.dtype, plain.eval.dtype) == ("float32", "same")
+    assert load_config("mlvpt_dinov2", []).model.dtype == "auto"
     assert (authors.model.dtype, authors.eval.dtype) == ("bfloat16", "float16")
     assert load_config("vpt:dataset=digits,precision=authors", []).eval.dtype == "float16"
     sentence = refusal(load_config, "vpt:precision=half", [])
-    assert sentence == "precision=half is not one of float32, authors"
+    assert sentence == "precision=half is not one of auto, float32, authors"
