@@ -156,7 +156,7 @@ def test_files_and_json(two, capsys, tmp_path):
     assert printed["test"]["ap"]["a"]["difference"] == found.ap["a"].difference
     rows = list(csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text())))
     kinds = [row["kind"] for row in rows]
-    assert (kinds.count("metric"), kinds.count("AP"), kinds.count("image")) == (10, 3, len(found.changed))
+    assert (kinds.count("metric"), kinds.count("AP"), kinds.count("image")) == (13, 3, len(found.changed))
     by_name = {(row["kind"], row["name"]): row for row in rows}
     assert float(by_name["AP", "b"]["low"]) == found.ap["b"].low
     assert int(by_name["AP", "b"]["positives"]) == found.positives["b"]
