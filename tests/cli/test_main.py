@@ -329,7 +329,14 @@ def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, train
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.mesh.data=3"], ["mesh", "device"]),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.data.image_size=60"], ["patch size"]),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.model.backbone.name=vit_huge"], ["vit_digits"]),
-        (["--config=mlvpt_dinov2:dataset=voc2012,root={tmp}", "--workdir={tmp}/new"], ["VOC"]),
+        (
+            [
+                "--config=mlvpt_dinov2:dataset=voc2012,root={tmp}",
+                "--config.model.backbone.weights=none",
+                "--workdir={tmp}/new",
+            ],
+            ["VOC"],
+        ),
         (["--config=mlvpt_dinov2:datset=voc2012", "--workdir={tmp}/new"], ["did you mean 'dataset'"]),
         (["--config=mlvpt_digits", "--workdir={tmp}/file/run"], ["cannot make the run folder"]),
         (["--mode=export", "--workdir={run}"], ["needs --output=FILE"]),

@@ -70,7 +70,7 @@ def test_a_run_keeps_its_backbone(cache, tmp_path, monkeypatch):
     folder.write_text("config.json", to_json(load_config(CONFIG, [])))
     folder.write_json("results.json", {})
     fetch_nothing_but(cache, "dinov2_vits14")
-    monkeypatch.setattr("mlmoe_jax.training.loop.train", lambda config, folder: trained.append(config) or {"val": {}})
+    monkeypatch.setattr("mlmoe_jax.training.loop.train", lambda config, *_, **__: trained.append(config) or {"val": {}})
     monkeypatch.setattr("mlmoe_jax.inference.explain.write_requested_samples", lambda folder, config: None)
     assert main([f"--config={CONFIG}", f"--workdir={folder}"]) == 0
     assert main([f"--config={CONFIG}", f"--workdir={tmp_path / 'new'}"]) == 0

@@ -323,4 +323,4 @@ def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch
     assert evaluate_run(folder, [("data.test_splits", "val")]) == results
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed.take(np.array([0]), "val"))
     sentence = refusal(evaluate_run, folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
-    assert sentence == "no image of val can be read"
+    assert sentence.startswith("1 of 1 images of split val that were tried cannot be read, the first because ")
