@@ -165,7 +165,7 @@ def open_run(
     """Restore the trained model of a run folder.
 
     Args:
-      workdir: the folder of a run.
+      workdir: the folder of a run, or a model on the hub, hf:user/name.
       overrides: dotted key -> value, as in `load_config`, of keys that may differ from the training.
       checkpoint: as in `evaluate`.
 
@@ -178,9 +178,9 @@ def open_run(
     """
     from mlmoe_jax.config.overrides import as_pairs
     from mlmoe_jax.runs import restore
-    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.runs.shared import run_folder
 
-    return restore.open_run(RunFolder(workdir), as_pairs(overrides), which=checkpoint)
+    return restore.open_run(run_folder(workdir), as_pairs(overrides), which=checkpoint)
 
 
 def build_model(
