@@ -287,7 +287,7 @@ def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Seque
         return
     finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
     text = " to ".join(f"{value:.3g}" for value in finite[[0, -1][: len(finite)]])
-    never = np.count_nonzero(np.isinf(predictor.thresholds))
+    never = int(np.count_nonzero(np.isinf(predictor.thresholds)))
     text = " and ".join(filter(None, [text, f"never for {counted(never, 'label')}" if never else ""]))
     if "eval.threshold" in dict(overrides):
         status(f"thresholds: {text} (--config.eval.threshold)")
