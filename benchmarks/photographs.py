@@ -204,11 +204,17 @@ def table(found: dict[str, dict]) -> str:
         low, high = percentile_interval(np.subtract(of["resampled_mAP"], first["resampled_mAP"]))
         difference = 100 * (np.mean(of["mAP"]) - np.mean(first["mAP"]))
         against = "" if of is first else f"{difference:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
-        cells = [f"{100 * np.mean(of[name]):.2f} ± {100 * np.std(of[name]):.2f}" for name in (*FIGURES, *GAPS)]
+        cells = [over_seeds(of[name]) for name in (*FIGURES, *GAPS)]
         mean_ap, *rest = cells
         seconds = f"{np.mean(of['cpu_seconds']):.0f}"
         lines.append(" | ".join([f"| {method}", f"{of['rate']:g}", mean_ap, against, *rest, f"{seconds} |"]))
     return "\n".join(lines) + "\n"
+
+
+def over_seeds(values: list[float]) -> str:
+    """Return the mean of fractions in percent, and with more than one their sample standard deviation."""
+    spread = f" ± {100 * np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{100 * np.mean(values):.2f}{spread}"
 
 
 def main():

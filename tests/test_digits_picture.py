@@ -1,0 +1,43 @@
+"""The picture of the README, against the tables that it is drawn from."""
+
+import importlib.util
+import re
+
+import pytest
+from helpers.paths import REPOSITORY
+
+_SPEC = importlib.util.spec_from_file_location("draw_digits", REPOSITORY / "docs" / "draw_digits.py")
+drawing = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(drawing)
+
+PAGE = drawing.PAGE.read_text()
+LABEL = re.compile(r">([\d.]+) \| ([\d.]+)<")  # mAP on test_shift and on test
+
+
+def labels_of(results):
+    return {(f"{shift:.1f}", f"{test:.1f}") for test, shift in results.values()}
+
+
+def test_the_committed_picture_has_the_figures_of_the_page():
+    picture = drawing.PICTURE.read_text()
+    assert set(LABEL.findall(picture)) == labels_of(drawing.read_results(PAGE)), "run `python docs/draw_digits.py`"
+    for name in drawing.NAMES.values():
+        assert f">{name}<" in picture
+    assert "docs/digits.svg" in (REPOSITORY / "README.md").read_text()
+
+
+def test_results_are_those_of_the_tables():
+    results = drawing.read_results(PAGE)
+    assert results["ML-VPT"] == (95.34, 91.41)
+    assert list(results) == sorted(results, key=lambda name: results[name][1])
+    with pytest.raises(ValueError, match="no results of ML-VPT"):
+        drawing.read_results(PAGE.replace("`mlvpt_digits`", "`other`"))
+
+
+def test_a_drawing_shows_each_method(tmp_path):
+    results = {"first": (90.0, 80.5), "second": (91.0, 88.25)}
+    drawing.draw(results, tmp_path / "a.svg")
+    picture = (tmp_path / "a.svg").read_text()
+    assert set(LABEL.findall(picture)) == labels_of(results)
+    for name in results:
+        assert f">{name}<" in picture
