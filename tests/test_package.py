@@ -32,8 +32,8 @@ MODULES = {
 }
 
 
-# Required for a library that uses it without requiring it: jax.export.
-INDIRECT = {"flatbuffers"}
+# Required for parts of JAX that use them without requiring them: jax.export and the compilation cache.
+INDIRECT = {"flatbuffers", "filelock"}
 # Imported by one function each, which says how to install them.
 OF_EXTRAS = {"jax2onnx", "onnxruntime"}
 

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.data.sources.open import root_of
 from mlmoe_jax.data.split import few_positives
 from mlmoe_jax.evaluation.evaluate import list_skipped, measure_and_write
 from mlmoe_jax.evaluation.fit_thresholds import fit_as_configured, split_to_fit
@@ -57,6 +58,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     keep_types(config, folder)
     resumes = has_checkpoint(folder)
     if not resumes:
+        root_of(config.data)  # before weights, which may have to be downloaded
         require_source(config)
 
     # -------------------------------------------------------------------------------------------- data, model, steps

@@ -60,7 +60,8 @@ def test_locked_versions_are_installed_with_their_checksums(launch, tmp_path):
 def test_every_requirement_is_locked_with_a_checksum():
     wanted = {
         re.split(r"[>=\[]", line)[0].lower().replace("_", "-")
-        for line in (REPOSITORY / "requirements.txt").read_text().split()
+        for line in (REPOSITORY / "requirements.txt").read_text().splitlines()
+        if line.strip() and not line.startswith("#")
     }
     for name in ("base", "tpu", "cuda"):
         entries = (REPOSITORY / f"locks/{name}.lock").read_text().split("\n")

@@ -267,7 +267,7 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
     run = open_run(folder)
     assert (run.step, run.notes["kind"], run.label_space.names) == (20, "raw", CLASSES)
     assert run.preprocess == preprocess_for(config)
-    assert flatten(run.config) == flatten(config)
+    assert flatten(run.config) == flatten(config) | {"model.dtype": "float32", "model.frozen_dtype": "float32"}
     assert run.values.keys() == values.keys()
     for path, value in {**values, **parts.frozen}.items():
         np.testing.assert_array_equal({**run.values, **run.frozen}[path], value, err_msg=path)

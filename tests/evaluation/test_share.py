@@ -124,7 +124,7 @@ def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, r
     assert len(Predictor.from_run("hf:user/own")(images())) == 3
     del files["frozen.safetensors"]
     files["config.json"] = files["config.json"].replace(b"mine.safetensors", b"/etc/passwd")
-    assert "its frozen weights are not published, and frozen" in refusal(Predictor.from_run, "hf:user/own")
+    assert "has not all of its frozen weights, which are not published" in refusal(Predictor.from_run, "hf:user/own")
 
 
 # ---------------------------------------------------------------------------------------------------------- using one

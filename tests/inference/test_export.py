@@ -113,6 +113,7 @@ def test_the_loader_labels_files_on_the_command_line(made, tmp_path, monkeypatch
     spec.loader.exec_module(loader)
     [path, *_] = image_files(tmp_path)
     [result] = Predictor.from_run(made / RUN)([path])
+    capsys.readouterr()
     assert loader.main([path, str(tmp_path / "gone.jpg")]) == 2
     printed = capsys.readouterr()
     best = sorted(result.labels, key=lambda label: -result.scores[label])

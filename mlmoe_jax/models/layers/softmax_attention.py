@@ -95,7 +95,7 @@ def _attend_forward(query: jax.Array, key: jax.Array, value: jax.Array, mask: Ma
 
 def _attend_backward(kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     query, key, value, mask, weights, mixed = kept
-    # Σ_t (weights · slope of weights) for each query, from the smaller arrays (FlashAttention, sec. B.2, eq. 4)
+    # Σ_t (weights · slope of weights) for each query, from the smaller arrays (FlashAttention, eq. 4)
     common = jnp.sum(slope.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
     of_weights = jnp.einsum("bhqd,bhtd->bhqt", slope, value, preferred_element_type=jnp.float32)
     of_scores = (weights * (of_weights - common)).astype(query.dtype)

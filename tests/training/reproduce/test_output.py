@@ -236,6 +236,9 @@ def test_a_figure_without_any_number_is_not_drawn(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- the whole
+NO_SAMPLES = "--config.report.samples=0"  # samples need the model of a run, which `trainings` does not make
+
+
 @pytest.fixture
 def trainings(monkeypatch):
     """Replace training by writing drawn scores; lists the trained runs."""
@@ -252,7 +255,7 @@ def trainings(monkeypatch):
 def test_only_what_is_missing_is_trained_and_all_that_is_there_is_shown(trainings, tmp_path, capsys):
     from mlmoe_jax.main import main
 
-    flags = ["--mode=reproduce", "--table=mlvpt.fig3", "--dataset=digits", f"--workdir={tmp_path}"]
+    flags = ["--mode=reproduce", "--table=mlvpt.fig3", "--dataset=digits", f"--workdir={tmp_path}", NO_SAMPLES]
     assert main([*flags, "--only=VPT"]) == 0
     assert trainings == ["vpt,dataset=digits"]
     assert not (tmp_path / ".lock").read_text()
@@ -273,6 +276,6 @@ def test_the_commands_after_a_figure_are_named(trainings, tmp_path, capsys):
     from mlmoe_jax.main import main
 
     assert find("mlvpt.fig7")[1].then
-    assert main(["--mode=reproduce", "--table=mlvpt.7", "--dataset=digits", f"--workdir={tmp_path}"]) == 0
+    assert main(["--mode=reproduce", "--table=mlvpt.7", "--dataset=digits", f"--workdir={tmp_path}", NO_SAMPLES]) == 0
     shown = capsys.readouterr()
     assert f"--workdir={tmp_path}/mlvpt_dinov2,dataset=digits --against={tmp_path}/vpt,dataset=digits" in shown.err
