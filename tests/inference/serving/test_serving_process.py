@@ -21,7 +21,9 @@ from mlmoe_jax.inference.serving.server import _listening
 from mlmoe_jax.main import main, parse
 
 PROGRAM = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, such as these tests, ignore it
 from helpers.color_server import make_labeler
 from mlmoe_jax.inference.serving import server
 
