@@ -28,8 +28,7 @@ def settle(config: ConfigDict, platform: str) -> None:
     config.model.dtype, config.model.frozen_dtype = types(config, platform)
 
 
-def keep(config: ConfigDict, stored: ConfigDict) -> None:
-    """Replace `auto` in a config by the types of a stored one."""
-    for name in ("dtype", "frozen_dtype"):
-        if config.model[name] == AUTO:
-            config.model[name] = stored.model[name]
+def kept(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
+    """Return the keys whose type is `auto` in a config, with the types of a stored one."""
+    names = (key.removeprefix("model.") for key in KEYS)
+    return {f"model.{name}": stored.model[name] for name in names if config.model[name] == AUTO}

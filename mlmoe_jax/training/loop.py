@@ -32,7 +32,7 @@ from mlmoe_jax.training.divergence import DivergenceGuard
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.nonfinite import NonfiniteSteps
 from mlmoe_jax.training.profiling import TracedStep, Window
-from mlmoe_jax.training.resume import keep_types, require_same_config, restore_progress, with_split_of_run
+from mlmoe_jax.training.resume import require_same_config, restore_progress, with_values_of_run
 from mlmoe_jax.training.selection import Selection, require_metric
 from mlmoe_jax.training.setup import Job, build_steps, open_data, training_batches, with_cached_images, with_features
 from mlmoe_jax.training.state import TrainState, copied
@@ -53,9 +53,8 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     configuration.validate(config)
     require_metric(config)
     folder.require_place()
-    config = with_split_of_run(config, folder)
+    config = with_values_of_run(config, folder)
     require_same_config(config, folder)
-    keep_types(config, folder)
     resumes = has_checkpoint(folder)
     if not resumes:
         root_of(config.data)  # before weights, which may have to be downloaded

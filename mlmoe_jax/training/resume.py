@@ -53,12 +53,6 @@ def _require_progress(notes: Mapping[str, Any]) -> None:
     set(notes.get("skipped", ()))
 
 
-def keep_types(config: ConfigDict, folder: RunFolder) -> None:
-    """Replace types that are `auto` by those of the run in the folder, if it holds one."""
-    if (stored := stored_config(folder)) is not None:
-        precision.keep(config, stored)
-
-
 def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
     """Raise UserError if the folder holds a run with a different config; tell differences that are allowed."""
     if changed := changed_keys(config, folder):
@@ -70,31 +64,32 @@ def require_same_config(config: ConfigDict, folder: RunFolder) -> None:
         status(f"{'; '.join(told)}: the numbers can differ from those of a run without this change")
 
 
-def with_split_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
-    """Return the config with the held-out images of the run in the folder, and tell if they are not those by default.
+def with_values_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
+    """Return the config with the held-out images and the types of the run in the folder, if it holds one.
 
-    They stay with a run, as its labels do: earlier versions drew others. Keys that are set apply.
+    They stay with a run, as its labels do: earlier versions held out other images, which is told, and other devices
+    have other types by default. Keys that are set apply.
     """
-    kept = _split_of_run(config, stored_config(folder))
-    if kept and config.data.val_fraction:
+    if (stored := stored_config(folder)) is None:
+        return config
+    if (kept := _split_of_run(config, stored)) and config.data.val_fraction:
         told = "; ".join(f"{key} is {value!r}" for key, value in kept.items())
         status(f"the images that {folder} holds out stay the same: {told}")
-    return _updated(config, kept)
+    return _with_values(config, stored)
 
 
-def _split_of_run(config: ConfigDict, stored: ConfigDict | None) -> dict[str, Any]:
+def _split_of_run(config: ConfigDict, stored: ConfigDict) -> dict[str, Any]:
     default = default_config().data
     return {
         f"data.{name}": stored.data[name]
         for name in ("split_rule", "split_seed")
-        if stored is not None and config.data[name] == default[name] != stored.data[name]
+        if config.data[name] == default[name] != stored.data[name]
     }
 
 
-def _updated(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
-    if values:
-        config = copy.deepcopy(config)
-        config.update_from_flattened_dict(values)
+def _with_values(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
+    config = copy.deepcopy(config)
+    config.update_from_flattened_dict(_split_of_run(config, stored) | precision.kept(config, stored))
     return config
 
 
@@ -108,9 +103,7 @@ def _differences(config: ConfigDict, folder: RunFolder) -> dict[str, str]:
     """Describe each key whose value differs from the config of the run in the folder; {} if it holds no run."""
     if (stored := stored_config(folder)) is None:
         return {}
-    config = _updated(config, _split_of_run(config, stored))
-    before, now = (configuration.flatten(c) for c in (stored, config))
-    now |= {key: before[key] for key in precision.KEYS if now[key] == precision.AUTO}  # see keep_types
+    before, now = (configuration.flatten(c) for c in (stored, _with_values(config, stored)))
     # Only terms of the loss can be missing in one of them, where their weight is 0.
     return {
         key: f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"

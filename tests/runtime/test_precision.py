@@ -30,5 +30,5 @@ def test_a_stored_config_replaces_only_auto():
     config, stored = default_config(), default_config()
     stored.model.dtype, stored.model.frozen_dtype = "bfloat16", "float32"
     config.model.frozen_dtype = "bfloat16"
-    precision.keep(config, stored)
+    config.update_from_flattened_dict(precision.kept(config, stored))
     assert (config.model.dtype, config.model.frozen_dtype) == ("bfloat16", "bfloat16")

@@ -4,7 +4,7 @@ import pytest
 
 from mlmoe_jax.config import default_config, to_json
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
-from mlmoe_jax.training.resume import changed_keys, keep_types, require_same_config, with_split_of_run
+from mlmoe_jax.training.resume import changed_keys, require_same_config, with_values_of_run
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_run_keeps_the_types_that_it_recorded(finished):
     config.model.dtype, config.model.frozen_dtype = "bfloat16", "float32"
     folder, now = finished(to_json(config)), default_config()
     assert changed_keys(now, folder) == []
-    keep_types(now, folder)
+    now = with_values_of_run(now, folder)
     assert (now.model.dtype, now.model.frozen_dtype) == ("bfloat16", "float32")
     now.model.dtype = "float32"
     assert changed_keys(now, folder) == ["model.dtype was 'bfloat16' and is 'float32'"]
@@ -69,7 +69,7 @@ def test_a_run_keeps_the_held_out_images_of_an_earlier_version(finished, capsys)
     del stored["data"]["split_rule"], stored["data"]["split_seed"]
     folder = finished(json.dumps(stored))
     assert changed_keys(config, folder) == []
-    kept = with_split_of_run(config, folder).data
+    kept = with_values_of_run(config, folder).data
     assert (kept.split_rule, kept.split_seed) == ("random", -1)
     told = "the images that {} holds out stay the same: data.split_rule is 'random'; data.split_seed is -1\n"
     assert capsys.readouterr().err == told.format(folder)
@@ -82,7 +82,7 @@ def test_a_run_without_held_out_images_has_no_split_of_its_own(finished, capsys)
     stored = json.loads(to_json(default_config()))
     del stored["data"]["split_rule"], stored["data"]["split_seed"]
     folder = finished(json.dumps(stored))
-    assert with_split_of_run(default_config(), folder) == default_config()
+    assert with_values_of_run(default_config(), folder) == default_config()
     assert changed_keys(default_config(), folder) == []
     assert capsys.readouterr().err == ""
 
