@@ -72,6 +72,7 @@ def fit_as_configured(table: SplitScores, names: Sequence[str], config: ConfigDi
         per=settings.per,
         goal=settings.goal,
         precision=settings.precision,
+        least_positives=settings.least_positives,
         difficult=config.data.difficult_eval,
         fixed=config.eval.threshold,
     )
@@ -84,17 +85,24 @@ def fit_split(
     per: str,
     goal: str,
     precision: float,
+    least_positives: int,
     difficult: str,
     fixed: float,
 ) -> Thresholds:
     """Fit thresholds to the images of a split that have scores, see `thresholds.fit`.
 
-    Labels without a positive keep the `fixed` threshold. The source describes the fit, with the results of
-    `metrics.precision_recall_f1` at the fixed and at the fitted thresholds. Raises UserError if no label can be fitted.
+    Labels with fewer positives than `least_positives` share the threshold that is fitted to all labels together: one
+    positive image with a low score would otherwise let a label be predicted almost everywhere. The source describes the
+    fit, with the results of `metrics.precision_recall_f1` at the `fixed` and at the fitted thresholds. Raises UserError
+    if no label can be fitted.
     """
     table = table.take(table.read)
     label, mask = table.targets(difficult)
-    cuts = fit(table.scores, label, mask=mask, per=per, goal=goal, precision=precision)
+    cuts, shared = (
+        fit(table.scores, label, mask=mask, per=each, goal=goal, precision=precision) for each in (per, "global")
+    )
+    few = ((label == 1) & (mask != 0)).sum(axis=0) < (least_positives if per == "class" else 0)
+    cuts = np.where(few, shared, cuts)
     if np.isnan(cuts).all():
         raise UserError(f"no label has a positive among the {len(table):,} images of {table.name} that have scores")
     if not np.isfinite(cuts).any():
@@ -102,8 +110,7 @@ def fit_split(
             f"a precision of {precision:g} is not reached on {table.name} by any label at any threshold; lower "
             "--config.thresholds.precision"
         )
-    used = np.where(np.isnan(cuts), fixed, cuts)
-    before, after = (precision_recall_f1(table.scores >= at, label, mask=mask) for at in (fixed, used))
+    before, after = (precision_recall_f1(table.scores >= at, label, mask=mask) for at in (fixed, cuts))
     source = {
         "split": table.name,
         "images": len(table),
@@ -111,12 +118,13 @@ def fit_split(
         "goal": goal,
         **({"precision": precision} if goal == "precision" else {}),
         "fixed": fixed,
-        "without_positives": [name for name, cut in zip(names, cuts, strict=True) if np.isnan(cut)],
+        "least_positives": least_positives,
+        "shared": [name for name, is_few in zip(names, few, strict=True) if is_few],
         "never": [name for name, cut in zip(names, cuts, strict=True) if np.isposinf(cut)],
         "before": before,
         "after": after,
     }
-    return Thresholds(dict(zip(names, used.tolist(), strict=True)), source)
+    return Thresholds(dict(zip(names, cuts.tolist(), strict=True)), source)
 
 
 def format_fitted(thresholds: Thresholds) -> str:
@@ -134,7 +142,7 @@ def format_fitted(thresholds: Thresholds) -> str:
         f"{np.median(finite):.3f}"
     )
     for key, what in (
-        ("without_positives", f"without a positive image, keeping {source['fixed']:g}"),
+        ("shared", f"with fewer than {source['least_positives']} positive images, sharing one threshold"),
         ("never", "never that precise, so never predicted"),
     ):
         if source[key]:

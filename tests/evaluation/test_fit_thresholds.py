@@ -11,7 +11,7 @@ from mlmoe_jax.evaluation.thresholds import fit
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 
-F1 = dict(per="class", goal="f1", precision=0.9, difficult="negative", fixed=0.5)
+F1 = dict(per="class", goal="f1", precision=0.9, least_positives=1, difficult="negative", fixed=0.5)
 
 
 def test_thresholds_of_a_validation_split(tmp_path, capsys):
@@ -60,18 +60,33 @@ def test_labels_that_cannot_be_fitted():
     codes = np.array([[1, 0, 0], [0, 1, 2], [0, 0, -1]], np.int8)
     table = replace(drawn_split("val", 3), scores=scores, codes=codes)
     found = fit_split(table, "abc", **F1 | {"goal": "precision"})
-    assert found.values == pytest.approx({"a": 0.75, "b": np.inf, "c": 0.5})
-    assert (found.source["without_positives"], found.source["never"]) == (["c"], ["b"])
+    assert found.values == pytest.approx({"a": 0.75, "b": np.inf, "c": 0.85})
+    assert (found.source["shared"], found.source["never"]) == (["c"], ["b"])
     text = format_fitted(found)
-    assert "1 of 3 labels without a positive image, keeping 0.5: c" in text
+    assert "1 of 3 labels with fewer than 1 positive images, sharing one threshold: c" in text
     assert "1 of 3 labels never that precise, so never predicted: b" in text
     assert fit_split(table, "abc", **F1 | {"difficult": "positive"}).values["c"] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("least", [1, 4, 5, 100])
+def test_labels_with_few_positives_share_a_threshold(least):
+    table = drawn_split("val", 60)
+    table.codes[:, 0] = np.arange(60) < 4  # whatever the scores say
+    truth = table.codes == 1
+    found = fit_split(table, "abc", **F1 | {"least_positives": least})
+    few = truth.sum(axis=0) < least
+    expected = np.where(few, fit(table.scores, truth, per="global"), fit(table.scores, truth))
+    np.testing.assert_array_equal(list(found.values.values()), expected)
+    assert found.source["shared"] == [name for name, is_few in zip("abc", few, strict=True) if is_few]
+    together = fit_split(table, "abc", **F1 | {"per": "global", "least_positives": least})
+    assert together.source["shared"] == []
+
+
 def test_a_long_list_is_shortened(tmp_path):
     source = {"split": "val", "images": 5, "goal": "f1", "per": "class", "fixed": 0.5, "before": {}, "after": {}}
+    source |= {"least_positives": 5, "never": []}
     names = [f"n{k}" for k in range(13)]
-    text = format_fitted(Thresholds(dict.fromkeys(names, 0.5), {**source, "without_positives": names, "never": []}))
+    text = format_fitted(Thresholds(dict.fromkeys(names, 0.5), {**source, "shared": names}))
     assert "n9, … (13)" in text
     assert "n10" not in text
 
