@@ -30,13 +30,14 @@ class FeatureExtractor:
     """The backbone of a model, which computes the features that the head reads, without augmentation."""
 
     def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh):
-        """Build the extractor for a model on a mesh."""
+        """Build the extractor for a model on a mesh; the values of its head may be ShapeDtypeStructs."""
         self.config, self.preprocess, self.mesh = config, preprocess, mesh
-        self.values = place({**parts.trainable, **parts.frozen, **parts.stats}, mesh)
+        values = {**parts.trainable, **parts.frozen, **parts.stats}
+        backbone = {path: value for path, value in values.items() if path.startswith("backbone/")}
+        self.values = place(backbone, mesh)
         self.step = make_feature_step(parts.definition, preprocess, mesh)
         self.batch_size = config.eval.batch_size * mesh.size
-        fixed = {path: v for path, v in {**parts.frozen, **parts.stats}.items() if path.startswith("backbone/")}
-        self.settings = self._settings(fixed)
+        self.settings = self._settings({path: v for path, v in backbone.items() if path not in parts.trainable})
 
     def _settings(self, fixed: Params) -> dict[str, Any]:
         """Return all that features depend on besides the images; fixed: the values of the backbone."""

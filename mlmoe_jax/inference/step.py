@@ -96,11 +96,12 @@ def make_feature_step(
     """Return the step that computes features: (values, batch) -> arrays of the `Features` that the head reads.
 
     It returns `id` and `mask` too.
-    values: all values of the model, replicated on the mesh. Every process receives the results of the whole batch.
+    values: those of the backbone, replicated on the mesh; a model with prompts needs those of the prompts too. Every
+    process receives the results of the whole batch.
     """
 
     def step(values: Params, batch: Batch) -> dict[str, jax.Array]:
-        features = definition.merge(values).encode(prepare(batch, preprocess))
+        features = definition.merge(definition.shapes(), values).encode(prepare(batch, preprocess))
         return {**features.arrays(), "mask": batch["mask"], "id": batch["id"]}
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))

@@ -39,6 +39,10 @@ class ModelDef:
         }
         return cls(graphdef, shapes), params, stats
 
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shape and the type of every value by its path."""
+        return {path: variable.get_value() for path, (_, variable) in self._variables.items()}
+
     def merge(self, *values: Params) -> nnx.Module:
         """Return a new module with `values`, which together contain every path."""
         joined = {path: value for part in values for path, value in part.items()}

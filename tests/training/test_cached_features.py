@@ -106,6 +106,20 @@ def test_features_are_computed_once_and_what_is_lost_again(tmp_path, cache, monk
     assert computed == [("train", 20)]
 
 
+def test_a_run_resumes_on_its_features(tmp_path, cache):
+    config = config_of(data__cache_features="float32", checkpoint__every_epochs="1", checkpoint__keep="2")
+    whole, resumed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "resumed")
+    for folder in (whole, resumed):
+        train(config, folder)
+    *_, last = sorted((resumed / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    shutil.rmtree(last)
+    shutil.rmtree(cache)  # its features are computed again, before a checkpoint is read
+    train(config, resumed)
+    ours, theirs = open_run(resumed), open_run(whole)
+    for path, value in ours.values.items():
+        np.testing.assert_array_equal(value, theirs.values[path], err_msg=path)
+
+
 @pytest.mark.usefixtures("cache")
 def test_what_changes_features_in_training_is_refused(tmp_path, refusal):
     def refused(reference="linear_probe:dataset=digits", **overrides):
