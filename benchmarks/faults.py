@@ -108,7 +108,7 @@ def _wrong_end(ended: Ended, number: int, moment: str) -> str:
     """Return what is wrong with the end of a start that was struck, or ""."""
     allowed = {-signal.SIGKILL} if number == signal.SIGKILL else {130}
     if moment == "clock":  # before the program handles signals, or after its end
-        allowed |= {-number, 0}
+        allowed |= {-number, 0, 1 if "KeyboardInterrupt" in ended.text else 0}
     if ended.code not in allowed:
         return f"exit code {ended.code}: {ended.text[-300:]}"
     return "" if ended.quiet or moment == "clock" else f"a traceback: {ended.text[-300:]}"
@@ -310,7 +310,7 @@ def hostile(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
         return replace
 
     def samples(run: Path) -> None:
-        (run / "samples").mkdir()
+        (run / "samples").mkdir(exist_ok=True)
         (run / "samples" / "index.json").write_text(json.dumps(index))
 
     cases: list[tuple[str, Callable[[Path], None], tuple[str, ...]]] = [

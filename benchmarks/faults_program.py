@@ -136,7 +136,7 @@ def _wait(process: int, fault: str, after: float) -> int:
 def run(arguments: list[str], fault: str) -> int:
     """Be the program: `mlmoe_jax.main` on few scenes and a tiny backbone, struck by a fault if there is one."""
     if fault.startswith("import "):
-        sys.meta_path.insert(0, _AtImport("optax", _striker(fault)))
+        sys.meta_path.insert(0, _AtImport("orbax", _striker(fault)))  # which is imported after `main` has begun
     from mlmoe_jax.data.sources import digits
     from mlmoe_jax.models.backbones import catalog
 

@@ -1,11 +1,12 @@
 """Train for many small steps with evaluations and saves, and measure whether memory, files or threads grow.
 
     python -m benchmarks.soak --json=soak.json
-    python -m benchmarks.soak --steps=2000 --saves=20
+    python -m benchmarks.soak --steps=2000 --saves=20 --config.eval.every_epochs=500
 
 The tiny program of `benchmarks.faults_program` trains in a process of its own, which evaluates and saves --saves times.
 Its resident memory, open descriptors and threads are read from outside halfway between two saves, when nothing is
-written in the background. The slope is that of least squares over the last 70 % of the steps.
+written in the background. The slope is that of least squares over the last 70 % of the steps. Keys of the config can
+be set as for a training.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,12 +40,12 @@ class Sample(NamedTuple):
     threads: int
 
 
-def soak(place: Path, steps: int, saves: int, overrides: list[str]) -> Iterator[Sample]:
+def soak(place: Path, steps: int, saves: int, overrides: Sequence[str]) -> Iterator[Sample]:
     """Train in a folder and yield a sample between any two saves. Raises RuntimeError if the training fails."""
     Program(place)  # which sets the environment, with its caches in `place`
     per_epoch = SCENES["train"] // BATCH
     often = f"{steps / saves / per_epoch:g}"
-    flags = dict(flag.removeprefix("--").split("=", 1) for flag in COMMAND) | {
+    flags = _pairs(COMMAND) | {
         "workdir": place / "run",
         "config.train.epochs": math.ceil(steps / per_epoch),
         "config.train.log_every": max(1, steps // saves // 2),
@@ -53,7 +54,7 @@ def soak(place: Path, steps: int, saves: int, overrides: list[str]) -> Iterator[
         "config.checkpoint.every_epochs": often,
         "config.log.tensorboard": False,
     }
-    arguments = [*(f"--{name}={value}" for name, value in flags.items()), *overrides]
+    arguments = [f"--{name}={value}" for name, value in (flags | _pairs(overrides)).items()]
     with (place / "output.txt").open("wb") as output:
         command = [sys.executable, "-m", "benchmarks.faults_program", *arguments]
         process = subprocess.Popen(command, env=os.environ | {"FAULT": ""}, stdout=output, stderr=output)
@@ -62,6 +63,10 @@ def soak(place: Path, steps: int, saves: int, overrides: list[str]) -> Iterator[
                 yield sample
     if process.returncode:
         raise RuntimeError(f"exit code {process.returncode}: {(place / 'output.txt').read_text()[-2000:]}")
+
+
+def _pairs(flags: Sequence[str]) -> dict[str, str]:
+    return dict(flag.removeprefix("--").split("=", 1) for flag in flags)
 
 
 def _samples(watched: psutil.Process, process: subprocess.Popen, log: Path) -> Iterator[Sample]:
