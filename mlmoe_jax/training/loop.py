@@ -72,7 +72,8 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
         parts = assemble(config, data.label_space)
     status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts.frozen)
-    data = with_cached_images(config, with_features(config, data, parts, preprocess, mesh))
+    data = with_features(config, data, parts, preprocess, mesh, resumed=folder if resumes else None)
+    data = with_cached_images(config, data)
     total_steps = config.train.epochs * data.steps_per_epoch
     evaluated = evaluated_definition(config, parts, data.label_space)
     labels = data.train_split.labels

@@ -31,7 +31,7 @@ from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import read_run
+from mlmoe_jax.runs.restore import read_run, restored_values
 from mlmoe_jax.runtime import distributed, sharding
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import LabelAxes
@@ -124,15 +124,25 @@ def _tell_missing(name: str, splits: Iterable[Split]) -> None:
 
 
 def with_features(
-    config: ConfigDict, data: TrainingData, parts: Parts, preprocess: Preprocess, mesh: Mesh
+    config: ConfigDict,
+    data: TrainingData,
+    parts: Parts,
+    preprocess: Preprocess,
+    mesh: Mesh,
+    *,
+    resumed: RunFolder | None = None,
 ) -> TrainingData:
     """Return the data as `data.cache_features` says: with features of the images in place of them, or as they are.
 
-    Features that are not in the cache are computed. Raises UserError if training would change them.
+    resumed: the run that resumes, whose checkpoint has the statistics of the backbone. Features that are not in the
+    cache are computed. Raises UserError if training would change them.
     """
     if config.data.cache_features == "no":
         return data
     require_frozen(parts)
+    if resumed and parts.stats:
+        selected = restored_values(resumed, parts, mesh).selected
+        parts = replace(parts, stats={path: selected[path] for path in parts.stats})
     extractor = FeatureExtractor(config, parts, preprocess, mesh)
     eval_splits = {name: extractor.cached(split) for name, split in data.eval_splits.items()}
     return replace(data, train_split=extractor.cached(data.train_split), eval_splits=eval_splits)

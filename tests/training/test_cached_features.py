@@ -1,6 +1,7 @@
 """Training on cached features, against the same training on images."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from mlmoe_jax.data import features
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.inference import features as inference_features
 from mlmoe_jax.main import main
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.training.loop import train
@@ -106,8 +109,12 @@ def test_features_are_computed_once_and_what_is_lost_again(tmp_path, cache, monk
     assert computed == [("train", 20)]
 
 
-def test_a_run_resumes_on_its_features(tmp_path, cache):
-    config = config_of(data__cache_features="float32", checkpoint__every_epochs="1", checkpoint__keep="2")
+@pytest.mark.parametrize("backbone", ["vit_digits", "resnet101"])  # the second one has statistics
+def test_a_run_resumes_on_its_features(backbone, tmp_path, cache, monkeypatch):
+    entry = replace(catalog.CATALOG["resnet101"], shape=ResNetShape((1, 1), stem=4))
+    monkeypatch.setitem(catalog.CATALOG, "resnet101", entry)
+    often = dict(checkpoint__every_epochs="1", checkpoint__keep="2")
+    config = config_of(f"linear_probe:dataset=digits,backbone={backbone}", data__cache_features="float32", **often)
     whole, resumed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "resumed")
     for folder in (whole, resumed):
         train(config, folder)

@@ -85,7 +85,7 @@ THRESHOLDS = section(
         most=1,
     ),
     least_positives=Integer(
-        5,
+        10,
         "For per=class: labels with fewer positive images share the threshold that fits all labels together.",
         least=1,
     ),
