@@ -25,7 +25,6 @@ epochs: number of passes over the training images.
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config import default_config, parse_arg
-from mlmoe_jax.config.recipes.feature_map import use_q2l
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.pretrained.weights import has_weights
@@ -95,9 +94,11 @@ def use_prompts(config: ConfigDict) -> None:
 
 
 def use_cached_features(config: ConfigDict) -> None:
-    """Set label queries for a CNN, whose features are computed once: every epoch then takes seconds."""
-    use_q2l(config)
-    config.model.head.decoder.width, config.model.head.decoder.hidden = 256, 512
+    """Set a linear probe for a CNN, whose features are computed once: every epoch then takes a second or two.
+
+    On two thousand photographs no other head was better by more than its error (docs/methods.md, "On photographs").
+    """
+    config.model.head.kind = "linear"
     config.data.cache_features = "float32"  # "no" to augment the images, with config.augment
-    config.loss.kind, config.loss.scale = "bce", 1.0
-    config.optim.learning_rate = 1e-3
+    config.loss.kind, config.loss.reduce, config.loss.scale = "bce", "mean", 1.0
+    config.optim.learning_rate, config.optim.weight_decay = 1e-2, 1e-2

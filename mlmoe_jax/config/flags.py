@@ -30,7 +30,8 @@ MODES = {
     "push": "share a trained model on the Hugging Face hub",
 }
 
-FROM_HUB = ("predict", "serve", "export")  # modes that only read their --workdir, so that it may be on the hub
+# Modes that only read their --workdir, so that it may be on the hub or part of the package.
+READING, ELSEWHERE = ("predict", "serve", "export"), ("hf:", "demo:")
 
 # Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
 FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
@@ -141,7 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         "--workdir",
         action="append",
         default=[],
-        help="run folder (compare: twice; train: runs/…); predict, serve and export also take hf:USER/NAME[@REVISION]",
+        help="run folder (compare: twice; train: runs/…); predict, serve and export also take hf:USER/NAME[@REVISION] "
+        "and demo:photographs",
     )
     for name, (of_modes, text, options) in FLAGS.items():
         parser.add_argument(f"--{name}", help=f"{', '.join(of_modes)}: {text}", **options)
@@ -180,10 +182,10 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tupl
         if flags.mode not in of_modes and getattr(flags, attribute) != parser.get_default(attribute):
             raise UserError(f"--{name} is for --mode={' and '.join(of_modes)}; leave it out of --mode={flags.mode}")
     workdir = flags.workdir if isinstance(flags.workdir, list) else [flags.workdir or ""]
-    if flags.mode not in FROM_HUB and any(one.startswith("hf:") for one in workdir):
+    if flags.mode not in READING and any(one.startswith(ELSEWHERE) for one in workdir):
         raise UserError(
-            f"--workdir=hf:… is for --mode={', '.join(FROM_HUB)}; for --mode={flags.mode}, download the model with `hf "
-            "download USER/NAME --local-dir=FOLDER` and set --workdir=FOLDER"
+            f"--workdir={'… or '.join(ELSEWHERE)}… is for --mode={', '.join(READING)}; for {flags.mode}, download a "
+            "model with `hf download USER/NAME --local-dir=FOLDER` and set --workdir=FOLDER"
         )
     if flags.init_from:
         overrides.append(("init_from", flags.init_from))

@@ -7,6 +7,7 @@
     "photos/**/*.jpg"   a quoted pattern: * ? [abc], and ** for nested folders; all files that match
     @list.txt           a list with one path per line, relative to the folder of the list
     -                   a list on standard input, with paths relative to the working directory
+    demo:photographs    the photographs that come with scikit-image, if it is installed
 
 Hidden files and folders (.name) are left out of folders and patterns. Paths in a list are not checked beforehand,
 because a list may have millions: a missing file is an image that cannot be read. A list that contains NUL characters
@@ -33,6 +34,7 @@ from mlmoe_jax.data.images import EXIF_ORIENTATION, STRICT, BadImage, Decoding, 
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
 from mlmoe_jax.data.transforms import make_host_transform
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.demo import demo_images, is_demo
 from mlmoe_jax.runtime.files import MOST_LIST, read_bytes, read_stream
 
 ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
@@ -45,6 +47,8 @@ def find_images(given: Sequence[str]) -> list[str]:
 
 
 def _of_item(item: str) -> list[str]:
+    if is_demo(item):
+        return demo_images(item)
     if item == "-":
         with _explained("the list of images on standard input"):
             return _of_list(read_stream(sys.stdin.buffer, MOST_LIST), "", "standard input")

@@ -1,9 +1,12 @@
-"""Run folders by their location: a path, an address in an object store, or a model on the Hugging Face hub."""
+"""Run folders by their location: a path, an address in an object store, a model on the Hugging Face hub (hf:user/name),
+or the model that comes with the package (demo:photographs)."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained import hub
 from mlmoe_jax.runs.folder import (
     ADAPTER,
@@ -18,6 +21,7 @@ from mlmoe_jax.runs.folder import (
     RunFolder,
 )
 from mlmoe_jax.runtime.files import MIB, MOST_DATA
+from mlmoe_jax.runtime.text import printable
 
 CARD = "README.md"
 # The files of a shared model, with the largest size of each that is downloaded.
@@ -36,17 +40,31 @@ FILES = {
 _REQUIRED = (ADAPTER, CONFIG, LABELS, LABEL_SPACE, PREPROCESS, THRESHOLDS, BACKBONE)
 
 
+DEMO = "demo:"
+_DEMOS = Path(__file__).parent / "demos"
+
+
 def is_shared(location: str | os.PathLike) -> bool:
-    """Return whether a location is that of a model on the hub, such as hf:user/name."""
-    return os.fspath(location).startswith(hub.PREFIX)
+    """Return whether a location is that of a model that is only read: on the hub, or part of the package."""
+    return os.fspath(location).startswith((hub.PREFIX, DEMO))
 
 
 def run_folder(location: str | os.PathLike) -> RunFolder:
     """Return the run folder at a location; a model on the hub is downloaded into the cache first.
 
-    Raises UserError as `hub.parse` and `hub.fetch_model` do.
+    Raises UserError as `hub.parse` and `hub.fetch_model` do, and for an unknown name after demo:.
     """
     if not is_shared(location):
         return RunFolder(location)
-    address = hub.parse(os.fspath(location))
-    return RunFolder(hub.fetch_model(address, FILES, _REQUIRED))
+    text = os.fspath(location)
+    if text.startswith(DEMO):
+        return RunFolder(_demo(text.removeprefix(DEMO)))
+    return RunFolder(hub.fetch_model(hub.parse(text), FILES, _REQUIRED))
+
+
+def _demo(name: str) -> Path:
+    known = sorted(path.name for path in _DEMOS.iterdir() if path.is_dir())
+    if name not in known:
+        there = ", ".join(DEMO + one for one in known)
+        raise UserError(f"no model {DEMO}{printable(name, 100)} comes with the package; there is {there}")
+    return _DEMOS / name
