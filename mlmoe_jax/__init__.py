@@ -165,7 +165,7 @@ def open_run(
     """Restore the trained model of a run folder.
 
     Args:
-      workdir: the folder of a run, or a model on the hub, hf:user/name.
+      workdir: the folder of a run, a model on the hub, hf:user/name, or demo:photographs.
       overrides: dotted key -> value, as in `load_config`, of keys that may differ from the training.
       checkpoint: as in `evaluate`.
 

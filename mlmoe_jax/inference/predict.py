@@ -59,7 +59,7 @@ class Predictor:
 
     @classmethod
     def from_run(cls, workdir: str | os.PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
-        """Open a run folder, or a model on the hub (hf:user/name); UserError if it does not contain a trained model.
+        """Open a run, a model on the hub (hf:user/name), or demo:photographs; UserError if it has no trained model.
 
         overrides: config keys under data, eval and mesh that differ from those of the run; eval.threshold replaces all
         of its thresholds. checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.

@@ -83,6 +83,17 @@ def test_merge_returns_a_new_module(parts):
     assert jnp.any(params["prompts/deep"] != 0)
 
 
+def test_shapes_stand_for_values_that_are_not_needed(parts):
+    definition, params, stats = parts
+    shapes = definition.shapes()
+    assert {path: (v.shape, v.dtype) for path, v in shapes.items()} == {
+        path: (v.shape, v.dtype) for path, v in {**params, **stats}.items()
+    }
+    (path, value), *_ = params.items()
+    merged = ModelDef.split(definition.merge(shapes, {path: value}))[1]
+    assert [name for name, v in merged.items() if not isinstance(v, jax.ShapeDtypeStruct)] == [path]
+
+
 def test_a_missing_path_is_refused(parts):
     definition, params, _ = parts
     with pytest.raises(KeyError, match="prompts/deep"):
