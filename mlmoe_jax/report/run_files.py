@@ -267,8 +267,8 @@ def _require_fitting(samples: Samples, labels: int) -> None:
         raise ValueError(f"codes and scores should be {shape[0]} rows of {shape[1]} numbers")
     if len(samples.grid) != 2 or not all(isinstance(side, int) and side > 0 for side in samples.grid):
         raise ValueError("grid should be two numbers above 0")
-    if samples.prompts is not None and any(len(prompt) != 3 for prompt in samples.prompts):
-        raise ValueError("prompt_groups should have a side, a group and an expert each")
+    if samples.prompts is not None and any([type(x) for x in prompt] != [str, int, int] for prompt in samples.prompts):
+        raise ValueError("prompt_groups should have the name of a side and the numbers of a group and an expert each")
     if not all(isinstance(name, str) for names in samples.entries.values() for name in names):
         raise TypeError("entries should be lists of names")
 

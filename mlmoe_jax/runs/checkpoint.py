@@ -71,8 +71,13 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
     path = path.resolve() if folder.is_local else path
     with _failures_kept_quiet():
-        with disk.writing(path):
-            manager = ocp.CheckpointManager(path, options=options)
+        try:
+            with disk.writing(path):
+                manager = ocp.CheckpointManager(path, options=options)
+        except RecursionError as error:  # of the JSON in it; Orbax ignores other damage there
+            raise UserError(
+                f"a _CHECKPOINT_METADATA in {path} is damaged; remove the checkpoint that has it"
+            ) from error
         try:
             try:
                 yield manager

@@ -48,3 +48,10 @@ def test_arrays_of_samples_fit_images_labels_and_tokens(name, shape, tmp_path, r
     folder = make_run(tmp_path / "run")
     replaced(folder, name, np.zeros(shape, np.float16))
     assert refusal(write_report, folder).startswith(f"{folder}/samples/explained.npz is damaged: ")
+
+
+@pytest.mark.parametrize("groups", [[["co", [], 1]], [["co", 1]], [[1, 1, 1]], [3], 5])
+def test_prompt_groups_have_a_side_a_group_and_an_expert(groups, tmp_path, refusal):
+    folder = make_run(tmp_path / "run")
+    with_keys(folder, "samples/index.json", prompt_groups=groups)
+    assert refusal(write_report, folder).startswith(f"{folder}/samples/index.json is damaged: ")

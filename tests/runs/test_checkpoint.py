@@ -197,6 +197,17 @@ def test_every_exception_from_orbax_counts_as_damage(folder, capsys, monkeypatch
     assert capsys.readouterr().err == "checkpoint 2 is damaged and was skipped: OUT_OF_RANGE: in d/a file\n"
 
 
+def test_metadata_without_end_is_one_sentence(folder, refusal):
+    save_steps(folder, 1)
+    (folder / "checkpoints" / "1" / "_CHECKPOINT_METADATA").write_text("[" * 100_000)
+
+    def opened() -> None:
+        with open_manager(folder, writing=False):
+            pass
+
+    assert "_CHECKPOINT_METADATA" in refusal(opened)
+
+
 @pytest.mark.parametrize("item", ["selected", "state"])
 def test_flipped_bits_are_detected_although_orbax_does_not_detect_them(folder, capsys, item):
     noise = np.random.default_rng(0).bytes(4 * 4096)  # incompressible, so a file contains these bytes

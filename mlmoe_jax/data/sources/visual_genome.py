@@ -169,7 +169,7 @@ def _read_index(path: Path, files: list[str], list_path: Path) -> np.ndarray:
     labels = np.zeros((len(files), LABELS_500), np.int8)
     for row, file in enumerate(files):
         numbers = of_file.get(file) if isinstance(of_file, dict) else None
-        if not isinstance(numbers, list) or not all(isinstance(k, int) and 0 <= k < LABELS_500 for k in numbers):
+        if not isinstance(numbers, list) or not all(type(k) is int and 0 <= k < LABELS_500 for k in numbers):
             raise UserError(
                 f"{path} has no list of numbers from 0 to {LABELS_500 - 1} for {file}, which {list_path.name} lists; "
                 "download both again"
