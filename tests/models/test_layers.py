@@ -11,6 +11,7 @@ from flax import nnx
 from mlmoe_jax.models.layers import softmax_attention
 from mlmoe_jax.models.layers.activations import gelu
 from mlmoe_jax.models.layers.layer_norm import LayerNorm
+from mlmoe_jax.models.layers.recompute import of_backward_pass
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights, uses_cudnn
 
 FORWARD, GRADIENT = 2e-6, 5e-6
@@ -73,10 +74,10 @@ def test_attention_weights_are_those_of_attend():
     )
 
 
-def test_attend_keeps_no_more_than_its_weights():
+def test_attend_keeps_its_arguments_and_its_result():
     parts = tokens(5), tokens(7, seed=1), tokens(7, seed=2)
     kept = jax.tree.leaves(jax.eval_shape(lambda *parts: jax.vjp(attend, *parts)[1], *parts))
-    assert sum(leaf.size for leaf in kept) <= 2 * 3 * 5 * 7 + sum(part.size for part in parts) + parts[0].size
+    assert sum(leaf.size for leaf in kept) <= sum(part.size for part in parts) + parts[0].size
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -101,6 +102,44 @@ def test_layer_norm(dtype):
     mine, theirs = (with_gradients(partial(form, layer), x, scale, bias) for layer in layers)
     assert mine[0].dtype == jnp.float32
     assert_near(mine, theirs, gradient=GRADIENT if dtype == jnp.float32 else 0.01)
+
+
+# ---------------------------------------------------------------------------------------------------------- the memory
+def test_a_value_of_the_backward_pass_is_unchanged():
+    kept, slope = tokens(5, dtype=jnp.float16), 1e6 * tokens(5, seed=1)  # a slope beyond the numbers of float16
+    value = of_backward_pass(kept, slope)
+    assert value.dtype == kept.dtype
+    np.testing.assert_array_equal(value, kept)
+
+
+def attention_layer(x):
+    return attend(x, x, x) + x
+
+
+def gelu_layer(x):
+    return gelu(x @ jnp.eye(32))
+
+
+def layer_norm_layer(x):
+    return LayerNorm(32, epsilon=1e-6, rngs=nnx.Rngs(0))(x) * 1.5 + x
+
+
+def temporaries(layer, depth, x):
+    """Return the bytes of temporary arrays of the compiled gradient of `depth` layers, one after another."""
+
+    def form(x):
+        for _ in range(depth):
+            x = layer(x)
+        return jnp.sum(jnp.cos(x))
+
+    return jax.jit(jax.grad(form)).lower(x).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(("layer", "arrays"), [(attention_layer, 2.5), (gelu_layer, 1.5), (layer_norm_layer, 1.5)])
+def test_the_compiled_backward_pass_computes_again_instead_of_keeping(layer, arrays):
+    """Each further layer keeps its input, attention its result too; weights would be 8 arrays of that size here."""
+    x = tokens(256, 4, heads=2, width=32)
+    assert temporaries(layer, 10, x) - temporaries(layer, 5, x) <= 5 * arrays * x.nbytes
 
 
 # ----------------------------------------------------------------------------------------------------------- the choice

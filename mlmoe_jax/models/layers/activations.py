@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mlmoe_jax.models.layers.recompute import of_backward_pass
+
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
@@ -23,7 +25,7 @@ def _below(x: jax.Array) -> jax.Array:
 
 
 def _gelu_backward(x: jax.Array, slope: jax.Array) -> tuple[jax.Array]:
-    wide = x.astype(jnp.float32)
+    wide = of_backward_pass(x, slope).astype(jnp.float32)
     density = np.float32((2 * np.pi) ** -0.5) * jnp.exp(-0.5 * jnp.square(wide))
     return ((slope * (_below(wide) + wide * density)).astype(x.dtype),)
 

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mlmoe_jax.models.layers.recompute import of_backward_pass
+
 
 class LayerNorm(nnx.LayerNorm):
     """Layer normalization over the last axis in float32, with variance from centered values, scale and bias.
@@ -34,7 +36,7 @@ def _forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) ->
 
 def _backward(_: float, kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, mean, factor, scale = kept
-    unit, inner = (x.astype(jnp.float32) - mean) * factor, slope * scale
+    unit, inner = (of_backward_pass(x, slope).astype(jnp.float32) - mean) * factor, slope * scale
     along = unit * (inner * unit).mean(axis=-1, keepdims=True)
     of_x = factor * (inner - inner.mean(axis=-1, keepdims=True) - along)
     tokens = tuple(range(x.ndim - 1))

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mlmoe_jax.models.layers.recompute import of_backward_pass
+
 Mask = np.ndarray | jax.Array  # bool[Q,T], True if a query may attend to a key
 
 
@@ -82,19 +84,20 @@ def _attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | Non
     """Return softmax(QKᵀ/√d)·V, heads first: [B,h,Q,d], [B,h,T,d] -> [B,h,Q,d].
 
     With heads first, all products and their gradients are products of matrices without a transposed copy of the
-    weights [B,h,Q,T], the largest array. The backward pass keeps only the weights, in the type of the values.
+    weights [B,h,Q,T], the largest array. The backward pass computes them again instead of keeping them: one product
+    more, and the memory of a step does not grow with the weights of all blocks.
     """
     return _attend_forward(query, key, value, mask)[0]
 
 
 def _attend_forward(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> tuple[jax.Array, tuple]:
-    weights = _weights(query, key, mask).astype(value.dtype)
-    mixed = jnp.einsum("bhqt,bhtd->bhqd", weights, value)
-    return mixed, (query, key, value, mask, weights, mixed)
+    mixed = jnp.einsum("bhqt,bhtd->bhqd", _weights(query, key, mask).astype(value.dtype), value)
+    return mixed, (query, key, value, mask, mixed)
 
 
 def _attend_backward(kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    query, key, value, mask, weights, mixed = kept
+    query, key, value, mask, mixed = kept
+    weights = _weights(of_backward_pass(query, slope), key, mask).astype(value.dtype)
     # Σ_t (weights · slope of weights) for each query, from the smaller arrays (FlashAttention, eq. 4)
     common = jnp.sum(slope.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
     of_weights = jnp.einsum("bhqd,bhtd->bhqt", slope, value, preferred_element_type=jnp.float32)
