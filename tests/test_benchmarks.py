@@ -83,7 +83,12 @@ def peer(name: str, slow: int = 0) -> harness.Side:
         ("step", ["Training", "Inference", "One encoded image to its labels"], ["| ours |"]),
         ("memory", ["Peak memory", "Largest training batch"], ["| train |"]),
         ("data", ["Input pipeline"], ["| ours: decode + resize |", "reduced decoding"]),
-        ("limit", ["Rates of this machine", "Whole steps", "Parts of a block"], ["| attention |"]),
+        pytest.param(
+            "limit",
+            ["Rates of this machine", "Whole steps", "Parts of a block"],
+            ["| attention |"],
+            marks=pytest.mark.slow,
+        ),
         ("grow", ["Growing labels"], ["| 80 |"]),
     ],
 )
