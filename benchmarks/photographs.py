@@ -7,6 +7,9 @@ same widths and the same tuning: on a fifth of `train`, drawn with the first see
 --rates; then it is trained on the whole of `train` once per seed. `val` is only scored, once per training. Nothing is
 selected during a training: the last moving average counts.
 
+A fine-tuned backbone has a learning rate of its own, the same for all heads. --rates-of=OUT/frozen.json takes the rate
+of each head from the frozen part instead of tuning it again, which costs a training per rate.
+
 Each training has its own run folder. Finished ones are read and an interrupted one resumes, so the same command goes on
 where it was stopped. The frozen part trains on cached features (data.cache_features), without augmentation.
 
@@ -65,23 +68,26 @@ class Benchmark:
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     epochs: int
+    rates_of: dict[str, float]
+    backbone_rate: float
 
 
 # ------------------------------------------------------------------------------------------------------------- configs
-def method_config(method: str, benchmark: Benchmark) -> ConfigDict:
-    """Return the config of a method with the common recipe, on the whole of `train`."""
+def method_config(method: str, benchmark: Benchmark, *, rate: float, seed: int) -> ConfigDict:
+    """Return the config of a method with the common recipe, on the whole of `train`. rate: that of the head."""
     name, colon, options = METHODS[method].partition(":")
     arguments = f"dataset=voc2012,root={benchmark.root},backbone={BACKBONE},resolution={SIDE}"
     config = load_config(f"{name}:{arguments}{',' if colon else ''}{options}", [])
     use_widths(config.model.head)
     use_recipe(config, benchmark.epochs)
+    config.seed, config.optim.learning_rate = seed, rate
     if benchmark.part == "frozen":
         config.trainable = ((r"^backbone/", False), (r"", True))
         config.data.cache_features = "float32"
     else:
         config.trainable = ((r"", True),)
         config.model.backbone.batch_norm = "running"
-        config.optim.rate_rules = ((r"^backbone/", 0.1),)
+        config.optim.rate_rules = ((r"^backbone/", benchmark.backbone_rate / rate),)
         config.augment.geometry, config.augment.flip = "random_resized_crop", True
         config.augment.crop_scale = (0.5, 1.0)
     return config
@@ -134,10 +140,11 @@ def compute_features(config: ConfigDict) -> None:
 
 def tuned_rate(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray) -> tuple[float, dict]:
     """Return the learning rate with the best mAP on the part that is held out of `train`, and the mAP of each rate."""
+    if benchmark.rates_of:
+        return benchmark.rates_of[method], {}
     found = {}
     for rate in benchmark.rates if len(benchmark.rates) > 1 else ():
-        config = method_config(method, benchmark)
-        config.seed, config.optim.learning_rate = benchmark.seeds[0], rate
+        config = method_config(method, benchmark, rate=rate, seed=benchmark.seeds[0])
         config.data.val_split, config.data.val_fraction, config.data.test_splits = HELD_OUT, 0.2, (HELD_OUT,)
         scored = run(config, folder / f"tune-rate={rate:g}").with_labels(columns)
         found[f"{rate:g}"] = float(measure(scored)(np.ones((len(scored), 1), np.float32))[0]["mAP"][0])
@@ -162,8 +169,7 @@ def compare(method: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
     rate, tuning = tuned_rate(method, benchmark, folder, columns)
     scores, gaps, seconds = [], [], []
     for seed in benchmark.seeds:
-        config = method_config(method, benchmark)
-        config.seed, config.optim.learning_rate = seed, rate
+        config = method_config(method, benchmark, rate=rate, seed=seed)
         place = folder / f"rate={rate:g},seed={seed}"
         scores.append(run(config, place).with_labels(columns))
         results = json.loads((place / "results.json").read_text())["val"]
@@ -224,6 +230,8 @@ def main():
     parser.add_argument("--methods", default=";".join(METHODS), help="names, separated by semicolons")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3,1e-2", help="the grid of learning rates")
+    parser.add_argument("--rates-of", type=Path, help="the JSON of another part, whose learning rates are taken")
+    parser.add_argument("--backbone-rate", type=float, default=2e-4, help="the learning rate of a fine-tuned backbone")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("runs/photographs"))
     flags = parser.parse_args()
@@ -231,7 +239,12 @@ def main():
     if unknown := sorted(set(methods) - set(METHODS)):
         parser.error(f"--methods: {unknown[0]!r} is none of {'; '.join(METHODS)}")
     rates, seeds = tuple(map(float, flags.rates.split(","))), tuple(map(int, flags.seeds.split(",")))
-    benchmark = Benchmark(flags.root, flags.part, flags.out, rates, seeds, flags.epochs)
+    rates_of = (
+        {name: of["rate"] for name, of in json.loads(flags.rates_of.read_text()).items()} if flags.rates_of else {}
+    )
+    if missing := [name for name in methods if rates_of and name not in rates_of]:
+        parser.error(f"--rates-of: {flags.rates_of} has no {missing[0]!r}")
+    benchmark = Benchmark(flags.root, flags.part, flags.out, rates, seeds, flags.epochs, rates_of, flags.backbone_rate)
     columns, found = frequent(flags.root), {}
     for method in methods:
         found[method] = compare(method, benchmark, columns)
