@@ -63,13 +63,18 @@ class Ended:
         return not any(word in self.text for word in ("Traceback", "Exception ignored", "ERROR:absl", "ERROR:asyncio"))
 
 
+def use_environment(place: Path) -> None:
+    """Set the environment of the tiny program, with its caches in `place`."""
+    os.environ.update(_ENVIRONMENT, MLMOE_CACHE=str(place / "cache"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(place / "compiled"))
+
+
 class Program:
     """Starts the tiny program in a folder of its own."""
 
     def __init__(self, place: Path):
         self.place = place
-        os.environ.update(_ENVIRONMENT, MLMOE_CACHE=str(place / "cache"))
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(place / "compiled"))
+        use_environment(place)
         self.photo = place / "photos" / "0.png"
         self.photo.parent.mkdir()
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(self.photo)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from benchmarks.faults_program import COMMAND, SCENES, Program
+from benchmarks.faults_program import COMMAND, SCENES, use_environment
 
 BATCH = 20
 SETTLED = 0.3  # the first part of the steps, which is not in the slope
@@ -42,7 +42,7 @@ class Sample(NamedTuple):
 
 def soak(place: Path, steps: int, saves: int, overrides: Sequence[str]) -> Iterator[Sample]:
     """Train in a folder and yield a sample between any two saves. Raises RuntimeError if the training fails."""
-    Program(place)  # which sets the environment, with its caches in `place`
+    use_environment(place)
     per_epoch = SCENES["train"] // BATCH
     often = f"{steps / saves / per_epoch:g}"
     flags = _pairs(COMMAND) | {
@@ -103,6 +103,8 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=200, help="how often the state is evaluated and saved")
     parser.add_argument("--json", type=Path, help="write the samples and the summary to this file")
     flags, overrides = parser.parse_known_args()
+    if wrong := [flag for flag in overrides if not (flag.startswith("--config.") and "=" in flag)]:
+        parser.error(f"{wrong[0]} is neither a flag nor --config.KEY=VALUE")
     with tempfile.TemporaryDirectory() as place:
         samples = []
         for sample in soak(Path(place), flags.steps, flags.saves, overrides):

@@ -1,4 +1,4 @@
-"""Draw `docs/digits.svg`, the README's picture, from the tables of results in `docs/methods.md`.
+"""Draw `docs/digits.svg`, the README's chart, from the tables of results in `docs/methods.md`.
 
 python docs/draw_digits.py
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib
 
 DOCS = Path(__file__).parent
-PAGE, PICTURE = DOCS / "methods.md", DOCS / "digits.svg"
+PAGE, CHART = DOCS / "methods.md", DOCS / "digits.svg"
 NAMES = {
     "linear_probe:dataset=digits": "linear probe",
     "finetune:dataset=digits": "fine-tuning",
@@ -73,4 +73,4 @@ def draw(results: dict[str, tuple[float, float]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(read_results(PAGE.read_text()), PICTURE)
+    draw(read_results(PAGE.read_text()), CHART)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.locations import DEMO, HUB
 from mlmoe_jax.runtime.version import __version__
 
 # Mode -> its sentence in --help.
@@ -31,7 +32,7 @@ MODES = {
 }
 
 # Modes that only read their --workdir, so that it may be on the hub or part of the package.
-READING, ELSEWHERE = ("predict", "serve", "export"), ("hf:", "demo:")
+READING, ELSEWHERE = ("predict", "serve", "export"), (HUB, DEMO)
 
 # Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
 FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -98,11 +99,11 @@ def fit_split(
     """
     table = table.take(table.read)
     label, mask = table.targets(difficult)
-    cuts, shared = (
-        fit(table.scores, label, mask=mask, per=each, goal=goal, precision=precision) for each in (per, "global")
-    )
+    fitted = functools.partial(fit, table.scores, label, mask=mask, goal=goal, precision=precision)
+    cuts = fitted(per=per)
     few = ((label == 1) & (mask != 0)).sum(axis=0) < (least_positives if per == "class" else 0)
-    cuts = np.where(few, shared, cuts)
+    if few.any():
+        cuts = np.where(few, fitted(per="global"), cuts)
     if np.isnan(cuts).all():
         raise UserError(f"no label has a positive among the {len(table):,} images of {table.name} that have scores")
     if not np.isfinite(cuts).any():

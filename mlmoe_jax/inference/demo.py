@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.shared import DEMO
+from mlmoe_jax.runtime.locations import DEMO
 from mlmoe_jax.runtime.text import printable
 
 PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")

@@ -20,11 +20,11 @@ from mlmoe_jax.pretrained import web
 from mlmoe_jax.pretrained.download import fetch
 from mlmoe_jax.runtime.cache import cache_folder
 from mlmoe_jax.runtime.files import MIB
+from mlmoe_jax.runtime.locations import HUB
 from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
-PREFIX = "hf:"
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -40,7 +40,7 @@ class Address:
     revision: str = "main"
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.repository}{'' if self.revision == 'main' else f'@{self.revision}'}"
+        return f"{HUB}{self.repository}{'' if self.revision == 'main' else f'@{self.revision}'}"
 
 
 class _Unreachable(Exception):
@@ -65,7 +65,7 @@ def require_revision(name: str) -> str:
 
 def parse(text: str) -> Address:
     """Return the address that `hf:user/name` or `hf:user/name@revision` stands for; UserError for another form."""
-    repository, at, revision = text.removeprefix(PREFIX).partition("@")
+    repository, at, revision = text.removeprefix(HUB).partition("@")
     return Address(require_repository(repository), require_revision(revision) if at else "main")
 
 

@@ -21,6 +21,7 @@ from mlmoe_jax.runs.folder import (
     RunFolder,
 )
 from mlmoe_jax.runtime.files import MIB, MOST_DATA
+from mlmoe_jax.runtime.locations import DEMO, HUB
 from mlmoe_jax.runtime.text import printable
 
 CARD = "README.md"
@@ -38,15 +39,12 @@ FILES = {
     CARD: 16 * MIB,
 }
 _REQUIRED = (ADAPTER, CONFIG, LABELS, LABEL_SPACE, PREPROCESS, THRESHOLDS, BACKBONE)
-
-
-DEMO = "demo:"
 _DEMOS = Path(__file__).parent / "demos"
 
 
 def is_shared(location: str | os.PathLike) -> bool:
     """Return whether a location is that of a model that is only read: on the hub, or part of the package."""
-    return os.fspath(location).startswith((hub.PREFIX, DEMO))
+    return os.fspath(location).startswith((HUB, DEMO))
 
 
 def run_folder(location: str | os.PathLike) -> RunFolder:
@@ -54,12 +52,12 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
 
     Raises UserError as `hub.parse` and `hub.fetch_model` do, and for an unknown name after demo:.
     """
-    if not is_shared(location):
-        return RunFolder(location)
     text = os.fspath(location)
     if text.startswith(DEMO):
         return RunFolder(_demo(text.removeprefix(DEMO)))
-    return RunFolder(hub.fetch_model(hub.parse(text), FILES, _REQUIRED))
+    if text.startswith(HUB):
+        return RunFolder(hub.fetch_model(hub.parse(text), FILES, _REQUIRED))
+    return RunFolder(location)
 
 
 def _demo(name: str) -> Path:

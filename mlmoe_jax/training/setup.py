@@ -134,8 +134,8 @@ def with_features(
 ) -> TrainingData:
     """Return the data as `data.cache_features` says: with features of the images in place of them, or as they are.
 
-    resumed: the run that resumes, whose checkpoint has the statistics of the backbone. Features that are not in the
-    cache are computed. Raises UserError if training would change them.
+    resumed: the folder of the run, if it resumes; its checkpoint has the statistics of the backbone. Features that are
+    not in the cache are computed. Raises UserError if training would change them.
     """
     if config.data.cache_features == "no":
         return data

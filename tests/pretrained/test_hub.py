@@ -7,7 +7,6 @@ import pytest
 from helpers import hub_site
 from huggingface_hub import constants
 
-from mlmoe_jax.pretrained import hub as hub_module
 from mlmoe_jax.pretrained.hub import Address, fetch_model, parse, upload_model
 
 MOST = {"config.json": 100, "adapter.safetensors": 1000}
@@ -136,4 +135,3 @@ def test_an_interrupted_download_counts_as_none_when_offline(hub, refusal, monke
     refusal(fetched)
     monkeypatch.setenv("MLMOE_OFFLINE", "1")
     assert "MLMOE_OFFLINE is set" in refusal(fetched)
-    assert hub_module.PREFIX == "hf:"

@@ -1,4 +1,4 @@
-"""The picture of the README, against the tables that it is drawn from."""
+"""The chart of the README, against the tables that it is drawn from."""
 
 import importlib.util
 import re
@@ -18,11 +18,11 @@ def labels_of(results):
     return {(f"{shift:.1f}", f"{test:.1f}") for test, shift in results.values()}
 
 
-def test_the_committed_picture_has_the_figures_of_the_page():
-    picture = drawing.PICTURE.read_text()
-    assert set(LABEL.findall(picture)) == labels_of(drawing.read_results(PAGE)), "run `python docs/draw_digits.py`"
+def test_the_committed_chart_has_the_figures_of_the_page():
+    chart = drawing.CHART.read_text()
+    assert set(LABEL.findall(chart)) == labels_of(drawing.read_results(PAGE)), "run `python docs/draw_digits.py`"
     for name in drawing.NAMES.values():
-        assert f">{name}<" in picture
+        assert f">{name}<" in chart
     assert "docs/digits.svg" in (REPOSITORY / "README.md").read_text()
 
 
@@ -37,7 +37,7 @@ def test_results_are_those_of_the_tables():
 def test_a_drawing_shows_each_method(tmp_path):
     results = {"first": (90.0, 80.5), "second": (91.0, 88.25)}
     drawing.draw(results, tmp_path / "a.svg")
-    picture = (tmp_path / "a.svg").read_text()
-    assert set(LABEL.findall(picture)) == labels_of(results)
+    chart = (tmp_path / "a.svg").read_text()
+    assert set(LABEL.findall(chart)) == labels_of(results)
     for name in results:
-        assert f">{name}<" in picture
+        assert f">{name}<" in chart
