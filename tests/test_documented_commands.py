@@ -29,8 +29,8 @@ from mlmoe_jax.training.sweep import grid
 FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-keygen", "tensorboard", "xpk"}
 FOREIGN |= {"curl", "hf", "mkdir", "tar", "unzip"}
 BLANK = "…"  # what the reader fills in
-# Pages whose programs have tests of their own, which write the files that the programs import.
-FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "export.md"}
+# Pages whose programs have tests of their own, which write the files that the programs import or stand in for the hub.
+FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "export.md", "sharing.md"}
 GENERATED = {"configuration.md"}
 
 SHELL = [block for page in PAGES for block in blocks(page, "bash")]
@@ -180,8 +180,9 @@ elif module == "mlmoe_jax.main":
     there = all(Path(folder or ".").exists() for folder in [*folders, flags.against])
     own_images = flags.mode in ("data", "pack") and "own_csv" in (flags.config or "")
     of_digits = re.search("mlvpt_digits|dataset=digits$", flags.config or "")
-    ends = flags.mode != "serve"
-    if ends and (flags.mode == "summary" or own_images or of_digits or (flags.config is None and there)):
+    ends = flags.mode != "serve" and not flags.profile  # a small training has no step 100
+    of_run = flags.config is None and flags.workdir and there and not flags.sweep
+    if ends and (flags.mode == "summary" or own_images or of_digits or of_run):
         Path("done").open("a").write(" ".join(arguments) + "\\n")
         sys.exit(main(arguments))
 """
