@@ -50,9 +50,8 @@ def child(groups: list[str], cases: dict[str, int], seed: int, start: int, place
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    sys.path.insert(0, str(Path(__file__).parent))
     warnings.simplefilter("ignore")
-    import fuzz_cases
+    from benchmarks import fuzz_cases
 
     signal.signal(signal.SIGALRM, _raise_hang)
     number = 0
@@ -162,9 +161,8 @@ def _case(make, place: Path) -> dict[str, object]:
 # ----------------------------------------------------------------------------------------------------------- the parent
 def run(cases: int, seed: int, groups: list[str]) -> list[dict[str, object]]:
     """Run about `cases` cases, shared among the groups; return one answer per case."""
-    sys.path.insert(0, str(Path(__file__).parent))
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from fuzz_cases import GROUPS
+    from benchmarks.fuzz_cases import GROUPS
 
     groups = groups or list(GROUPS)
     whole = sum(GROUPS[name].share for name in groups)
