@@ -1,5 +1,6 @@
 """The processor cores and the memory that this process may use; a container has less than its machine."""
 
+import ctypes
 import math
 import os
 from pathlib import Path
@@ -29,6 +30,17 @@ def free_memory() -> int:
         most, current = limited
         available = min(available, most - current + _cached_files())
     return max(0, available)
+
+
+def return_freed_memory() -> None:
+    """Return to the system what this process has freed and malloc keeps; without effect on malloc other than glibc's.
+
+    glibc keeps freed memory in an arena per thread. Every save of a checkpoint starts threads, so that a long training
+    would hold more and more of it.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _cached_files() -> int:

@@ -24,7 +24,7 @@ from mlmoe_jax.runs.metric_log import MetricLog
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, require_same_frozen, write_run_metadata
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runs.trackers import open_trackers
-from mlmoe_jax.runtime import distributed, memory
+from mlmoe_jax.runtime import distributed, machine, memory
 from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import RunAhead, on_device, setup_jax
@@ -143,6 +143,7 @@ def run_steps(job: Job, state: TrainState, selection: Selection, manager: ocp.Ch
                 notes = {**selection.notes(), "skipped": sorted(job.data.skipped.everywhere().rows)}
                 stored = steps.stored_form({"state": state.replace(frozen={}), "selected": selection.values})
                 checkpoint.save(manager, step, stored["state"], stored["selected"], notes)
+                machine.return_freed_memory()
             if stopping:
                 break
         log.write()

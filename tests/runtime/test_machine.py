@@ -1,4 +1,5 @@
 import os
+import platform
 
 import psutil
 import pytest
@@ -51,3 +52,15 @@ def test_free_memory_is_that_of_the_machine_and_of_the_container(group, monkeypa
     (group / "memory.max").write_text("900\n")
     (group / "memory.stat").write_text("anon 100\ninactive_file 150\nactive_file 50\n")
     assert free_memory() == 750, "files that were read long ago are given up"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no malloc_trim")
+def test_freed_memory_is_returned_to_the_system():
+    process, mib = psutil.Process(), 2**20
+    held = [bytes(1000) for _ in range(100_000)]
+    end = bytes(1000)  # in use above the others, so that malloc alone returns none of them
+    filled = process.memory_info().rss
+    del held
+    machine.return_freed_memory()
+    assert filled - process.memory_info().rss > 60 * mib
+    assert len(end) == 1000
