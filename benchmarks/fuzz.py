@@ -14,6 +14,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import resource
 import select
@@ -160,13 +161,13 @@ def _case(make, place: Path) -> dict[str, object]:
 
 # ----------------------------------------------------------------------------------------------------------- the parent
 def run(cases: int, seed: int, groups: list[str]) -> list[dict[str, object]]:
-    """Run about `cases` cases, shared among the groups; return one answer per case."""
+    """Run at least `cases` cases, shared among the groups; return one answer per case."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from benchmarks.fuzz_cases import GROUPS
 
     groups = groups or list(GROUPS)
     whole = sum(GROUPS[name].share for name in groups)
-    counts = {name: max(1, round(cases * GROUPS[name].share / whole)) for name in groups}
+    counts = {name: math.ceil(cases * GROUPS[name].share / whole) for name in groups}
     answers, batch, group = [], 0, groups[0]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         while True:
