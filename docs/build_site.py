@@ -116,7 +116,7 @@ def run_notebooks() -> None:
 
 
 def write_notebook(path: Path, target: Path) -> None:
-    """Write a notebook with its stored outputs as a page, and its pictures beside it; nothing is run."""
+    """Write a notebook with its stored outputs as a page, and its images beside it; nothing is run."""
     from nbconvert import MarkdownExporter
 
     text, resources = MarkdownExporter().from_filename(
@@ -124,9 +124,9 @@ def write_notebook(path: Path, target: Path) -> None:
     )
     target.write_text(text)
     for name, content in resources["outputs"].items():
-        picture = target.parent / name
-        picture.parent.mkdir(exist_ok=True)
-        picture.write_bytes(content)
+        image = target.parent / name
+        image.parent.mkdir(exist_ok=True)
+        image.write_bytes(content)
 
 
 def write_pages(folder: Path, repository: str = "") -> None:

@@ -15,7 +15,7 @@ from benchmarks.fuzz_cases.hostile import (
     damaged_csv,
     damaged_json,
     damaged_npz,
-    picture,
+    encoded,
     read_all,
     write,
 )
@@ -47,7 +47,7 @@ def open_all(data, split: str) -> None:
 
 def own_images(place: Path) -> None:
     for name in ("0.png", "1.png", "b/2.png"):
-        write(place / name, picture())
+        write(place / name, encoded())
 
 
 def tables(draw: st.DrawFn, base: Path, place: Path) -> Case:
@@ -88,19 +88,19 @@ def prepare_published(base: Path) -> None:
 
     for name in voc.CLASSES:
         write(base / f"voc2007/VOC2007/ImageSets/Main/{name}_train.txt", b"000001 1\n000002 -1\n000003  0\n")
-    write(base / "voc2007/VOC2007/JPEGImages/000001.jpg", picture("JPEG"))
+    write(base / "voc2007/VOC2007/JPEGImages/000001.jpg", encoded("JPEG"))
     write(base / "nuswide/ImageList/TrainImagelist.txt", b"a\\1.jpg\nb\\2.jpg\n")
     write(base / "nuswide/ConceptsList/Concepts81.txt", "\n".join(nuswide.CLASSES).encode())
     write(base / "nuswide/Groundtruth/Labels_Train.txt", b"1 " * 81 + b"\n" + b"0 " * 81 + b"\n")
-    write(base / "nuswide/Flickr/a/1.jpg", picture("JPEG"))
+    write(base / "nuswide/Flickr/a/1.jpg", encoded("JPEG"))
     write(base / "coco2014/annotations/instances_train2014.json", json.dumps(COCO).encode())
-    write(base / "coco2014/train2014/0.png", picture())
+    write(base / "coco2014/train2014/0.png", encoded())
     objects = [{"image_id": n, "objects": [{"names": ["large brown dog"]}, {"names": ["tree."]}]} for n in (1, 2, 3, 4)]
     write(base / "vg256/objects.json", json.dumps(objects).encode())
-    write(base / "vg256/VG_100K/1.jpg", picture("JPEG"))
+    write(base / "vg256/VG_100K/1.jpg", encoded("JPEG"))
     write(base / "vg500/train_list_500.txt", b"1.jpg\n2.jpg\n")
     write(base / "vg500" / visual_genome.INDEX_500, json.dumps({"1.jpg": [0, 17], "2.jpg": [3]}).encode())
-    write(base / "vg500/VG_100K/1.jpg", picture("JPEG"))
+    write(base / "vg500/VG_100K/1.jpg", encoded("JPEG"))
 
 
 def prepare_packed(base: Path) -> None:

@@ -21,7 +21,7 @@ from benchmarks.fuzz_cases.hostile import (
     damaged,
     damaged_json,
     damaged_npz,
-    picture,
+    encoded,
     read_all,
     write,
 )
@@ -90,7 +90,7 @@ KINDS_OF_IMAGES = [(kind, mode) for kind in FORMATS for mode in ("RGB", "L", "RG
 def prepare_images(base: Path) -> None:
     for kind, mode in KINDS_OF_IMAGES:
         with contextlib.suppress(OSError, KeyError, ValueError):  # not every format has every mode
-            write(base / f"{kind}-{mode}", picture(kind, mode))
+            write(base / f"{kind}-{mode}", encoded(kind, mode))
 
 
 def images(draw: st.DrawFn, base: Path, place: Path) -> Case:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from benchmarks.fuzz_cases.hostile import Case, damaged, damaged_csv, damaged_json, damaged_npz, picture, write
+from benchmarks.fuzz_cases.hostile import Case, damaged, damaged_csv, damaged_json, damaged_npz, encoded, write
 from mlmoe_jax import main as program
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -20,7 +20,7 @@ DATA = b"image,labels,split\n" + b"".join(
 def prepare_run(base: Path) -> None:
     """Train the packaged backbone for two steps on 24 images."""
     for n in range(24):
-        write(base / f"files/{n}.png", picture(size=(64, 64)))
+        write(base / f"files/{n}.png", encoded(size=(64, 64)))
     write(base / "files/t.csv", DATA)
     keys = (
         *(

@@ -16,7 +16,7 @@ from torchvision.transforms import Compose, Normalize, RandAugment, ToTensor, v2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Pictures(torch.utils.data.Dataset):
+class ImageFiles(torch.utils.data.Dataset):
     """The files, over and over."""
 
     def __init__(self, files: list[str], size: int, kind: str, full: bool):
@@ -57,7 +57,7 @@ def measure(files: list[str], size: int, seconds: float, kind: str, full: bool) 
     """Return images per second of one thread. full: with cutout and RandAugment."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    batches = iter(torch.utils.data.DataLoader(Pictures(files, size, kind, full), batch_size=16))
+    batches = iter(torch.utils.data.DataLoader(ImageFiles(files, size, kind, full), batch_size=16))
     next(batches)
     began, images = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:

@@ -124,8 +124,8 @@ class Widget:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture of a gallery. jpeg: content of the file; None draws a frame without a picture."""
+class Thumbnail:
+    """An image of a gallery. jpeg: content of the file; None draws an empty frame."""
 
     jpeg: bytes | None
     alt: str
@@ -134,16 +134,16 @@ class Picture:
 
     @property
     def source(self) -> str:
-        """The picture as a data address, "" without one."""
+        """The image as a data address, "" without one."""
         return "" if self.jpeg is None else "data:image/jpeg;base64," + base64.b64encode(self.jpeg).decode()
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures with a title and a few lines of text each."""
+    """Images with a title and a few lines of text each."""
 
     kind: ClassVar[str] = "gallery"
-    pictures: Sequence[Picture]
+    images: Sequence[Thumbnail]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from mlmoe_jax.evaluation.label_pairs import Cuts, prediction_cuts
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.report import charts
 from mlmoe_jax.report.components import Chart, Charts, Details, Note, Section, SortableTable, Widget
-from mlmoe_jax.report.pictures import Thumbnails, thumbnails
 from mlmoe_jax.report.run_files import NO_SCORES, RunFiles
+from mlmoe_jax.report.thumbnails import Thumbnails, thumbnails
 
 MOST_MISTAKES = 24  # per kind
 MOST_CONFUSED = 1000  # labels that are missed, and labels that are predicted falsely
@@ -38,7 +38,7 @@ class Judged:
     table: SplitScores
     labels: Sequence[str]
     cuts: Cuts
-    pictures: Thumbnails
+    thumbnails: Thumbnails
 
     @property
     def predicted(self) -> np.ndarray:
@@ -63,8 +63,8 @@ def judge(files: RunFiles) -> Judged | None:
         return None
     cuts = prediction_cuts(files.thresholds, files.config.eval.threshold, main.name, files.names)
     rows = [n for _, code, sign in KINDS for n, _ in worst(main.scores, code, sign)]
-    pictures = thumbnails(files, main.scores, [*dict.fromkeys(main.scores.ids[rows].tolist())])
-    return Judged(main.name, main.scores, files.names, cuts, pictures)
+    shown = thumbnails(files, main.scores, [*dict.fromkeys(main.scores.ids[rows].tolist())])
+    return Judged(main.name, main.scores, files.names, cuts, shown)
 
 
 def mistakes(files: RunFiles, judged: Judged | None) -> Section:
@@ -77,8 +77,8 @@ def mistakes(files: RunFiles, judged: Judged | None) -> Section:
         f"On {judged.name}. False positives are absent labels with the highest scores; false negatives are "
         "present labels with the lowest. Unknown and difficult labels are left out. Some may be annotation errors."
     )
-    parts: list[Any] = [Note(" ".join([note, *judged.pictures.left_out]))]
-    available = _pictures(files, judged)
+    parts: list[Any] = [Note(" ".join([note, *judged.thumbnails.left_out]))]
+    available = _sources(files, judged)
     groups = [
         {"title": f"{kind}, worst first", "rows": [row for row in rows if row["id"] in available]}
         for kind, rows in found
@@ -198,11 +198,11 @@ def images(files: RunFiles, judged: Judged | None) -> Section:
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
     missed, false = judged.missed, judged.false
     rank = np.argsort(-(missed.sum(axis=1) + false.sum(axis=1)), kind="stable")
-    pictures = _pictures(files, judged)
-    shown = [n for n in rank.tolist() if str(judged.table.ids[n]) in pictures]
+    sources = _sources(files, judged)
+    shown = [n for n in rank.tolist() if str(judged.table.ids[n]) in sources]
     cards = [{"id": str(judged.table.ids[n]), "labels": _labels_of(judged, n)} for n in shown]
     used = sorted({k for card in cards for k, *_ in card["labels"]})
-    data = {"pictures": pictures, "cards": cards, "names": {k: judged.labels[k] for k in used}}
+    data = {"thumbnails": sources, "cards": cards, "names": {k: judged.labels[k] for k in used}}
     text = (
         f"On {judged.name}: present labels and predicted ones, with their probabilities. Thresholds: "
         f"{judged.cuts.origin}."
@@ -210,7 +210,7 @@ def images(files: RunFiles, judged: Judged | None) -> Section:
     if cards:
         text += f" The {len(cards):,} images are the samples of the run and those of its most confident mistakes."
         shows = [Note(text), Widget("images", data, "Images with their labels, to filter by label and mistake")]
-    else:  # also without an image, since the section of the mistakes reads the pictures there
+    else:  # also without an image, since the section of the mistakes reads the thumbnails there
         shows = [Note(text), Widget("images", data, "No image is available")]
     rows = [_row(judged, n, missed[n], false[n]) for n in rank[:MOST_IMAGES].tolist()]
     columns = [("image", "text"), ("mistakes", "count"), *((of, "text") for of in ("missed", "false", "right"))]
@@ -220,13 +220,13 @@ def images(files: RunFiles, judged: Judged | None) -> Section:
     return Section(name, title, [*shows, SortableTable("image-table", columns, rows, caption)])
 
 
-def _pictures(files: RunFiles, judged: Judged) -> dict[str, str]:
+def _sources(files: RunFiles, judged: Judged) -> dict[str, str]:
     """Return image -> data address, or "" for an image that is embedded as a sample of the run."""
     samples, known = files.samples, set(map(str, judged.table.ids))
     own = [] if samples is None or samples.split != judged.name else [x for x in samples.ids if x in known]
     shown = {
         name: "data:image/jpeg;base64," + base64.b64encode(jpeg).decode()
-        for name, jpeg in judged.pictures.shown.items()
+        for name, jpeg in judged.thumbnails.shown.items()
     }
     return shown | dict.fromkeys(own, "")
 

@@ -16,12 +16,12 @@ from mlmoe_jax.evaluation.compare_pairs import (
     rate_text,
 )
 from mlmoe_jax.evaluation.label_pairs import DifferingImage
-from mlmoe_jax.report.components import Gallery, Heading, Note, Picture, Section, Table
-from mlmoe_jax.report.pictures import Thumbnails, thumbnails
+from mlmoe_jax.report.components import Gallery, Heading, Note, Section, Table, Thumbnail
 from mlmoe_jax.report.run_files import NO_SCORES, RunFiles
+from mlmoe_jax.report.thumbnails import Thumbnails, thumbnails
 from mlmoe_jax.runtime.text import percent
 
-MOST_PICTURES = 8  # per pair
+MOST_IMAGES = 8  # per pair
 _NAME, _TITLE = "pairs", "Label pairs: is b predicted because a is present?"
 
 
@@ -49,7 +49,7 @@ def pairs(files: RunFiles, other: RunFiles | None = None, *, wanted: str = "") -
     images = Thumbnails()
     if other is None:
         parts.append(Note("--against=FOLDER adds another run and the images with a on which the two differ about b."))
-    elif differing := [image.id for pair in found.pairs for image in pair.differing[:MOST_PICTURES]]:
+    elif differing := [image.id for pair in found.pairs for image in pair.differing[:MOST_IMAGES]]:
         images = thumbnails(files, run.splits[found.split], differing)
         parts.append(Note(" ".join([_explain_images(names), *images.left_out])))
     for pair in found.pairs:
@@ -57,7 +57,7 @@ def pairs(files: RunFiles, other: RunFiles | None = None, *, wanted: str = "") -
         if other is not None:
             parts.append(Note(_counted(pair, names)))
         if pair.differing:
-            parts.append(Gallery([_picture(pair, image, names, images) for image in pair.differing[:MOST_PICTURES]]))
+            parts.append(Gallery([_thumbnail(pair, image, names, images) for image in pair.differing[:MOST_IMAGES]]))
     return Section(_NAME, _TITLE, parts)
 
 
@@ -78,7 +78,7 @@ def _explain(found: MeasuredPairs, names: Sequence[str]) -> str:
 
 def _explain_images(names: Sequence[str]) -> str:
     return (
-        f"Below each pair are images with a for which only one of the runs predicts b, at most {MOST_PICTURES}, with "
+        f"Below each pair are images with a for which only one of the runs predicts b, at most {MOST_IMAGES}, with "
         f"the score of b in {names[0]} → {names[1]}. Images on which the runs agree about all other labels come first."
     )
 
@@ -101,7 +101,7 @@ def _table(pair: MeasuredPair, names: Sequence[str]) -> Table:
     return Table(columns, rows, f"{caption}; {training}" if known else caption)
 
 
-# ----------------------------------------------------------------------------------------------------------- pictures
+# ----------------------------------------------------------------------------------------------------------- thumbnails
 def _counted(pair: MeasuredPair, names: Sequence[str]) -> str:
     if not pair.differing:
         return f"The runs agree about {pair.b} in every image with {pair.a}."
@@ -113,10 +113,10 @@ def _counted(pair: MeasuredPair, names: Sequence[str]) -> str:
     )
 
 
-def _picture(pair: MeasuredPair, image: DifferingImage, names: Sequence[str], images: Thumbnails) -> Picture:
+def _thumbnail(pair: MeasuredPair, image: DifferingImage, names: Sequence[str], images: Thumbnails) -> Thumbnail:
     title = f"{pair.b}: {percent(image.first, 0)} → {percent(image.second, 0)}\u00a0%"
     truth = f"{'present' if image.present else 'absent'}: {names[image.better]} is right"
     others = "no other label differs"
     if image.others:
         others = "1 other label differs" if image.others == 1 else f"{image.others} other labels differ"
-    return Picture(images.shown.get(image.id), f"Image {image.id}", title, (truth, others, image.id))
+    return Thumbnail(images.shown.get(image.id), f"Image {image.id}", title, (truth, others, image.id))

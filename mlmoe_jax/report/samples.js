@@ -1,20 +1,20 @@
 // Widgets for images, and the menus of the curves.
 
 const samples = read("data-samples");
-const pictures = document.getElementById("data-widget-images") ? read("data-widget-images").pictures : {}; // by name
+const thumbnails = document.getElementById("data-widget-images") ? read("data-widget-images").thumbnails : {}; // by name
 
 const decode = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 const CODES = { "1": ["✓ present", "yes"], "0": ["absent", "no"], "-1": ["unknown", "no"], "2": ["difficult", "no"] };
 
-function picture(source, name) {
+function imageFrom(source, name) {
   if (!source) return make("div", { className: "blank", textContent: "not shown" });
   const image = make("img", { src: source, alt: `Image ${name}` });
   image.addEventListener("load", () => image.classList.toggle("small", Math.max(image.naturalWidth, image.naturalHeight) < 100));
   return image;
 }
-const imageOf = (index) => picture(samples.images[index], samples.ids[index]);
+const imageOf = (index) => imageFrom(samples.images[index], samples.ids[index]);
 /** An image of the reported split by its name; samples are embedded only once. */
-const imageNamed = (name) => picture(Object.hasOwn(pictures, name) ? pictures[name] || samples.images[samples.ids.indexOf(name)] : "", name);
+const imageNamed = (name) => imageFrom(Object.hasOwn(thumbnails, name) ? thumbnails[name] || samples.images[samples.ids.indexOf(name)] : "", name);
 
 /** A stacked bar of weights that sum to 1. */
 function weightBar(weights, names, prefix) {

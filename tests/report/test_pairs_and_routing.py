@@ -1,4 +1,4 @@
-"""The sections about pairs of labels and about shared experts, and the pictures of images that runs differ on."""
+"""The sections about pairs of labels and about shared experts, and the images that runs differ on."""
 
 import base64
 import io
@@ -16,9 +16,10 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.compare import ComparedRun, match_images
 from mlmoe_jax.evaluation.compare_pairs import pairs_of_run, pairs_of_runs
-from mlmoe_jax.report import page, pairs, pictures, routing
-from mlmoe_jax.report.pictures import thumbnails
+from mlmoe_jax.report import page, pairs, routing
+from mlmoe_jax.report import thumbnails as thumbnails_module
 from mlmoe_jax.report.run_files import RunFiles
+from mlmoe_jax.report.thumbnails import thumbnails
 from mlmoe_jax.runs.folder import RunFolder
 
 
@@ -29,11 +30,11 @@ def no_data(monkeypatch):
     def open_split(data, split, **how):
         raise UserError("data.root is empty")
 
-    monkeypatch.setattr(pictures, "open_split", open_split)
+    monkeypatch.setattr(thumbnails_module, "open_split", open_split)
 
 
 def gallery(part) -> list:
-    return [picture for item in part.parts if item.kind == "gallery" for picture in item.pictures]
+    return [image for item in part.parts if item.kind == "gallery" for image in item.images]
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
@@ -58,15 +59,15 @@ def test_images_on_which_two_runs_differ(run, other, no_data):
     [measured] = pairs_of_runs(there, here, match_images(there, here, "test"), pairs="cat:dog").pairs
     assert measured.differing, "the made-up runs differ"
     shown = gallery(part)
-    assert [picture.alt for picture in shown] == [f"Image {i.id}" for i in measured.differing[: pairs.MOST_PICTURES]]
+    assert [one.alt for one in shown] == [f"Image {i.id}" for i in measured.differing[: pairs.MOST_IMAGES]]
     better = sum(i.better for i in measured.differing)
     text = " ".join(item.text for item in part.parts if item.kind == "note")
     assert f"{run.path.name} is right in {better} and other in {len(measured.differing) - better}" in text
-    for picture, image in zip(shown, measured.differing, strict=False):
+    for one, image in zip(shown, measured.differing, strict=False):
         name = run.path.name if image.better else "other"
-        assert picture.lines[0] == f"{'present' if image.present else 'absent'}: {name} is right"
+        assert one.lines[0] == f"{'present' if image.present else 'absent'}: {name} is right"
         in_samples = image.id in RunFiles(run).samples.ids
-        assert (picture.jpeg is not None) == in_samples
+        assert (one.jpeg is not None) == in_samples
     assert "cannot be read: data.root is empty." in text
 
 
@@ -81,7 +82,7 @@ def test_pairs_on_the_page(run, other, no_data, no_bundle, tmp_path, refusal):
     assert not (tmp_path / "c.html").exists()
 
 
-# ------------------------------------------------------------------------------------------------------------ pictures
+# ----------------------------------------------------------------------------------------------------------- thumbnails
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A run without samples whose data set has image files, of which 000 is a link out of data.root."""
@@ -94,18 +95,18 @@ def folder(tmp_path, monkeypatch):
     (root / "test/000.jpg").rename(tmp_path / "private.jpg")
     (root / "test/000.jpg").symlink_to(tmp_path / "private.jpg")
     split = Split("test", NAMES, scored.codes.copy(), scored.ids.tolist(), ImageFiles(root, scored.ids.tolist()))
-    monkeypatch.setattr(pictures, "open_split", lambda data, name, **how: split)
+    monkeypatch.setattr(thumbnails_module, "open_split", lambda data, name, **how: split)
     return RunFiles(made), scored, split
 
 
-def test_pictures_are_read_from_the_data_set(folder):
+def test_thumbnails_are_read_from_the_data_set(folder):
     files, scored, _ = folder
     found = thumbnails(files, scored, ["test/007.jpg", "test/003.jpg"])
     assert sorted(found.shown) == ["test/003.jpg", "test/007.jpg"]
     assert found.left_out == []
-    picture = Image.open(io.BytesIO(found.shown["test/007.jpg"]))
-    assert max(picture.size) == pictures.SIDE
-    assert np.abs(np.asarray(picture).astype(int) - 7).max() <= 2
+    shown = Image.open(io.BytesIO(found.shown["test/007.jpg"]))
+    assert max(shown.size) == thumbnails_module.SIDE
+    assert np.abs(np.asarray(shown).astype(int) - 7).max() <= 2
 
 
 def test_no_file_outside_the_data_root_is_embedded(folder, monkeypatch):
@@ -115,7 +116,7 @@ def test_no_file_outside_the_data_root_is_embedded(folder, monkeypatch):
     assert found.left_out == ["1 images are not shown, since their files are outside data.root."]
     # also for a part of a split, as with data.val_fraction
     part = split.take(np.arange(5), "test")
-    monkeypatch.setattr(pictures, "open_split", lambda data, name, **how: part)
+    monkeypatch.setattr(thumbnails_module, "open_split", lambda data, name, **how: part)
     assert list(thumbnails(files, scored, ["test/000.jpg", "test/001.jpg"]).shown) == ["test/001.jpg"]
 
 
@@ -136,11 +137,11 @@ def test_images_in_memory_have_no_path(folder, monkeypatch):
     arrays = ArrayImages(np.zeros((len(scored), 8, 8, 3), np.uint8))
     assert arrays.path(0) is None
     memory = Split("test", NAMES, scored.codes, split.ids, arrays)
-    monkeypatch.setattr(pictures, "open_split", lambda data, name, **how: memory)
+    monkeypatch.setattr(thumbnails_module, "open_split", lambda data, name, **how: memory)
     assert list(thumbnails(files, scored, ["test/000.jpg"]).shown) == ["test/000.jpg"]
 
 
-def test_a_picture_is_embedded_once_per_card(folder, other, no_bundle, tmp_path):
+def test_an_image_is_embedded_once_per_card(folder, other, no_bundle, tmp_path):
     files, *_ = folder
     text = page.write_report(
         files.folder, against=other, output=tmp_path / "a.html", wanted_pairs="cat:dog"

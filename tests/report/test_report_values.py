@@ -121,7 +121,7 @@ def test_of_very_many_labels_those_with_most_mistakes_are_counted(judged, monkey
 def test_images_have_their_present_and_predicted_labels(text, judged):
     found = data_block(text, "widget-images")
     assert {card["id"] for card in found["cards"]} == set(image_ids("test", 3))
-    assert found["pictures"] == dict.fromkeys(image_ids("test", 3), ""), "samples are embedded only once"
+    assert found["thumbnails"] == dict.fromkeys(image_ids("test", 3), ""), "samples are embedded only once"
     ids = judged.table.ids.tolist()
     for card in found["cards"]:
         n = ids.index(card["id"])
