@@ -16,7 +16,7 @@ RATES = {"cpu": (2048, 2**25), "gpu": (8192, 2**28), "tpu": (8192, 2**28)}
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
     """Return tables of the machine's rates, of whole steps, and of the parts of a block."""
     side = workers.sides[0]
-    rates, tables, rows = {}, [], []
+    rates, rows = {}, []
     for dtype in settings.dtypes:
         for one in workers.sides:
             if one.options.get("compile"):
@@ -28,35 +28,29 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
                 rows.append([one.name, dtype, f"{found['flops'] / 1e9:,.0f}", f"{found['bytes'] / 1e9:,.1f}"])
                 if one is side:
                     rates[dtype] = found
-    if rows:
-        columns = ("", "type", "matrix product, GFLOP/s", "memory, GB/s")
-        tables.append(harness.table("Rates of this machine", columns, rows))
-    rows = [row for dtype in rates for row in _whole(settings, workers, results, side, dtype, rates[dtype])]
-    columns = ("", "type", "batch", "mode", "s/step", "GFLOP", "GFLOP/s", "share of the product's rate", "GB accessed")
-    if rows:
-        tables.append(
-            harness.table(
-                "Whole steps",
-                columns,
-                rows,
-                ["GFLOP as traced, before optimization; GB accessed as the compiler counts, caches included."],
-            )
-        )
-    rows = [row for dtype in rates for row in _parts(settings, workers, results, side, dtype, rates[dtype])]
-    columns = ("", "type", "batch", "part", "ms", "GFLOP", "MB at least", "bound", "share of the bound's rate")
-    if rows:
-        tables.append(
-            harness.table(
-                "Parts of a block, forward and backward to the tokens",
-                columns,
-                rows,
-                [
-                    "attention contains qkv, softmax and projection; block contains all parts. MB at least: tokens in "
-                    "and out, and weights once."
-                ],
-            )
-        )
-    return tables
+    whole, parts = (
+        [row for dtype in rates for row in of(settings, workers, results, side, dtype, rates[dtype])]
+        for of in (_whole, _parts)
+    )
+    tables = (
+        ("Rates of this machine", ("", "type", "matrix product, GFLOP/s", "memory, GB/s"), rows, ()),
+        (
+            "Whole steps",
+            ("", "type", "batch", "mode", "s/step", "GFLOP", "GFLOP/s", "share of the product's rate", "GB accessed"),
+            whole,
+            ("GFLOP as traced, before optimization; GB accessed as the compiler counts, caches included.",),
+        ),
+        (
+            "Parts of a block, forward and backward to the tokens",
+            ("", "type", "batch", "part", "ms", "GFLOP", "MB at least", "bound", "share of the bound's rate"),
+            parts,
+            (
+                "attention contains qkv, softmax and projection; block contains all parts. MB at least: tokens in and "
+                "out, and weights once.",
+            ),
+        ),
+    )
+    return [harness.table(*table) for table in tables if table[2]]
 
 
 def _rates(settings: Settings, workers: harness.Workers, side: harness.Side, dtype: str) -> dict[str, float]:
