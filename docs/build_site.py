@@ -5,6 +5,8 @@
     python docs/build_site.py --run-notebooks              # run them first, and store their outputs (extra "dev")
 
 The pages are those of docs/, the Markdown files of the root, CITATION.cff, and the notebooks with their stored outputs.
+They can be opened as files and load nothing from elsewhere. Only the search needs a server, such as
+`python -m http.server --directory=build/docs/site`.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ ELSEWHERE = {
 }
 # A link or image of Markdown, outside code; the address without title, and its anchor.
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s#]*)(#[^()\s]*)?\)")
+# Without a server, the search would load this program from another site.
+SHIM = re.compile(r"<script[^>]*iframe-worker/shim[^>]*></script>")
 CODE = re.compile(r"(^ *```.*?^ *```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
 
@@ -168,6 +172,8 @@ def build(folder: Path = BUILD, repository: str = "") -> Path:
     (folder / "zensical.toml").write_text(settings_for(folder / "pages"))
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     subprocess.run(command, cwd=folder, check=True, env=os.environ | {"NO_COLOR": "1"})
+    for page in (folder / "site").rglob("*.html"):
+        page.write_text(SHIM.sub("", page.read_text()))
     return folder / "site"
 
 
