@@ -113,6 +113,8 @@ def use_recipe(config: ConfigDict, epochs: int) -> None:
     config.train.epochs, config.train.batch_size, config.train.patience = epochs, 64, 0
     config.train.log_every, config.log.tensorboard = 30, False
     config.model.backbone.batch_norm, config.model.backbone.normalization = "frozen", "auto"
+    config.data.difficult_train = config.data.difficult_eval = "negative"
+    config.data.exif, config.data.truncated = "ignore", "read"
     config.data.keep_empty, config.data.val_split, config.data.test_splits = False, "", ("val",)
     config.eval.select_on, config.eval.every_epochs, config.eval.batch_size = "none", epochs, 64
     config.checkpoint.every_epochs, config.checkpoint.keep = max(1, epochs // 4), 1

@@ -1,0 +1,74 @@
+"""`python -m benchmarks.photographs`: the configs that it compares, the rates that it takes, and its table."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.paths import REPOSITORY
+
+import mlmoe_jax.config as configuration
+
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks import photographs
+
+
+def benchmark(part: str, **rates_of: float) -> photographs.Benchmark:
+    return photographs.Benchmark("/data", part, Path("out"), (1e-3, 1e-2), (3, 4), 4, rates_of, 2e-4)
+
+
+@pytest.mark.parametrize("part", ["frozen", "finetuned"])
+@pytest.mark.parametrize("method", photographs.METHODS)
+def test_all_heads_get_the_same_recipe(part, method):
+    config, first = (
+        photographs.method_config(name, benchmark(part), rate=1e-3, seed=3) for name in (method, "linear probe")
+    )
+    configuration.validate(config)
+    for key in ("optim", "augment", "train", "ema", "data", "trainable", "seed"):
+        assert config[key] == first[key]
+    assert (config.data.cache_features == "float32") == (part == "frozen")
+
+
+def test_a_fine_tuned_backbone_has_the_same_rate_with_every_head():
+    for rate in (1e-2, 3e-4):
+        optim = photographs.method_config("HSQ", benchmark("finetuned"), rate=rate, seed=0).optim
+        ((pattern, factor),) = optim.rate_rules
+        assert re.search(pattern, "backbone/stem/conv/kernel")
+        assert optim.learning_rate == rate
+        assert factor * rate == pytest.approx(2e-4)
+
+
+def test_rates_of_another_part_are_not_tuned_again(tmp_path):
+    given = benchmark("finetuned", HSQ=3e-3)
+    assert photographs.tuned_rate("HSQ", given, tmp_path, np.arange(2)) == (3e-3, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_without_the_rate_of_a_method_is_refused(tmp_path, monkeypatch, capsys):
+    rates = tmp_path / "frozen.json"
+    rates.write_text('{"linear probe": {"rate": 0.01}}')
+    flags = ["--root=/data", "--methods=linear probe;HSQ", f"--rates-of={rates}"]
+    monkeypatch.setattr(sys, "argv", ["photographs", *flags])
+    with pytest.raises(SystemExit):
+        photographs.main()
+    assert f"--rates-of: {rates} has no 'HSQ'" in capsys.readouterr().err
+
+
+def test_differences_in_the_table_are_to_the_first_method():
+    names = (*photographs.FIGURES, *photographs.GAPS)
+    found = {
+        "probe": {
+            "rate": 0.01,
+            "cpu_seconds": [5.0, 7.0],
+            "resampled_mAP": [0.5, 0.6],
+            **{key: [0.5, 0.6] for key in names},
+        },
+        "HSQ": {"rate": 3e-4, "cpu_seconds": [50.0], "resampled_mAP": [0.4, 0.5], **{key: [0.45] for key in names}},
+    }
+    heading, _, probe, hsq = photographs.table(found).splitlines()
+    assert "− probe" in heading
+    assert probe.startswith("| probe | 0.01 | 55.00 ± 7.07 |  | 55.00 ± 7.07 |")
+    assert probe.endswith("| 6 |")
+    assert hsq.startswith("| HSQ | 0.0003 | 45.00 | -10.00 [-10.00, -10.00] | 45.00 |")
