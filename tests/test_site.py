@@ -113,6 +113,7 @@ def test_the_site_is_built_without_a_warning(built):
     assert {"index.html", "api.html", "changelog.html", "citation.html"} <= names
     assert "cff-version" in (built / "citation.html").read_text()
     assert 'href="https://host' not in (built / "architecture.html").read_text()
+    assert not [path for path in built.rglob("*.html") if re.search(r"<script[^>]*src=.?https?:", path.read_text())]
 
 
 @pytest.mark.slow

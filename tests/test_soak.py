@@ -15,7 +15,7 @@ def samples(steps: int, *, every: int = 100, slope: float = 0.0, start: float = 
     return [soak.Sample(step, start + slope * step / 1000, 12, 7) for step in range(every, steps + 1, every)]
 
 
-def test_the_slope_is_that_of_the_samples_after_the_first_third():
+def test_the_slope_is_that_of_the_samples_after_the_first_three_tenths():
     settled = samples(20_000, slope=1.25)
     drawn = [sample._replace(megabytes=10.0) if sample.step <= 6000 else sample for sample in settled]
     found = soak.summary(drawn)
@@ -32,7 +32,7 @@ def test_a_thread_per_save_is_a_slope():
 
 
 @pytest.mark.parametrize("flag", ["--config.seed", "--stepz=3"])
-def test_a_flag_that_is_none_is_refused(flag, monkeypatch, capsys):
+def test_an_unknown_or_incomplete_flag_is_refused(flag, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["soak", flag])
     with pytest.raises(SystemExit):
         soak.main()
