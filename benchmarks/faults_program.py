@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mlmoe_jax.runtime.large_pages import LARGE_PAGES, TUNABLES
+
 COMMAND = (
     "--config=mlvpt_digits",
     "--config.model.backbone.weights=none",
@@ -41,6 +43,7 @@ _ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     "MLMOE_OFFLINE": "1",
+    TUNABLES: LARGE_PAGES,  # as of the program itself
 }
 
 

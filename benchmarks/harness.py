@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlmoe_jax.runtime.large_pages import LARGE_PAGES, TUNABLES
+
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
 MUCH_SYSTEM = 0.1  # share of system time in CPU time above which a result is marked
@@ -61,9 +63,9 @@ def torch_side(python: str, *, compiled: bool) -> Side:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of every measured process: large pages for malloc, as in launch/local.sh."""
+    """Return the environment of every measured process: large pages for malloc, as of the program itself."""
     # Two processes share the accelerator, so that JAX must not take most of its memory at once.
-    given = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    given = {TUNABLES: LARGE_PAGES, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return given | dict(os.environ)
 
 

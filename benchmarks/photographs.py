@@ -34,6 +34,7 @@ from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percen
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.large_pages import use_large_pages
 from mlmoe_jax.runtime.sharding import setup_jax
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.setup import open_data, with_features
@@ -257,4 +258,5 @@ def main():
 
 
 if __name__ == "__main__":
+    use_large_pages()
     main()

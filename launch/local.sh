@@ -8,9 +8,6 @@ cd "$(dirname "$0")/.."
 . launch/environment.sh
 use_environment
 
-# Large pages for large arrays speed up training on a CPU by about a fifth. Only glibc reads this variable.
-export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
-
 arguments=("$@")
 case " $* " in *" --config="* | *" --config "*) ;; *) arguments+=(--config=configs/mlvpt_digits.py) ;; esac
 case " $* " in *" --workdir="* | *" --workdir "*) ;; *) arguments+=(--workdir=runs/digits) ;; esac

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from mlmoe_jax.config.flags import parse_flags as parse
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
-from mlmoe_jax.runtime import disk, distributed
-from mlmoe_jax.runtime.preemption import interruptible
+from mlmoe_jax.runtime import disk
+from mlmoe_jax.runtime.large_pages import use_large_pages
 from mlmoe_jax.runtime.text import printable
 
 # Modes in which all processes take part; in every other mode only the first one works.
@@ -350,6 +350,8 @@ MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
+    from mlmoe_jax.runtime.preemption import interruptible
+
     try:
         with interruptible():
             code = _run(arguments)
@@ -373,11 +375,14 @@ def _run(arguments: Sequence[str]) -> int:
         print("\n\n".join(map(describe, topics)))
         return DONE
     flags, overrides = parse(arguments)
+    from mlmoe_jax.runtime import distributed
+
     return distributed.run(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
 
 
 def console() -> None:
     """Entry point of the installed `mlmoe` command."""
+    use_large_pages()
     sys.exit(main(sys.argv[1:]))
 
 

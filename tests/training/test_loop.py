@@ -121,8 +121,10 @@ def test_training_writes_a_row_per_step_and_ends_with_results(whole):
     assert len(set(digests(folder)["state"].values())) > 5
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, copied, config, capsys):
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, copied, config, monkeypatch, capsys):
     """The checkpoint has precedence over `init_from`, which need not exist any more."""
+    trimmed = []
+    monkeypatch.setattr("mlmoe_jax.runtime.machine.return_freed_memory", lambda: trimmed.append(True))
     assert [row["step"] for row in rows(copied)] == list(range(1, MIDDLE + 1))
     config = copy.deepcopy(config)
     config.init_from = "nowhere.safetensors"
@@ -132,6 +134,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, copied, c
     assert rows(copied) == rows(whole[0])
     assert results == whole[1]
     assert [start["step"] for start in copied.read_json("starts.json", list)] == [0, MIDDLE]
+    assert trimmed, "a save leaves freed memory behind"
 
 
 def test_a_diverged_state_is_not_saved_and_the_run_can_resume(whole, copied, config, refusal):
