@@ -1,0 +1,283 @@
+import gc
+import json
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from helpers.checkpoints import damage, identical, make_state, save_steps
+
+from mlmoe_jax.runs.checkpoint import (
+    open_manager,
+    restore_latest,
+    restore_newest,
+    restore_step,
+    save,
+    selected_of,
+)
+from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
+
+# Orbax leaves coroutines unfinished if a file cannot be read.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_warning_in_later_files():
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_message(folder, capsys):
+    save_steps(folder, 1, 2)
+    damage(folder, 2)
+    with open_manager(folder) as manager:
+        restored = restore_newest(manager, selected=make_state(0).ema, state=make_state(0))
+    identical(restored.state, make_state(1))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("checkpoint 2 is damaged and was skipped: ")
+    assert "tensorstore_spec" not in line
+
+
+def test_every_exception_from_orbax_counts_as_damage(folder, capsys, monkeypatch):
+    """For an array on several devices it raises a bare Exception with the reason as its cause."""
+    save_steps(folder, 1, 2)
+    restore = ocp.CheckpointManager.restore
+
+    def fails(manager, step, **arguments):
+        if step == 2:
+            raise Exception("see <bound method of TensorStore") from ValueError("OUT_OF_RANGE: in d/a file")
+        return restore(manager, step, **arguments)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", fails)
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 1
+    assert capsys.readouterr().err == "checkpoint 2 is damaged and was skipped: OUT_OF_RANGE: in d/a file\n"
+
+
+def test_metadata_without_end_is_one_sentence(folder, refusal):
+    save_steps(folder, 1)
+    (folder / "checkpoints" / "1" / "_CHECKPOINT_METADATA").write_text("[" * 100_000)
+
+    def opened() -> None:
+        with open_manager(folder, writing=False):
+            pass
+
+    assert "_CHECKPOINT_METADATA" in refusal(opened)
+
+
+@pytest.mark.parametrize("item", ["selected", "state"])
+def test_flipped_bits_are_detected_although_orbax_does_not_detect_them(folder, capsys, item):
+    noise = np.random.default_rng(0).bytes(4 * 4096)  # incompressible, so a file contains these bytes
+    values = {"w": jnp.asarray(np.frombuffer(noise, np.float32)), "b": jnp.ones(2)}
+    with open_manager(folder) as manager:
+        for step in (1, 2):
+            save(manager, step, values, values, {})
+            manager.wait_until_finished()
+    flipped = 0
+    for file in (Path(folder.path) / CHECKPOINTS / "2" / item).rglob("d/*"):
+        content = file.read_bytes()
+        at = content.find(noise[8000:8016])
+        if at >= 0:
+            file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            flipped += 1
+    assert flipped
+    args = ocp.args.Composite(**{item: ocp.args.StandardRestore(values)})
+    with open_manager(folder) as manager:
+        stored = np.asarray(manager.restore(2, args=args)[item]["w"]).tobytes()
+        assert sum(a != b for a, b in zip(stored, noise, strict=True)) == 1, "Orbax alone returns the flipped bit"
+        restored = restore_newest(manager, selected=values, state=values)
+    assert restored.step == 1
+    identical(restored.state, values)
+    assert f"1 arrays differ from the saved ones, the first is {item}: ['w']" in capsys.readouterr().err
+
+
+def test_training_saves_again_after_a_damaged_checkpoint(folder):
+    save_steps(folder, 10, 20)
+    damage(folder, 20)
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 10
+        for step in (15, 20):
+            save(manager, step, make_state(step), make_state(step).ema, {"step": step})
+            manager.wait_until_finished()
+        assert 20 in manager.all_steps()
+    with open_manager(folder) as manager:
+        identical(restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).state, make_state(20))
+
+
+def test_evaluation_does_not_delete_a_damaged_checkpoint(folder):
+    save_steps(folder, 10, 20)
+    damage(folder, 20, "selected")
+    with open_manager(folder, writing=False) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema).step == 10
+        assert sorted(manager.all_steps()) == [10, 20]
+
+
+@pytest.mark.parametrize(
+    "notes",
+    ['{"best": {"ema": 0.9999}, "step": 9}', "{}", "[1]", "5", "{", "null", "\\xff", "[" * 100_000],
+    ids=["another score", "empty", "a list", "a number", "no JSON", "null", "not UTF-8", "nested"],
+)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_damaged_notes_are_a_damaged_checkpoint(folder, capsys, notes, training):
+    save_steps(folder, 4, 9)
+    path = Path(folder.path) / CHECKPOINTS / "9" / "notes" / "metadata"
+    path.write_bytes(notes.encode("latin-1").replace(b"\\xff", b"\xff"))
+    state = make_state(0)
+    with open_manager(folder, writing=training) as manager:
+        restored = restore_newest(manager, selected=state.ema, state=state if training else None)
+    assert (restored.step, restored.newest) == (4, 9)
+    assert restored.notes == {"best": {"ema": 0.5}, "step": 4}
+    identical(restored.selected, make_state(4).ema)
+    assert "checkpoint 9 is damaged and was skipped: " in capsys.readouterr().err
+
+
+def test_notes_that_cannot_be_used_are_a_damaged_checkpoint(folder, capsys):
+    save_steps(folder, 4, 9)
+
+    def only_step_4(notes):
+        assert notes["step"] == 4, "not usable"
+
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, check=only_step_4).step == 4
+    assert "checkpoint 9 is damaged and was skipped: not usable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("training", "earlier_version"),
+    [(True, False), (False, False), (True, True)],
+    ids=["training", "evaluation", "training with a checkpoint of an earlier version"],
+)
+def test_a_checkpoint_under_another_number_is_not_used(folder, capsys, training, earlier_version):
+    save_steps(folder, 6, 12)
+    checkpoints = Path(folder.path) / CHECKPOINTS
+    (checkpoints / "12").rename(checkpoints / "9999")
+    if earlier_version:  # without these digests; only the state itself knows its step
+        path = checkpoints / "9999" / "digests" / "metadata"
+        old = {name: digests for name, digests in json.loads(path.read_text()).items() if name in ("state", "selected")}
+        path.write_text(json.dumps(old))
+    state = make_state(0)
+    with open_manager(folder, writing=training) as manager:
+        restored = restore_newest(manager, selected=state.ema, state=state if training else None)
+        assert restored.step == 6
+        assert sorted(manager.all_steps()) == ([6] if training else [6, 9999])
+    assert "checkpoint 9999 is damaged and was skipped: it is the checkpoint of step 12" in capsys.readouterr().err
+
+
+def test_checkpoints_without_digests_of_notes_are_read(folder):
+    save_steps(folder, 9)
+    path = Path(folder.path) / CHECKPOINTS / "9" / "digests" / "metadata"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({name: stored[name] for name in ("state", "selected")}))
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 9
+
+
+def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder, capsys, refusal):
+    steps = (3, 5, 8)
+    with open_manager(folder, keep=5) as manager:
+        for step in steps:
+            selected = make_state(100 + step).ema
+            save(manager, step, make_state(step), selected, {"step": step - 1, "kind": "raw", "split": "val"})
+            manager.wait_until_finished()
+    with open_manager(folder, writing=False) as manager:
+        latest = restore_latest(manager, averages=make_state(0).ema)
+        identical(latest.selected, make_state(8).ema)
+        assert selected_of(latest.notes) == {"step": 8, "kind": "ema", "split": ""}
+    with open_manager(folder, writing=False) as manager:
+        earlier = restore_step(manager, 5, selected=make_state(0).ema)
+        identical(earlier.selected, make_state(105).ema)
+        assert (earlier.step, earlier.newest, earlier.notes["step"]) == (5, 5, 4), "it was asked for"
+        sentence = refusal(restore_step, manager, 6, selected=make_state(0).ema)
+        assert sentence.endswith("has checkpoints of steps 3, 5, 8, not of 6")
+    damage(folder, 8, "state")
+    with open_manager(folder, writing=False) as manager:
+        latest = restore_latest(manager, averages=make_state(0).ema)
+        identical(latest.selected, make_state(5).ema)
+        assert (latest.step, latest.newest) == (5, 8)
+    damage(folder, 5, "selected")
+    with open_manager(folder, writing=False) as manager:
+        assert "is damaged (5)" in refusal(restore_step, manager, 5, selected=make_state(0).ema)
+
+
+def test_there_is_no_latest_checkpoint_in_an_empty_folder(folder):
+    with open_manager(folder) as manager:
+        assert restore_latest(manager, averages={"x": jnp.zeros(1)}) is None
+
+
+@pytest.mark.parametrize("notes", [{}, {"step": 1, "kind": "ema"}, {"step": "1", "kind": "ema", "split": ""}])
+def test_the_origin_of_selected_values_is_read_completely_or_not_at_all(notes):
+    with pytest.raises(ValueError, match="its notes give "):
+        selected_of(notes)
+
+
+def test_it_is_an_error_if_all_checkpoints_are_damaged(folder, refusal, capsys):
+    save_steps(folder, 1, 2)
+    damage(folder, 1)
+    damage(folder, 2)
+    with open_manager(folder) as manager:
+        sentence = refusal(restore_newest, manager, selected=make_state(0).ema, state=make_state(0))
+        assert sentence == f"every checkpoint in {manager.directory} is damaged (2, 1)"
+        assert sorted(manager.all_steps()) == [1, 2]
+
+
+def test_hooks_are_removed_after_damaged_checkpoints(folder, refusal):
+    """They filter messages of Python and asyncio about failed reads, only while the checkpoints are open."""
+    save_steps(folder, 1, 2)
+    damage(folder, 1)
+    damage(folder, 2)
+    asyncio_log = logging.getLogger("asyncio")
+    hook, filters = sys.unraisablehook, list(asyncio_log.filters)
+    with open_manager(folder) as manager:
+        assert sys.unraisablehook is not hook
+        assert len(asyncio_log.filters) == len(filters) + 1
+        refusal(restore_newest, manager, selected=make_state(0).ema, state=make_state(0))
+        assert len(asyncio_log.filters) == len(filters) + 1, "installed once, for any number of damaged checkpoints"
+    assert sys.unraisablehook is hook
+    assert asyncio_log.filters == filters
+
+
+def test_hooks_are_removed_after_an_error_while_checkpoints_are_open(folder):
+    asyncio_log = logging.getLogger("asyncio")
+    hook, filters = sys.unraisablehook, list(asyncio_log.filters)
+    with pytest.raises(ZeroDivisionError), open_manager(folder):
+        1 / 0  # noqa: B018
+    assert sys.unraisablehook is hook
+    assert asyncio_log.filters == filters
+
+
+def test_only_messages_about_failed_reads_are_suppressed(folder, monkeypatch, caplog):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    closed, other = (SimpleNamespace(object=None, exc_value=RuntimeError(m)) for m in ("Event loop is closed", "other"))
+    with open_manager(folder):
+        for event in (closed, other):
+            sys.unraisablehook(event)
+        logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: x")
+        logging.getLogger("asyncio").error("something else")
+    assert shown == [other]
+    assert caplog.messages == ["something else"]
+
+
+def test_missing_files_count_as_damage(folder):
+    save_steps(folder, 1, 2, 3)
+    (Path(folder.path) / CHECKPOINTS / "3" / "digests" / "metadata").unlink()
+    for file in (Path(folder.path) / CHECKPOINTS / "2" / "state").rglob("manifest.ocdbt"):
+        file.unlink()
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 1
+
+
+def test_a_model_of_another_shape_is_not_restored(folder, refusal):
+    save_steps(folder, 1)
+    with open_manager(folder) as manager:
+        other = make_state(0, size=5)
+        assert "is damaged" in refusal(restore_newest, manager, selected=other.ema, state=other)
