@@ -16,9 +16,9 @@ def use_large_pages() -> None:
 
     On a CPU, XLA returns its temporary arrays to the system after each step; with small pages, a third of the time of
     a training step can be page faults. glibc reads the variable only when a process starts, and worker processes
-    inherit it. If GLIBC_TUNABLES is already set, whatever its value, nothing happens.
+    inherit it. If GLIBC_TUNABLES is already set, whatever its value, nothing happens; nor in a notebook or a debugger.
     """
-    if TUNABLES not in os.environ and _on_request() and sys.executable:
+    if TUNABLES not in os.environ and _on_request() and _is_own_process():
         os.environ[TUNABLES] = LARGE_PAGES
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
@@ -29,3 +29,9 @@ def _on_request() -> bool:
         return "[madvise]" in SETTING.read_text()
     except OSError:  # another system
         return False
+
+
+def _is_own_process() -> bool:
+    """Return whether the process was started with the program's arguments, and not for a program that runs it."""
+    arguments = sys.argv[1:]
+    return sys.gettrace() is None and bool(arguments) and sys.orig_argv[-len(arguments) :] == arguments

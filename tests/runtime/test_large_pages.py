@@ -18,12 +18,15 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setenv(TUNABLES, "")  # so that it is restored
     monkeypatch.delenv(TUNABLES)
     monkeypatch.setattr(os, "execv", lambda *command: commands.append(command))
+    monkeypatch.setattr(sys, "gettrace", lambda: None)  # whatever measures the coverage
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "mlmoe_jax.main", "--mode=data", "--json"])
+    monkeypatch.setattr(sys, "argv", ["main.py", "--mode=data", "--json"])
     return commands
 
 
 def test_the_process_starts_again_with_large_pages(started):
     use_large_pages()
-    assert started == [(sys.executable, [sys.executable, *sys.orig_argv[1:]])]
+    assert started == [(sys.executable, [sys.executable, "-m", "mlmoe_jax.main", "--mode=data", "--json"])]
     assert os.environ[TUNABLES] == LARGE_PAGES
     use_large_pages()
     assert len(started) == 1, "once"
@@ -46,6 +49,20 @@ def test_the_users_own_value_is_kept(started, monkeypatch, own):
     use_large_pages()
     assert not started
     assert os.environ[TUNABLES] == own
+
+
+@pytest.mark.parametrize("arguments", [[], ["--mode=data"], ["--mode=data", "--sample"]])
+def test_a_program_that_runs_inside_another_does_not_replace_it(started, monkeypatch, arguments):
+    """As in `%run -m mlmoe_jax.main --mode=data` of a notebook."""
+    monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
+    use_large_pages()
+    assert not started
+
+
+def test_a_debugger_keeps_its_process(started, monkeypatch):
+    monkeypatch.setattr(sys, "gettrace", lambda: print)
+    use_large_pages()
+    assert not started
 
 
 def test_a_started_process_has_the_same_arguments_and_ends_the_same(tmp_path):
