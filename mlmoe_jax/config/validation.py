@@ -10,7 +10,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.heads.catalog import HEADS, head_of
 
 # The keys of `config.augment` that change an image unless they have their default.
-AUGMENTS = ("geometry", "flip", "shift", "contrast", "brightness", "saturation", "cutout", "randaugment")
+AUGMENTS = ("geometry", "flip", "shift", "contrast", "brightness", "saturation", "hue", "cutout", "randaugment")
 
 
 def validate(config: ConfigDict) -> None:

@@ -26,6 +26,7 @@ from mlmoe_jax.runtime.storage import whole_file
 
 PART_BYTES = 2**27  # the most that is computed again after an interruption, and that a part needs in memory
 READ = "read"
+OPEN = 256  # files that are mapped at a time; each has a descriptor, and a process often has at most 1,024
 Kinds = Mapping[str, tuple[tuple[int, ...], str]]  # kind of feature -> shape and type of the features of an image
 
 
@@ -56,6 +57,18 @@ class FeatureTable:
         """Return the numbers of the parts that are not stored yet."""
         parts = range(math.ceil(self.rows / self.part_rows))
         return [part for part in parts if not self._file(part, READ).exists()]
+
+    def unread(self) -> np.ndarray:
+        """Return the rows i64[n] that are stored as images that could not be read."""
+        found = [np.zeros(0, np.int64)]
+        for part in range(math.ceil(self.rows / self.part_rows)):
+            if self._file(part, READ).exists():
+                found.append(self.rows_of(part)[~self._open(part, READ)])
+        return np.concatenate(found)
+
+    def parts_of(self, rows: Sequence[int]) -> list[int]:
+        """Return the numbers of the parts with these rows."""
+        return sorted({int(row) // self.part_rows for row in rows})
 
     def rows_of(self, part: int) -> np.ndarray:
         """Return the rows i64[n] of a part."""
@@ -93,6 +106,7 @@ class FeatureTable:
                 raise UserError(f"some features are not finite in {self.stored}; set data.cache_features=float32 or no")
             self._save(part, kind, stored)
         self._save(part, READ, read)
+        _mapped.cache_clear()  # the files may replace others
 
     def __getitem__(self, row: int) -> dict[str, np.ndarray] | None:
         """Return the features of an image in the type that the backbone computes; None if it could not be read.
@@ -123,11 +137,13 @@ class FeatureTable:
         return _mapped(self._file(part, kind))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=OPEN)
 def _mapped(path: Path) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
         reason = str(error).partition(". ")[0].rstrip(".")
         raise UserError(f"{path} is damaged ({reason}); delete its folder, which is made again") from error
 

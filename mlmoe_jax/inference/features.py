@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.features import FeatureTable, Kinds, megabytes, table_of
+from mlmoe_jax.data.images import Decoding, is_readable
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
@@ -84,13 +85,18 @@ class FeatureExtractor:
         stored = self.config.data.cache_features
         table = table_of(split.images, split.ids, self.kinds(), stored, self.settings)
         # Every process takes part in computing what any of them lacks.
-        missing = sorted(set().union(*distributed.gather(table.missing())))
+        missing = sorted(set().union(*distributed.gather([*table.missing(), *self._readable_again(table, split)])))
         size = f"{len(split):,} images, {megabytes(len(split) * table.row_bytes)} as {stored} in {table.folder}"
         status(f"features of {split.name}, without augmentation: {size}{'' if missing else ', already there'}")
         if missing:
             table.require_space(table.bytes_of(missing), "the features", "data.cache_features=no")
             self._fill(table, missing, split)
         return replace(split, features=table)
+
+    def _readable_again(self, table: FeatureTable, split: Split) -> list[int]:
+        """Return the parts with images that could not be read when they were stored, as in a failure of the network."""
+        images, decoding = split.images, Decoding.of(self.config.data)
+        return table.parts_of([row for row in table.unread() if is_readable(images, int(row), decoding)])
 
     def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
         """Compute and write the parts `missing` of a table."""

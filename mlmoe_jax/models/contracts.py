@@ -75,8 +75,8 @@ class Features:
     mean: jax.Array | None = None
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Return the features that do not depend on prompts, to be stored: `cls` [B,D], `patches` [B,h,w,D]."""
-        found = {} if self.cls is None else {CLS: self.cls}
+        """Return the features that are there and not of prompts: `cls` and `mean` [B,D], `patches` [B,h,w,D]."""
+        found = {name: value for name, value in ((CLS, self.cls), (MEAN, self.mean)) if value is not None}
         if self.patches is not None:
             batch, _, width = self.patches.shape
             found[PATCHES] = self.patches.reshape(batch, *self.grid, width)
@@ -85,11 +85,11 @@ class Features:
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:
         """Return the features whose `arrays` these are, among other entries; the grid is (0, 0) without patches."""
-        patches = arrays.get(PATCHES)
-        if patches is None:
-            return cls(arrays.get(CLS), None, None, (0, 0))
-        batch, rows, columns, width = patches.shape
-        return cls(arrays.get(CLS), None, patches.reshape(batch, -1, width), (rows, columns))
+        patches, grid = arrays.get(PATCHES), (0, 0)
+        if patches is not None:
+            batch, *grid, width = patches.shape
+            patches = patches.reshape(batch, -1, width)
+        return cls(arrays.get(CLS), None, patches, tuple(grid), mean=arrays.get(MEAN))
 
 
 @jax.tree_util.register_dataclass

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.loading import CONFIG_FOLDER, find_config
 from mlmoe_jax.data.sources.open import source_named
 
-# Keys, and sections, that may differ when a run resumes, because they do not change its results.
+# Keys, and sections, which end in a dot, that may differ when a run resumes: they do not change its results.
 FREE_KEYS = (
     "data.cache",
     "data.root",
@@ -24,7 +24,6 @@ FREE_KEYS = (
     "pack.",
     "prune.",
     "init_from",  # only read when a run starts
-    "train.accumulate",
     "train.divergence_limit",
     "train.find_nonfinite",
     "train.skip_nonfinite",
@@ -40,7 +39,7 @@ FREE_KEYS = (
     "serve.",
 )
 # Keys that may differ too, so that a long run does not break at a bad image or a lack of memory; this is told.
-TOLD_KEYS = ("augment.where", "data.bad_images", "data.exif", "data.truncated", "model.remat")
+TOLD_KEYS = ("augment.where", "data.bad_images", "data.exif", "data.truncated", "model.remat", "train.accumulate")
 
 RUNS = "runs"  # the folder of runs without --workdir, below the working directory
 _NAMED = ("init_from", "prune.")  # free, but another value makes another run
@@ -100,7 +99,12 @@ def run_name(
 def _is_named(key: str, own_root: bool) -> bool:
     if key == "data.root":
         return own_root
-    return key.startswith(_NAMED) or not (key in TOLD_KEYS or key.startswith(FREE_KEYS))
+    return key.startswith(_NAMED) or not (key in TOLD_KEYS or is_free(key))
+
+
+def is_free(key: str) -> bool:
+    """Return whether a key is one of FREE_KEYS, or in one of its sections."""
+    return key in FREE_KEYS or f"{key.partition('.')[0]}." in FREE_KEYS
 
 
 def _readable(value: str) -> str:

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import secrets
 import shutil
 import struct
 import tempfile
@@ -298,12 +299,13 @@ def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
 
     It is a hidden file in the same folder, so that renaming is atomic; for an object store, whose uploads are atomic,
     it is in a temporary folder. alone: no other process writes the same file at the same time. The file is created
-    anew, so that no link under its name or under `path` is followed.
+    anew, so that no link under its name or under `path` is followed. Without `alone`, its name is a random number: the
+    containers that share a folder have the same process numbers.
     """
     local = "://" not in str(path)
     with disk.writing(path), contextlib.ExitStack() as stack:
         if local:
-            partial = Path(path).with_name(f".{path.name}.{'' if alone else f'{os.getpid()}.'}tmp")
+            partial = Path(path).with_name(f".{path.name}.{'' if alone else f'{secrets.randbits(64)}.'}tmp")
             partial.unlink(missing_ok=True)  # that of a process that was killed
         else:
             partial = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name

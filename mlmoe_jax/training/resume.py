@@ -15,7 +15,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.history import record_start
-from mlmoe_jax.runs.naming import FREE_KEYS, TOLD_KEYS
+from mlmoe_jax.runs.naming import TOLD_KEYS, is_free
 from mlmoe_jax.runs.restore import stored_config
 from mlmoe_jax.runtime import distributed, precision
 from mlmoe_jax.runtime.progress import status
@@ -96,7 +96,7 @@ def _with_values(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
 def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
     """Describe each key that differs from the run in the folder and must not; [] if it holds no run."""
     differences = _differences(config, folder)
-    return [text for key, text in differences.items() if key not in TOLD_KEYS and not key.startswith(FREE_KEYS)]
+    return [text for key, text in differences.items() if key not in TOLD_KEYS and not is_free(key)]
 
 
 def _differences(config: ConfigDict, folder: RunFolder) -> dict[str, str]:

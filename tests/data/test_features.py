@@ -1,5 +1,6 @@
 """Features in files: their parts, their types, their key, and what is said about a full disk or a damaged file."""
 
+import errno
 import os
 import shutil
 
@@ -90,6 +91,36 @@ def test_a_damaged_file_is_named(table, refusal):
     path = table.folder / "00000.patches.npy"
     path.write_bytes(path.read_bytes()[:-20])
     assert str(path) in refusal(table.__getitem__, 0)
+
+
+def test_few_files_are_open_at_a_time(table):
+    """Each mapped file has a descriptor, and a process often has at most 1,024."""
+    fill(table, drawn(), np.ones(ROWS, bool))
+    for row in range(ROWS):
+        table[row]
+    assert features._mapped.cache_info().currsize == 3 * (1 + len(KINDS))
+    assert features._mapped.cache_info().maxsize < 1000
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(table, refusal, monkeypatch):
+    fill(table, drawn(), np.ones(ROWS, bool))
+
+    def full(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(np, "load", full)
+    assert refusal(table.__getitem__, 0) == f"cannot read {table.folder / '00000.read.npy'}: Too many open files"
+
+
+def test_images_that_could_not_be_read_are_known_and_can_be_replaced(table):
+    values, read = drawn(), ~np.isin(np.arange(ROWS), (1, 4))
+    fill(table, values, read)
+    assert table.unread().tolist() == [1, 4]
+    assert table.parts_of(table.unread()) == [0, 1]
+    rows = table.rows_of(1)
+    table.write(1, {kind: value[rows] for kind, value in values.items()}, np.ones(3, bool))
+    np.testing.assert_array_equal(table[4]["cls"], values["cls"][4])
+    assert table.unread().tolist() == [1]
 
 
 # -------------------------------------------------------------------------------------------------------------- its key

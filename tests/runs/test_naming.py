@@ -4,7 +4,7 @@ import pytest
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.defaults import KEYS, SECTIONS
-from mlmoe_jax.runs.naming import FREE_KEYS, TOLD_KEYS, default_folder, run_name
+from mlmoe_jax.runs.naming import FREE_KEYS, TOLD_KEYS, default_folder, is_free, run_name
 
 DINO = "configs/mlvpt_dinov2.py"
 
@@ -72,6 +72,15 @@ def test_a_root_is_a_place_or_a_name(monkeypatch):
     config.data.name = "digits"
     expected = "runs/vpt,sweep=model.prompts.count+seed"
     assert default_folder("vpt", [], config, mode="train", sweep=sweep) == expected
+
+
+def test_only_sections_are_free_with_all_their_keys():
+    assert is_free("data.cache")
+    assert not is_free("data.cache_features"), "float16 rounds"
+    assert is_free("prune.epochs")
+    assert not is_free("optim.learning_rate")
+    assert run_name(DINO, [("data.cache", "ram")]) == "mlvpt_dinov2"
+    assert run_name(DINO, [("data.cache_features", "float16")]) == "mlvpt_dinov2,data.cache_features=float16"
 
 
 def test_the_keys_exist():

@@ -39,9 +39,15 @@ def test_the_old_file_stays_if_the_new_one_fails(tmp_path):
 
 
 def test_two_processes_do_not_share_a_temporary_file(tmp_path):
-    with whole_file(epath.Path(tmp_path / "a.csv"), alone=False) as partial:
-        assert partial.name == f".a.csv.{os.getpid()}.tmp"
-        partial.touch()
+    """Not even if they have the same number, as the first processes of two containers."""
+    path = epath.Path(tmp_path / "a.csv")
+    with whole_file(path, alone=False) as one, whole_file(path, alone=False) as other:
+        assert one != other
+        assert all(name.stem.rpartition(".")[2].isdigit() for name in (one, other)), "see Folder.writing"
+        one.write_text("one")
+        other.write_text("other")
+    assert path.read_text() == "one"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_a_file_that_a_library_puts_in_place_keeps_the_usual_mode(tmp_path):
@@ -130,8 +136,9 @@ def test_a_temporary_file_that_another_process_makes_in_between_is_left_alone(tm
         pass
 
 
-def test_output_does_not_follow_links(tmp_path, precious):
-    (tmp_path / f".p.csv.{os.getpid()}.tmp").symlink_to(precious)
+def test_output_does_not_follow_links(tmp_path, precious, monkeypatch):
+    monkeypatch.setattr("secrets.randbits", lambda bits: 1)
+    (tmp_path / ".p.csv.1.tmp").symlink_to(precious)
     (tmp_path / "p.csv").symlink_to(precious)
     with opened(Target(epath.Path(tmp_path / "p.csv"), "csv")) as file:
         file.write("x\n")

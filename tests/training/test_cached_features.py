@@ -76,6 +76,16 @@ def test_results_are_those_of_training_on_images(method, tmp_path, cache, monkey
         np.testing.assert_allclose(found, in_training[name], atol=1e-5, err_msg=name)
 
 
+def test_a_mean_over_patches_is_cached_too(tmp_path, cache):
+    mean = {"model__head__pool": "mean", "train__epochs": "1"}
+    plain, cached = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "cached")
+    train(config_of(**mean), plain)
+    train(config_of(**mean, data__cache_features="float32"), cached)
+    assert list(cache.glob("*/00000.mean.npy"))
+    for name, found in scores(cached).items():
+        np.testing.assert_allclose(found, scores(plain)[name], atol=1e-4, err_msg=name)
+
+
 def test_features_are_computed_once_and_what_is_lost_again(tmp_path, cache, monkeypatch, capsys):
     monkeypatch.setattr(features, "PART_BYTES", 16 * 4 * 20)  # parts of 20 class tokens
     computed = []
@@ -135,6 +145,7 @@ def test_what_changes_features_in_training_is_refused(tmp_path, refusal):
     text = refused(augment__flip="True", augment__cutout="0.5")
     assert "without augmentation: set augment.flip=False, augment.cutout=0.0" in text
     assert "augment.randaugment=none" in refused(augment__randaugment="uda")
+    assert "set augment.hue=0.0" in refused(augment__hue="0.1")
     assert "model.prompts.kind=deep changes them" in refused("vpt:dataset=digits")
     assert "do not depend on the batch" in refused(model__backbone__batch_norm="trainable")
 
@@ -161,6 +172,11 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, cache, monkeypatch):
     skipped = (folder / "skipped_images.csv").read_text()
     assert [line.split(",")[0] for line in skipped.splitlines()] == ["split", "train", "val", "test"]
     assert np.isnan(next(iter(scores(folder).values()))[3]).all()
+
+    monkeypatch.setattr(ArrayImages, "read", read)  # as after a failure of the network
+    again = RunFolder(tmp_path / "again")
+    train(config_of(data__cache_features="float32", data__bad_images="skip"), again)
+    assert np.isfinite(next(iter(scores(again).values()))).all()
 
 
 def test_features_are_written_for_the_user(tmp_path, cache, capsys):

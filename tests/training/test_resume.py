@@ -100,6 +100,8 @@ def test_keys_that_do_not_change_results_are_free(finished):
     folder = finished(to_json(config))
     config.data.workers, config.mesh.data, config.train.log_every = 3, 2, 5
     assert changed_keys(config, folder) == []
+    config.data.cache_features = "float16"
+    assert changed_keys(config, folder) == ["data.cache_features was 'no' and is 'float16'"]
 
 
 def test_keys_that_only_keep_a_run_alive_may_change_and_are_told(finished, capsys, refusal):
@@ -108,11 +110,13 @@ def test_keys_that_only_keep_a_run_alive_may_change_and_are_told(finished, capsy
     require_same_config(config, folder)
     assert capsys.readouterr().err == ""
     config.data.bad_images, config.model.remat, config.data.workers = "skip", True, 3
+    config.train.accumulate = 2
     config.augment.where, config.data.truncated, config.data.exif = "device", "read", "ignore"
     require_same_config(config, folder)
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith(": the numbers can differ from those of a run without this change")
-    for told in ("data.bad_images was 'error' and is 'skip'", "model.remat was False and is True", "augment.where was"):
+    changes = "data.bad_images was 'error' and is 'skip'", "model.remat was False and is True"
+    for told in (*changes, "augment.where was", "train.accumulate was 1 and is 2"):
         assert told in line
     assert "data.workers" not in line, "it changes nothing"
     config.optim.learning_rate = 1.0
