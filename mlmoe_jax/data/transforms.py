@@ -21,6 +21,8 @@ LUMA = (0.299, 0.587, 0.114)
 # The crop of ML-GCN: its sides as fractions of the short side; height and width are at most two entries apart.
 CROP_SCALES = (1.0, 0.875, 0.75, 0.66, 0.5)
 CROP_DISTORTION = 2
+# The long side of a resized image, in sides of the output, above which only the center is resized.
+ELONGATED = 50
 # A side that differs from the output size by at most this many pixels is set to it, to avoid resampling.
 CROP_SNAP = 2
 # The position of the crop, (right, down) in quarters of the margin: corners, center, edge midpoints, quarter points.
@@ -42,12 +44,20 @@ def resize_square(image: np.ndarray | Image.Image, size: int) -> np.ndarray:
     return _resize(image, (size, size))
 
 
-def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
-    """Resize u8[h,w,3] so that its short side has `side` pixels; the long side is rounded down, as torchvision does."""
+def resize_and_crop(image: np.ndarray, side: int, size: int) -> np.ndarray:
+    """Resize u8[h,w,3] so that its short side has `side` pixels, and crop its center, u8[size,size,3].
+
+    The long side is rounded down, as torchvision does. If it would have more than ELONGATED · size pixels, only the
+    center is resized: the result differs by at most 2 levels, and a file of 100 bytes cannot fill the memory.
+    """
     height, width = image.shape[:2]
-    if width <= height:
-        return _resize(image, (side, side * height // width))
-    return _resize(image, (side * width // height, side))
+    scaled = tuple(side * length // min(width, height) for length in (width, height))
+    if max(scaled) <= ELONGATED * size:
+        return centre_crop(_resize(image, scaled), size)
+    left, top = (round((length - size) / 2) for length in scaled)
+    across, down = width / scaled[0], height / scaled[1]
+    box = (left * across, top * down, min((left + size) * across, width), min((top + size) * down, height))
+    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
 def centre_crop(image: np.ndarray, size: int) -> np.ndarray:
@@ -220,7 +230,7 @@ class Geometry:
     def fixed(self, image: np.ndarray | Image.Image) -> np.ndarray:
         """Return the result of the first part, which is the same whenever an image is read."""
         if self.fit == "crop":
-            return centre_crop(resize_short_side(np.asarray(image), self.short_side), self.image_size)
+            return resize_and_crop(np.asarray(image), self.short_side, self.image_size)
         return resize_square(image, self.fixed_side) if self.fixed_side else np.asarray(image)
 
     def varied(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:

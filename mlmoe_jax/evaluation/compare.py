@@ -210,7 +210,8 @@ def compare_matched(
 def _columns(first: ComparedRun, second: ComparedRun) -> np.ndarray:
     """Return the columns of the first run's labels in the second, i64[K]; UserError unless the names are the same."""
     for run, other in ((first, second), (second, first)):
-        if lacking := [name for name in run.labels if name not in set(other.labels)]:
+        there = set(other.labels)
+        if lacking := [name for name in run.labels if name not in there]:
             raise UserError(
                 f"the runs have different labels: {run.folder} has {len(run.labels)} including {lacking[0]}, which "
                 f"{other.folder} lacks; compare runs on the same labels"

@@ -55,10 +55,12 @@ def collect(outputs: Sequence[Mapping[str, Any]], images: int) -> dict[str, np.n
 
 def join(splits: Sequence[SplitScores]) -> dict[str, np.ndarray]:
     """Return the arrays `shared/GATE` of gates.npz for these splits, in their order; {} without shares."""
-    return {
-        f"{_SHARED}{gate}": shares if len(shares) == 1 else np.concatenate([split.shares[gate] for split in splits])
-        for gate, shares in splits[0].shares.items()
-    }
+    found = {}
+    for gate in splits[0].shares:
+        parts = [split.shares[gate] for split in splits]
+        static = all(len(part) == 1 for part in parts)
+        found[f"{_SHARED}{gate}"] = parts[0] if static else np.concatenate(parts)
+    return found
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ because a list may have millions: a missing file is an image that cannot be read
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import glob
 import io
@@ -113,6 +114,7 @@ def _explained(what: str, do: str = "read") -> Iterator[None]:
 
 def _of_list(content: bytes, folder: str, what: str) -> list[str]:
     """Return the paths of a list, relative to `folder`; bytes that are not UTF-8 are kept, as in all paths."""
+    content = content.removeprefix(codecs.BOM_UTF8)
     separator = b"\0" if b"\0" in content else b"\n"
     lines = [os.fsdecode(line.removesuffix(b"\r")) for line in content.split(separator)]
     found = [line if "://" in line else os.path.join(folder, line) for line in lines if line.strip()]

@@ -97,15 +97,17 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
         if name in files and files[name][0] > most[name]:
             raise UserError(f"{address} has a {name} of {megabytes(files[name][0])}, above {megabytes(most[name])}")
     folder = models / commit
-    if _complete_before(earlier) != commit:
+    known = _complete_before(earlier) == commit
+    if not known:
         status(f"downloading {address}, commit {commit[:12]}, to {folder}")
     for name in most:
         if name in files:
             size, sha256 = files[name]
             url = f"https://huggingface.co/{address.repository}/resolve/{commit}/{name}"
             fetch(url, folder / name, sha256=sha256, size=size, quiet=size < MIB)
-    earlier.parent.mkdir(parents=True, exist_ok=True)
-    earlier.write_text(commit)
+    if not known:  # a cache that is only read need not be writable
+        earlier.parent.mkdir(parents=True, exist_ok=True)
+        earlier.write_text(commit)
     return folder
 
 

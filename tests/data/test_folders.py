@@ -56,6 +56,14 @@ def test_linked_folders(photos, tmp_path_factory):
     assert open_folders(settings(photos), "test").ids == ["test/dog/d.jpg", "test/elk/e.jpg"]
 
 
+def test_a_link_to_a_folder_above_is_not_followed(photos):
+    """Its images would be counted again and again, and two such links would never end."""
+    before = open_folders(settings(photos), "test").ids
+    for name, target in (("again", photos / "test" / "dog"), ("all", photos), ("here", ".")):
+        (photos / "test" / "dog" / name).symlink_to(target, target_is_directory=True)
+    assert open_folders(settings(photos), "test").ids == before
+
+
 def test_classes_directly_below_the_root(tmp_path):
     write(tmp_path, *(f"{name}/{k}.png" for name in ("a", "b") for k in range(10)))
     data = settings(tmp_path, val_fraction=0.2, test_splits=())

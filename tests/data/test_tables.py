@@ -150,6 +150,16 @@ def test_a_table_without_class_columns_is_refused(tmp_path, refusal):
     assert sentence.startswith(f"{tmp_path}/train.csv has only the columns image; ")
 
 
+@pytest.mark.parametrize(("header", "column"), [("image,cat,dog,", 4), (",image,cat,dog", 1)])
+def test_a_column_without_a_name_is_refused(tmp_path, refusal, header, column):
+    """As spreadsheets and the index of a table write it."""
+    cells = ["1"] * 4
+    cells[header.split(",").index("image")] = "a.png"
+    write(tmp_path, "train.csv", f"{header}\n{','.join(cells)}\n")
+    sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
+    assert sentence.endswith(f"train.csv has a column without a name (column {column}); name it or remove it")
+
+
 @pytest.mark.parametrize("cell", ["2", "yes", "-1", "1 0", "nan"])
 def test_invalid_cells_are_refused(tmp_path, refusal, cell):
     write(tmp_path, "train.csv", f"image,dog,cat\na.png,1,0\nb.png,1,{cell}\n")

@@ -12,7 +12,6 @@ from mlmoe_jax.data import augment as on_device
 from mlmoe_jax.data import randaugment, transforms
 from mlmoe_jax.data.transforms import (
     brightness,
-    centre_crop,
     contrast,
     cutout,
     flip,
@@ -20,7 +19,7 @@ from mlmoe_jax.data.transforms import (
     make_host_transform,
     multi_scale_crop,
     random_resized_crop,
-    resize_short_side,
+    resize_and_crop,
     saturation,
     shift,
     smallest_useful_side,
@@ -65,16 +64,28 @@ def test_the_short_side_is_resized_and_the_center_cropped(height, width):
     image = drawing(height, width)
     side = 32
     long = side * max(height, width) // min(height, width)
-    expected = resized(image, *((side, long) if height >= width else (long, side)))
-    shorter = resize_short_side(image, side)
-    np.testing.assert_array_equal(shorter, expected)
-    cropped = centre_crop(shorter, 28)
+    shorter = resized(image, *((side, long) if height >= width else (long, side)))
+    cropped = resize_and_crop(image, side, 28)
     assert cropped.shape == (28, 28, 3)
     top, left = (shorter.shape[0] - 28) / 2, (shorter.shape[1] - 28) / 2
     assert any(
         np.array_equal(cropped, shorter[int(y) : int(y) + 28, int(x) : int(x) + 28])
         for y, x in itertools.product((np.floor(top), np.ceil(top)), (np.floor(left), np.ceil(left)))
     )
+
+
+@pytest.mark.parametrize(("height", "width"), [(3, 1200), (1200, 3), (2, 999)])
+def test_of_an_elongated_image_only_the_center_is_resized(height, width, monkeypatch):
+    image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    found = resize_and_crop(image, 32, 28).astype(int)
+    monkeypatch.setattr(transforms, "ELONGATED", 10**6)
+    assert np.abs(found - resize_and_crop(image, 32, 28)).max() <= 2
+
+
+def test_a_small_file_cannot_fill_the_memory():
+    """At the short side of the model, this image would have 3 billion pixels."""
+    found = resize_and_crop(np.full((1, 50_000, 3), 7, np.uint8), 256, 224)
+    np.testing.assert_array_equal(found, np.full((224, 224, 3), 7))
 
 
 def box_of(crop: np.ndarray) -> np.ndarray:
@@ -326,10 +337,8 @@ def test_evaluation_resizes_only(case):
     assert transform == make_host_transform(data, augment, training=False)
     for height, width in SIZES:
         image = drawing(height, width)
-        if data.resize == "square":
-            expected = resized(image, 48, 48)
-        else:
-            expected = centre_crop(resize_short_side(image, round(48 / 0.875)), 48)
+        cropped = resize_and_crop(image, round(48 / 0.875), 48)
+        expected = resized(image, 48, 48) if data.resize == "square" else cropped
         np.testing.assert_array_equal(transform(image, None), expected)
 
 

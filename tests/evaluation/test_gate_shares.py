@@ -73,6 +73,12 @@ def test_gates_are_stored_with_the_results(tmp_path, static):
     np.testing.assert_array_equal(both["test"].shares["experts"], expected, err_msg="those of the training first")
 
 
+def test_a_split_of_one_image_does_not_stand_for_the_others():
+    splits = [drawn("val", 1, 0), drawn("test", 5, 1)]
+    shares = np.concatenate([split.shares["experts"] for split in splits])
+    np.testing.assert_array_equal(join(splits)["shared/experts"], shares)
+
+
 def test_runs_without_such_gates_and_damaged_files(tmp_path, refusal):
     folder = RunFolder(tmp_path)
     plain = drawn("val", 5, 0)

@@ -122,6 +122,13 @@ def test_the_loader_labels_files_on_the_command_line(made, tmp_path, monkeypatch
     assert printed.err.startswith(f"error: cannot read {tmp_path / 'gone.jpg'}")
     assert loader.main([]) == 2
 
+    def broken(*_, **__):
+        raise SyntaxError("broken PNG file")
+
+    monkeypatch.setattr(Image, "open", broken)
+    assert loader.main([path]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: cannot read {path}: broken PNG file"
+
 
 @pytest.mark.parametrize("resize", ["square", "crop"])
 def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
@@ -133,7 +140,7 @@ def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
         **{key: config.data[key] for key in ("resize", "crop_fraction", "exif", "reduced_decoding")},
     }
     model.description = {"preprocess": how}
-    for height, width in ((40, 23), (19, 64), (16, 16)):
+    for height, width in ((40, 23), (19, 64), (16, 16), (2, 1700), (1900, 2)):
         pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / "image.png")
         expected = make_host_transform(config.data, None, training=False)(pixels)

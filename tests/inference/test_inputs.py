@@ -62,6 +62,8 @@ def test_paths_in_a_list_are_relative_to_its_folder(tree):
     (tree / "photos" / "list.txt").write_text(f"b.jpg\r\n\nc/missing.jpg\n{tree}/x.jpg\ngs://bucket/y.jpg\nb.jpg")
     expected = ["photos/b.jpg", "photos/c/missing.jpg", f"{tree}/x.jpg", "gs://bucket/y.jpg", "photos/b.jpg"]
     assert find_images(["@photos/list.txt"]) == expected
+    (tree / "photos" / "list.txt").write_text("b.jpg\n", encoding="utf-8-sig")  # as some editors write it
+    assert find_images(["@photos/list.txt"]) == ["photos/b.jpg"]
 
 
 def test_paths_on_standard_input_are_relative_to_the_working_directory(tree, monkeypatch):

@@ -1,5 +1,6 @@
 """Addresses of models on the hub, and downloads of hostile repositories."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -68,6 +69,17 @@ def test_a_new_commit_is_another_folder_and_a_known_one_is_not_downloaded_again(
     second = fetched()
     assert (contents(first)["config.json"], contents(second)["config.json"]) == (b"{}", b"[]")
     assert fetched(f"hf:user/name@{second.name}") == second
+
+
+def test_a_complete_copy_is_only_read(hub, monkeypatch):
+    """The cache may be on a disk that cannot be written."""
+    first = fetched()
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert fetched() == first
 
 
 def test_large_files_are_refused_before_they_are_downloaded(hub, refusal):

@@ -89,7 +89,7 @@ class LabelSpace:
             raise ValueError("together should be a square and vectors a table")
         for name, array in (*list(per_label.items())[1:], ("together", together), ("images", stored["images"])):
             if array.dtype.kind not in "iu" or (array.min() if array.size else 0) < 0:
-                raise ValueError(f"{name} should be whole numbers of at least 0")
+                raise ValueError(f"{name} should be integers of at least 0")
         return cls(
             tuple(str(name) for name in per_label["names"]),
             together,

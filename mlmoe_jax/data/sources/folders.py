@@ -74,7 +74,7 @@ def _image_names(folder: Path) -> list[str]:
     """Return the images at any depth below a folder, as sorted paths relative to it."""
     found = []
     for place, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(place, name))]
         below = Path(place).relative_to(folder)
         found += [
             (below / file).as_posix()
@@ -82,6 +82,11 @@ def _image_names(folder: Path) -> list[str]:
             if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")
         ]
     return sorted(found)
+
+
+def _is_cycle(folder: Path) -> bool:
+    """Return whether a folder is a link to itself or to one of the folders above it."""
+    return folder.is_symlink() and any(folder.samefile(above) for above in folder.parents)
 
 
 FOLDERS = Source(open_folders)

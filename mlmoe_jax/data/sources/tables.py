@@ -267,6 +267,8 @@ def _by_column(
         _split_column(header, data_config),
     )
     among = [name for name in header if name not in (data_config.image_column, SPLIT_COLUMN)]
+    if "" in among:
+        raise UserError(f"{path} has a column without a name (column {header.index('') + 1}); name it or remove it")
     names = tuple(sorted(among)) if known is None else tuple(known)
     if not names:
         raise UserError(

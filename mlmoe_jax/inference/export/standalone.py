@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+ELONGATED = 50  # the long side, in sides of the model's input, above which only the center is resized
+
 
 class Model:
     """The model of a folder, by default that of this file.
@@ -61,10 +63,15 @@ class Model:
         image = image.convert("RGB")
         if how["resize"] == "square":
             return np.asarray(_resized(image, (size, size)))
-        scaled = (short * side // min(image.size) for side in image.size)
-        image = np.asarray(_resized(image, tuple(scaled)))
-        top, left = (round((side - size) / 2) for side in image.shape[:2])
-        return image[top : top + size, left : left + size]
+        scaled = tuple(short * side // min(image.size) for side in image.size)
+        left, top = (round((side - size) / 2) for side in scaled)
+        if max(scaled) <= ELONGATED * size:
+            return np.asarray(_resized(image, scaled))[top : top + size, left : left + size]
+        # As in training, only the part that is kept is resized.
+        across, down = (of / to for of, to in zip(image.size, scaled, strict=True))
+        right, bottom = min((left + size) * across, image.width), min((top + size) * down, image.height)
+        box = (left * across, top * down, right, bottom)
+        return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
 def _resized(image: Any, size: tuple[int, int]) -> Any:
@@ -98,11 +105,12 @@ def main(paths: Sequence[str]) -> int:
     model, failed = Model(), False
     for path in paths:
         try:
-            [scores] = model([model.read(path)])
-        except (OSError, ValueError) as error:
-            print(f"error: cannot read {path}: {error}", file=sys.stderr)
+            image = model.read(path)
+        except Exception as error:  # Pillow's decoders raise many types for damaged data, such as SyntaxError
+            print(f"error: cannot read {path}: {error or type(error).__name__}", file=sys.stderr)
             failed = True
             continue
+        [scores] = model([image])
         found = [k for k in np.argsort(-scores, kind="stable") if scores[k] >= model.thresholds[k]]
         text = "  ".join(f"{model.labels[k]} {100 * scores[k]:.0f} %" for k in found)
         print(f"{path}  {text or '(no label reaches its threshold)'}")

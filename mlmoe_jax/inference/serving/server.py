@@ -47,7 +47,7 @@ def serve(
 
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         service = Service(Labeler(predictor), ready=lambda: status(f"ready: {address}"), failed=failed)
-        app = make_app(service, hosts=LOOPBACK if _is_loopback(host) else ())
+        app = make_app(service, hosts=own_names(host))
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -90,8 +90,10 @@ def _listening(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _is_loopback(host: str) -> bool:
+def own_names(host: str) -> tuple[str, ...]:
+    """Return the names by which a server at `host` may be asked; () for any, unless only this machine reaches it."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        local = ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        local = host == "localhost"
+    return (*LOOPBACK, f"[{host}]" if ":" in host else host) if local else ()

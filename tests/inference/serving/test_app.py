@@ -15,6 +15,7 @@ from PIL import Image
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.inference.serving import openapi
 from mlmoe_jax.inference.serving.app import HEADERS, make_app
+from mlmoe_jax.inference.serving.server import own_names
 from mlmoe_jax.inference.serving.service import STARTING, Service
 
 WHERE = re.compile(r"(/[\w.-]+){2,}|Traceback|\.py\b")
@@ -194,6 +195,17 @@ def test_other_sites_and_names_are_refused(ask):
         assert "name of this machine" in ask(403, **request | {"headers": PNG | {"Host": host}}, hosts=hosts)["error"]
     for host in ("localhost", "127.0.0.1:8000", "[::1]:80"):
         ask(200, **request | {"headers": PNG | {"Host": host}}, hosts=hosts)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", "::1"])
+def test_a_server_on_a_local_address_answers_to_its_own_name(ask, host):
+    in_header = f"[{host}]" if ":" in host else host
+    ask(200, content=png(color(1)), headers=PNG | {"Host": f"{in_header}:8000"}, hosts=own_names(host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.7", "::", "example.org"])
+def test_a_server_that_others_reach_answers_to_any_name(host):
+    assert own_names(host) == ()
 
 
 def test_unknown_addresses_and_methods(ask):
