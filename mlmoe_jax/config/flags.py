@@ -16,7 +16,7 @@ MODES = {
     "eval": "evaluate a trained model again; results go to eval/ in its run folder",
     "thresholds": "fit the thresholds of a trained model to the scores of a split",
     "predict": "label images",
-    "serve": "label images over HTTP, with a page for people",
+    "serve": "label images over HTTP and on a web page",
     "report": "write one HTML page about a run",
     "compare": "compare the results of two runs",
     "reproduce": "train the rows of a published table and print them beside its numbers",
@@ -86,12 +86,12 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "license": (("push",), "the license of the trained values for the model card, such as apache-2.0", {"default": ""}),
     "checkpoint": (
         ("eval", "predict", "export", "serve"),
-        "best (the selected values; default), latest (the values at the end of the newest checkpoint), or the step of "
-        "a checkpoint",
+        "best (the selected weights; default), latest (the weights at the end of the newest checkpoint), or the step "
+        "of a checkpoint",
         {"default": "best"},
     ),
     "top-k": (("predict",), "the number of labels per image, instead of thresholds", {"type": int}),
-    "gates": (("predict",), "write the routing weights too; needs a .jsonl file", {"action": "store_true"}),
+    "gates": (("predict",), "write the values of the gates too, as JSON lines", {"action": "store_true"}),
     "batch-size": (("predict",), "the number of images per batch", {"type": int}),
     "host": (("serve",), "the address to listen on", {"default": "127.0.0.1"}),
     "port": (("serve",), "the port to listen on; 0 takes a free one", {"type": int, "default": 8000}),
@@ -112,9 +112,10 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "quick": (("compile",), "use the lowest optimization level, in a fraction of the time", {"action": "store_true"}),
     "output": (
         ("predict", "compare", "report", "pack", "export", "features", "push"),
-        "a .csv or .jsonl file, - for stdout (predict; default: predictions.csv in the run folder); a .csv or .json "
-        "file (compare); an .html file (report; default: report.html in the run folder); a folder (pack, features); "
-        "see --format (export); a folder for what would be uploaded, to look at it first (push)",
+        "a .csv or .jsonl file, - for stdout (predict; default: stdout with --json, otherwise predictions.csv, or with "
+        "--gates predictions.jsonl, in the run folder or, for hf: and demo:, in the working directory); a .csv or "
+        ".json file (compare); an .html file (report; default: report.html in the run folder); a folder (pack, "
+        "features); see --format (export); a folder for what would be uploaded, to look at it first (push)",
         {},
     ),
 }

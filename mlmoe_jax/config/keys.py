@@ -29,7 +29,7 @@ class Key:
 
     @property
     def takes(self) -> str:
-        """The values in words, such as "a whole number above 0"."""
+        """The values in words, such as "an integer above 0"."""
         raise NotImplementedError
 
     def read(self, text: str) -> Any:
@@ -53,7 +53,7 @@ class Key:
 class Text(Key):
     """Any text, such as a name or a path."""
 
-    takes: ClassVar[str] = "text"
+    takes: ClassVar[str] = "a string"
 
     def read(self, text: str) -> str:
         """Return the text itself."""
@@ -114,22 +114,22 @@ class Number(Key):
     below: float | None = None
     most: float | None = None
 
-    word: ClassVar[str] = "number"
+    word: ClassVar[str] = "a number"
     LARGEST: ClassVar[float] = 1e9
 
     @property
     def takes(self) -> str:
         """The range in words."""
         if self.least == ANY:
-            return f"any {self.word}"
+            return f"any {self.word.split()[-1]}"
         if self.above is not None:
             upper = f" and at most {_digits(self.most)}" if self.most is not None else ""
-            return f"a {self.word} above {self.above:g}{upper}"
+            return f"{self.word} above {self.above:g}{upper}"
         if self.most is not None:
-            return f"a {self.word} from {self.least:g} to {_digits(self.most)}"
+            return f"{self.word} from {self.least:g} to {_digits(self.most)}"
         if self.below is not None:
-            return f"a {self.word} from {self.least:g} to below {self.below:g}"
-        return f"a {self.word} of at least {self.least:g}"
+            return f"{self.word} from {self.least:g} to below {self.below:g}"
+        return f"{self.word} of at least {self.least:g}"
 
     def read(self, text: str) -> float:
         """Read a number."""
@@ -155,19 +155,19 @@ def _digits(number: float) -> str:
 
 @dataclass(frozen=True)
 class Integer(Number):
-    """A whole number with limits."""
+    """An integer with limits."""
 
-    word: ClassVar[str] = "whole number"
+    word: ClassVar[str] = "an integer"
     LARGEST: ClassVar[float] = 1_000_000
 
     def read(self, text: str) -> int:
-        """Read a whole number."""
+        """Read an integer."""
         return int(text)
 
 
 @dataclass(frozen=True)
 class AutoInteger(Integer):
-    """A whole number with limits, or `auto`: the program chooses. In a config, `auto` is the number AUTO."""
+    """An integer with limits, or `auto`: the program chooses. In a config, `auto` is the number AUTO."""
 
     AUTO: ClassVar[int] = -1
 
@@ -177,7 +177,7 @@ class AutoInteger(Integer):
         return f"auto or {super().takes}"
 
     def read(self, text: str) -> int:
-        """Read `auto`, or a whole number."""
+        """Read `auto`, or an integer."""
         return self.AUTO if text == "auto" else super().read(text)
 
     def allows(self, value: Any) -> bool:
@@ -209,7 +209,7 @@ class _Tuple(Key):
 class Texts(_Tuple):
     """Texts, such as the names of splits."""
 
-    takes: ClassVar[str] = "texts separated by commas"
+    takes: ClassVar[str] = "strings separated by commas"
 
     def allows(self, value: Any) -> bool:
         """Return whether all are text."""

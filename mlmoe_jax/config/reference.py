@@ -21,7 +21,7 @@ Every key of the config, in the order of the table that defines it. A config fil
 `config.optim.learning_rate = 3e-4`; the command line sets them as `--config.optim.learning_rate=3e-4`, with the values
 of a list separated by commas or as a Python tuple. `--help=optim` prints one section of this page,
 `--help=optim.learning_rate` one key, and `--help=config` the list of sections. Unless a key has a limit of its own, the
-largest whole number is 1,000,000 and the largest other number 1,000,000,000.
+largest integer is 1,000,000 and the largest other number 1,000,000,000.
 
 This page is generated: `python -m mlmoe_jax.config.reference > docs/configuration.md`.
 """

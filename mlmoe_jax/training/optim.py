@@ -25,7 +25,7 @@ def one_cycle(
 ) -> tuple[Schedule, Schedule]:
     """Return one-cycle learning rate and beta1: PyTorch's OneCycleLR with cosine phases and its default momentum cycle.
 
-    The rate goes peak/div → peak at step pct_start·total_steps − 1 (rarely a whole number) → peak/div/final_div at the
+    The rate goes peak/div → peak at step pct_start·total_steps − 1 (rarely an integer) → peak/div/final_div at the
     last step, total_steps − 1, and stays there. beta1 mirrors it, 0.95 → 0.85 → 0.95.
     If pct_start·total_steps = 1, the first step is the peak (PyTorch divides by zero).
 

@@ -322,7 +322,7 @@ def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, train
         (["--help=optm"], ["did you mean 'optim'"]),
         (
             ["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=many"],
-            ["train.epochs", "a whole number above 0"],
+            ["train.epochs", "an integer above 0"],
         ),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs"], ["no value"]),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=0"], ["train.epochs", "above 0"]),

@@ -54,10 +54,10 @@ def test_an_override_is_read_as_its_key_says(key, text, value):
     ("key", "text", "kind"),
     [
         ("loss.detach", "maybe", "true or false such as true"),
-        ("train.epochs", "1.5", "a whole number above 0 such as 40"),
+        ("train.epochs", "1.5", "an integer above 0 such as 40"),
         ("optim.learning_rate", "fast", "a number above 0 such as 0.001"),
         ("optim.milestones", "half", "one or more numbers from 0 to below 1 such as 0.6,0.8"),
-        ("data.test_splits", "('test'", "texts separated by commas such as test"),
+        ("data.test_splits", "('test'", "strings separated by commas such as test"),
         ("trainable", "[backbone]", "(regex, True or False) pairs such as (('^backbone/', False), ('', True))"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_config_without_arguments_says_so(refusal):
         ("epochs", "'epochs' after the config's colon is not key=value; this config takes epochs, name"),
         ("zzz=1", "config argument 'zzz' does not exist; this config takes epochs, name"),
         ("epoch=1", "config argument 'epoch' does not exist; did you mean 'epochs'?"),
-        ("epochs=x", "config argument 'epochs' takes any whole number such as 3, not 'x'"),
+        ("epochs=x", "config argument 'epochs' takes any integer such as 3, not 'x'"),
         ("epochs=1,epochs=2", "config argument 'epochs' is given twice"),
     ],
 )
@@ -231,7 +231,7 @@ def test_an_override_by_an_old_name_names_the_new_one(refusal, old, new):
     ("text", "says"),
     [
         ('{"train": 1}', "'train' is a section, not a key"),
-        ('{"train": {"epochs": "many"}}', "its key 'train.epochs' is 'many' and must be a whole number above 0"),
+        ('{"train": {"epochs": "many"}}', "its key 'train.epochs' is 'many' and must be an integer above 0"),
     ],
 )
 def test_a_damaged_stored_config_names_the_key(refusal, text, says):

@@ -56,7 +56,7 @@ def test_kinds_say_what_they_take():
         "a number from 0 to below 1": {"least": 0, "below": 1},
     }
     assert [Number(0.5, "", **limits).takes for limits in ranges.values()] == list(ranges)
-    assert Integer(1, "", least=0).takes == "a whole number of at least 0"
+    assert Integer(1, "", least=0).takes == "an integer of at least 0"
     assert not Integer(1, "", least=0).allows(True)
     with pytest.raises(NotImplementedError):
         Key(0, "").read("0")
@@ -67,7 +67,7 @@ def test_help_of_a_key(capsys):
     assert main(["--help=optim.learning_rate"]) == 0
     shown = capsys.readouterr().out
     assert shown == f"optim.learning_rate: a number above 0; default 0.001\n    {KEYS['optim.learning_rate'].doc}\n"
-    assert describe("train.log_every").startswith("train.log_every: a whole number above 0 (steps); default 20\n")
+    assert describe("train.log_every").startswith("train.log_every: an integer above 0 (steps); default 20\n")
 
 
 def test_help_of_a_section(capsys):
@@ -85,7 +85,7 @@ def test_help_names_the_sections_below():
     assert "model.head.kind" not in describe("model")
     whole = describe("config")
     assert all(f"\n  {name}: " in whole for name, entry in CONFIG.entries.items() if not isinstance(entry, Key))
-    assert "\nseed: a whole number from 0 to 4,294,967,295; default 0\n" in whole
+    assert "\nseed: an integer from 0 to 4,294,967,295; default 0\n" in whole
     assert describe("config.optim") == describe("optim")
 
 

@@ -62,7 +62,7 @@ def test_the_defaults_are_valid():
 
 def test_rows_of_segments_that_are_not_texts_are_a_mistake(refusal):
     config = apply_overrides(default_config(), [("model.prompts.kept_segments", "(10,1)")])
-    assert "kept_segments is (10, 1) and must be texts" in refusal(validate, config)
+    assert "kept_segments is (10, 1) and must be strings" in refusal(validate, config)
 
 
 def test_every_mistake_is_listed_at_once(refusal):
@@ -79,7 +79,7 @@ def test_every_mistake_is_listed_at_once(refusal):
         "loss.reduce is 'max' and must be one of mean, sum",
         "optim.rate_rules is ('bias',) and must be (regex, number) pairs",
         "ema.decay is 1.5 and must be a number from 0 to 1",
-        "train.batch_size is 0 and must be a whole number above 0",
+        "train.batch_size is 0 and must be an integer above 0",
         "model.head.kind=group_experts reads group prompts: set model.prompts.kind=group",
         "eval.select_on=val needs data.val_split",
     ]
@@ -192,7 +192,7 @@ def test_numbers_are_within_their_limits(refusal, key):
 )
 def test_sizes_rates_and_shares_have_these_limits(key, limits):
     auto = "auto or " if isinstance(KEYS[key], AutoInteger) else ""
-    assert KEYS[key].takes in (f"a number {limits}", f"{auto}a whole number {limits}")
+    assert KEYS[key].takes in (f"a number {limits}", f"{auto}an integer {limits}")
 
 
 @pytest.mark.parametrize("key", ["data.threads", "data.workers"])
@@ -208,7 +208,7 @@ def test_a_number_may_be_left_to_the_program(refusal, key):
 
 def test_a_number_beyond_the_general_limit_names_it(refusal):
     assert mistakes(refusal, train__epochs=99999999999999999999) == [
-        "train.epochs is 99999999999999999999 and must be a whole number above 0",
+        "train.epochs is 99999999999999999999 and must be an integer above 0",
         "the largest is 1,000,000",
     ]
     (inf, largest) = mistakes(refusal, checkpoint__every_epochs=float("inf"))
@@ -217,9 +217,9 @@ def test_a_number_beyond_the_general_limit_names_it(refusal):
         "the largest is 1,000,000,000",
     )
     assert mistakes(refusal, model__head__expert_hidden=999999999999) == [
-        "model.head.expert_hidden is 999999999999 and must be a whole number above 0 and at most 65,536"
+        "model.head.expert_hidden is 999999999999 and must be an integer above 0 and at most 65,536"
     ]
-    assert mistakes(refusal, seed=-1) == ["seed is -1 and must be a whole number from 0 to 4,294,967,295"]
+    assert mistakes(refusal, seed=-1) == ["seed is -1 and must be an integer from 0 to 4,294,967,295"]
     assert mistakes(refusal, loss__gamma_neg=float("nan")) == [
         "loss.gamma_neg is nan and must be a number of at least 0"
     ]
@@ -231,7 +231,7 @@ def test_a_number_beyond_the_general_limit_names_it(refusal):
 def test_limits_of_the_data_keys(refusal):
     above = mistakes(refusal, data__crop_fraction=1.1)
     assert above == ["data.crop_fraction is 1.1 and must be a number above 0 and at most 1"]
-    assert mistakes(refusal, pack__quality=101) == ["pack.quality is 101 and must be a whole number from 1 to 100"]
+    assert mistakes(refusal, pack__quality=101) == ["pack.quality is 101 and must be an integer from 1 to 100"]
     assert mistakes(refusal, data__val_fraction=0.1, data__val_split="", eval__select_on="none") == [
         "data.val_fraction holds out data.val_split, which is empty"
     ]
@@ -252,7 +252,7 @@ def test_limits_of_the_data_keys(refusal):
         for rules in ((("a",),), ((1, 2.0),), (("(", True),), (("a", other),)):
             assert listed_for(refusal, key, rules) == [f"{key} is {rules!r} and must be (regex, {value}) pairs"]
     assert listed_for(refusal, "data.test_splits", (1,)) == [
-        "data.test_splits is (1,) and must be texts separated by commas"
+        "data.test_splits is (1,) and must be strings separated by commas"
     ]
 
 

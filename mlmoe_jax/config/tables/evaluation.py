@@ -34,7 +34,7 @@ EVAL = section(
     ),
     threshold=Number(
         0.5,
-        "Probability from which a label counts as predicted, for precision, recall and F1 and for --mode=predict.",
+        "A label is predicted if its probability is at least this: for precision, recall, F1 and --mode=predict.",
         least=0,
         most=1,
     ),
@@ -63,7 +63,7 @@ METRICS = section(
 )
 
 THRESHOLDS = section(
-    "How the probability is fitted from which a label is predicted, by --mode=thresholds or at the end of a training.",
+    "How decision thresholds are fitted, by --mode=thresholds or at the end of training.",
     at_end=Flag(
         False, "Fit at the end of training too, so that the results have the test splits at the fitted thresholds."
     ),

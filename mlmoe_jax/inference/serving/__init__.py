@@ -1,4 +1,4 @@
-"""The server of --mode=serve: labels images over HTTP, with a page for people."""
+"""The server of --mode=serve: labels images over HTTP and on a web page."""
 
 from importlib.util import find_spec
 

@@ -40,7 +40,7 @@ def options_of(query: Mapping[str, str]) -> Options:
     for name, text in query.items():
         if name == "top_k":
             if not (text.isascii() and text.isdigit() and len(text) < 7):
-                raise Refused(422, "top_k should be a whole number above 0")
+                raise Refused(422, "top_k should be an integer above 0")
             found[name] = int(text)
         elif name in ("gates", "attention"):
             if text not in _FLAGS:

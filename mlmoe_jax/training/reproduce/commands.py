@@ -80,7 +80,7 @@ def requested(
 def _seeds(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(f"--seeds={text} is not a list of different whole numbers, such as --seeds=0,1,2")
+        raise UserError(f"--seeds={text} is not a list of different integers, such as --seeds=0,1,2")
     return tuple(map(int, parts))
 
 
