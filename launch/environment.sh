@@ -37,9 +37,11 @@ use_environment() {
       "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r requirements.txt
     fi
     if [ -n "$extra" ] && [ -z "$lock" ]; then
-      "$venv/bin/python" - "$extra" <<'PY' | xargs -d '\n' "$venv/bin/python" -m pip install --quiet --disable-pip-version-check
-import sys, tomllib
-print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))
+      "$venv/bin/python" - "$extra" <<'PY'
+import subprocess, sys, tomllib
+wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]
+pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+sys.exit(subprocess.run([*pip, *wanted]).returncode)
 PY
     fi
     printf '%s\n' "$wanted" > "$stamp"

@@ -10,5 +10,8 @@ use_environment dev
 use_environment parity
 
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
-mapfile -t files < <(grep -lE 'import .*\bPARITY\b|helpers\.official_models|importorskip\("torch"\)' -r tests --include='test_*.py')
+files=()
+while IFS= read -r file; do
+  files+=("$file")
+done < <(grep -lE 'import .*\bPARITY\b|helpers\.official_models|importorskip\("torch"\)' -r tests --include='test_*.py')
 "$python_in_environment" -m pytest --all --optimized "$@" "${files[@]}"

@@ -186,9 +186,9 @@ def measure_and_write(
         if few := few_positives(item.codes[item.read]):
             status(f"the metrics on {name} are rough: {few}")
     if distributed.is_first():
-        write_results(folder, results, scored, label_space.names, difficult=config.data.difficult_eval, prefix=prefix)
         if any(pairs.values()):
             _write_pairs(folder, pairs, label_space.names, prefix)
+        write_results(folder, results, scored, label_space.names, difficult=config.data.difficult_eval, prefix=prefix)
     return results
 
 
@@ -201,12 +201,12 @@ def write_results(
     difficult: str,
     prefix: str = "",
 ) -> None:
-    """Write results.json, scores.npz and per_class.csv for all splits, under `prefix` in the run folder.
+    """Write scores.npz, per_class.csv and results.json for all splits, under `prefix` in the run folder.
 
-    If the splits have shares of gates, gates.npz too, see `gate_shares`.
+    results.json is the last file of a training, so that a run that has it is finished. If the splits have shares of
+    gates, gates.npz too, see `gate_shares`.
     names: those of the K labels. difficult: as in `data.batch.targets`.
     """
-    folder.write_json(f"{prefix}{RESULTS}", dict(results))
     joined = {
         "ids": np.concatenate([s.ids for s in scored.values()]),
         "scores": np.concatenate([s.scores for s in scored.values()]),
@@ -223,6 +223,7 @@ def write_results(
         of_class = multilabel.per_class(item.scores[item.read], label, mask=mask)
         rows += [[name, label_name, *(of_class[figure][k] for figure in figures)] for k, label_name in enumerate(names)]
     folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", *figures], rows)
+    folder.write_json(f"{prefix}{RESULTS}", dict(results))
 
 
 def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairBias]], reported: Sequence[str]) -> dict[str, dict]:

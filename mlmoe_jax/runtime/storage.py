@@ -162,7 +162,10 @@ class Folder:
         self._require_library()
         if self.is_local:
             path = Path(self.path)
-            there = next(place for place in (path, *path.absolute().parents) if place.exists())
+            try:
+                there = next(place for place in (path, *path.absolute().parents) if place.exists())
+            except OSError as error:
+                raise UserError(f"cannot make the {self.kind} {str(self)[:200]}: {error.strerror or error}") from error
             if not there.is_dir():
                 raise UserError(f"cannot make the {self.kind} {self}: {there} is a file")
             if not os.access(there, os.W_OK):
@@ -190,7 +193,8 @@ class Folder:
             except OSError as error:
                 raise InUse(f"another process is writing to {self}; wait for it or name another folder") from error
             for partial in Path(self.path).glob(".*.tmp"):  # of processes that were killed
-                if not partial.stem.rpartition(".")[2].isdigit():  # see `whole_file`: that of a process without a lock
+                without_lock = partial.stem.rpartition(".")[2].isdigit()  # see `whole_file`; a folder: `whole_folder`
+                if not without_lock and (partial.is_symlink() or not partial.is_dir()):
                     partial.unlink(missing_ok=True)
             yield
 

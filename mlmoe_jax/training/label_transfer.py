@@ -25,7 +25,8 @@ class Counterparts:
 
     names, their_names: the labels of the two models. head: the class of both heads, whose `label_rows` name the axes
     with a row per label; None = the heads are of different kinds. same_groups: the prompts have the same group
-    structure, or none. same_vectors: the common labels have the same word vectors.
+    structure, or none. same_vectors: the common labels have the same word vectors. shared: patterns of the parameters
+    without a row per label in one of the models, see `Head.shared_rows`.
     """
 
     names: tuple[str, ...]
@@ -33,6 +34,7 @@ class Counterparts:
     head: type[Head] | None
     same_groups: bool = True
     same_vectors: bool = True
+    shared: tuple[str | None, ...] = ()
 
 
 def counterparts(
@@ -42,7 +44,8 @@ def counterparts(
     structures = [_group_structure(each.model.prompts) for each in (config, their_config)]
     head = head_of(config) if config.model.head.kind == their_config.model.head.kind else None
     same_vectors = _same_vectors(space, their_space)
-    return Counterparts(space.names, their_space.names, head, structures[0] == structures[1], same_vectors)
+    shared = tuple(head.shared_rows(each) for each in (config, their_config)) if head else ()
+    return Counterparts(space.names, their_space.names, head, structures[0] == structures[1], same_vectors, shared)
 
 
 def _same_vectors(space: LabelSpace, their_space: LabelSpace) -> bool:
@@ -93,7 +96,7 @@ def _matches(path: str, *patterns: str | None) -> bool:
 
 def _transferred(path: str, ours: jax.Array, theirs: jax.Array, match: Counterparts) -> tuple[np.ndarray | None, str]:
     """Return the new value of one parameter, or None and the reason why it is not transferred."""
-    rule = match.head and match.head.rows_of(path)
+    rule = None if _matches(path, *match.shared) else match.head and match.head.rows_of(path)
     theirs = np.asarray(jax.device_get(theirs))
     if rule is None or match.names == match.their_names:
         fits = ours.shape == theirs.shape or path == POSITION_TABLE
@@ -104,7 +107,8 @@ def _transferred(path: str, ours: jax.Array, theirs: jax.Array, match: Counterpa
         for axis in rule.axes
     ]
     if any(size != wanted for size, wanted in sizes):
-        if ours.shape == theirs.shape and all(size == 1 for size, _ in sizes):  # all labels share it
+        shared = ours.shape == theirs.shape and all(size == 1 for size, _ in sizes)  # by all labels
+        if shared and len(match.names) not in ours.shape:  # otherwise they may be along another axis
             return theirs, ""
         return None, "without a row per label"
     if np.delete(ours.shape, rule.axes).tolist() != np.delete(theirs.shape, rule.axes).tolist():

@@ -160,12 +160,12 @@ def finish(job: Job, selection: Selection, frozen: Params) -> Results:
     selected = {selection.kind: selection.values}
     scored = {name: job.score(selected, frozen, split)[selection.kind] for name, split in job.data.eval_splits.items()}
     fitted = _fit_thresholds(job, scored) if job.config.thresholds.at_end else None
-    results = measure_and_write(job.folder, scored, job.data.label_space, job.config, fitted=fitted)
     skipped = job.data.skipped.everywhere()
     if distributed.is_first():
         list_skipped(job.folder, [skipped, *(item.skipped for item in scored.values())])
         if job.config.train.save_backbone:
             job.folder.write_bytes("backbone.safetensors", _backbone_file({**selection.values, **frozen}))
+    results = measure_and_write(job.folder, scored, job.data.label_space, job.config, fitted=fitted)
     distributed.barrier("results")  # from here on, every process may read the results
     return results
 

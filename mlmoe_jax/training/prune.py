@@ -28,7 +28,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.step import apply
 from mlmoe_jax.models.params import Params
-from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import Progress, status
@@ -39,7 +39,8 @@ from mlmoe_jax.training.resume import require_same_config
 from mlmoe_jax.training.selection import require_metric, selection_split
 from mlmoe_jax.training.setup import training_batches
 
-SEARCH, LEVELS, IMPORTANCE, TABLE = "prune/search", "prune/levels", "prune/importance_{}.npz", "prune.csv"
+STAGES, TABLE = "prune", "prune.csv"
+SEARCH, LEVELS, IMPORTANCE = f"{STAGES}/search", f"{STAGES}/levels", f"{STAGES}/importance_{{}}.npz"
 MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
 
 
@@ -61,6 +62,8 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
     _require_prunable(config)
     search = copy.deepcopy(config)
     search.model.prompts.pruning = "learned"
+    if (folder / CONFIG).exists() and not (folder / STAGES).exists():
+        raise UserError(f"{folder} holds a run of another mode, which pruning would replace; choose another --workdir")
     require_same_config(search, folder.below(SEARCH))
     with folder.writing_by_first():
         _train_once(search, folder.below(SEARCH), "training with learned masks")
@@ -78,8 +81,19 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
         best = max(results, key=lambda level: np.nan_to_num(results[level][split][metric], nan=-np.inf))
         status(f"chosen by {metric} on {split}: {best.name}")
         if distributed.is_first():
-            folder.adopt(folder.below(f"{LEVELS}/{best.name}"))
+            _adopt(folder, folder.below(f"{LEVELS}/{best.name}"))
     return results[best]
+
+
+def _adopt(folder: RunFolder, chosen: RunFolder) -> None:
+    """Copy the files of the chosen level in place of those of a level that was chosen before."""
+    (folder / CONFIG).unlink(missing_ok=True)
+    if (folder / CHECKPOINTS).exists():
+        folder.inside(CHECKPOINTS).rmtree()
+    levels = [folder.below(f"{LEVELS}/{entry.name}") for entry in (folder / LEVELS).iterdir() if entry.is_dir()]
+    for name in {name for level in levels for name in level.files()} - {*chosen.files(), ".lock"}:
+        folder.inside(name).unlink(missing_ok=True)
+    folder.adopt(chosen)
 
 
 def at_level(config: ConfigDict, level: Level) -> ConfigDict:

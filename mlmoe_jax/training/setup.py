@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.config.validation import has_batch_statistics
 from mlmoe_jax.data.check import check_splits, require_readable
 from mlmoe_jax.data.image_cache import with_cache
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
@@ -168,7 +169,7 @@ def training_batches(
     skipped: collects the images that could not be read.
     """
     data_config = config.data
-    if config.model.backbone.batch_norm == "trainable":  # the blank of an unreadable image would be in its statistics
+    if has_batch_statistics(config):  # the blank of an unreadable image would be in them
         data_config = data_config.copy_and_resolve_references()
         data_config.bad_images = "error"
     loader = build_loader(

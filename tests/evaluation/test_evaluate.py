@@ -1,4 +1,5 @@
 import csv
+import os
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -142,7 +143,7 @@ def test_measure_applies_masks_cuts_and_the_training_frequency():
     assert both["OP@top1"] == 2 / 4, "the unknown b of the third image is not ranked before its a"
 
 
-def test_results_are_written(tmp_path):
+def test_results_are_written(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     scored = {}
     for seed, (name, rows) in enumerate({"val": 5, "test": 7}.items()):
@@ -177,7 +178,10 @@ def test_results_are_written(tmp_path):
         assert int(positives) == (codes[:, k] == 1).sum()
         np.testing.assert_allclose([float(plain), float(envelope)], expected)
 
+    order, write_json = [], RunFolder.write_json
+    monkeypatch.setattr(RunFolder, "write_json", lambda *of: (order.extend(os.listdir(tmp_path)), write_json(*of)))
     write_results(folder, results, scored, CLASSES, difficult="negative")
+    assert {"scores.npz", "per_class.csv"} <= set(order), "a run with results.json is finished"
     assert (tmp_path / "per_class.csv").read_text() != (tmp_path / "eval" / "per_class.csv").read_text()
 
 

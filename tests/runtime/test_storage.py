@@ -92,6 +92,20 @@ def test_a_folder_does_not_replace_another_or_follow_a_link(tmp_path, precious):
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
 
 
+def test_the_folder_of_an_interrupted_output_does_not_disturb_a_run(tmp_path):
+    folder = Folder(tmp_path)
+    (tmp_path / ".exported.tmp").mkdir()
+    (tmp_path / ".exported.tmp" / "model.json").touch()
+    (tmp_path / ".results.json.tmp").touch()
+    with folder.writing():
+        assert (tmp_path / ".exported.tmp" / "model.json").exists()
+        assert not (tmp_path / ".results.json.tmp").exists()
+
+
+def test_a_name_that_is_too_long_is_one_sentence(tmp_path, refusal):
+    assert "File name too long" in refusal(Folder(tmp_path / ("a" * 300)).require_place)
+
+
 def test_an_output_that_exists_is_refused(tmp_path, refusal):
     assert require_new(tmp_path / "new") == tmp_path / "new"
     (tmp_path / "link").symlink_to(tmp_path / "nothing")

@@ -234,6 +234,29 @@ def test_a_different_config_in_the_same_folder_is_refused(pruned, config, refusa
 
 
 @pytest.mark.slow
+def test_another_choice_replaces_the_files_of_the_one_before(pruned, config):
+    """A checkpoint of another level with a higher step would be restored in place of the chosen one."""
+    folder, _ = pruned
+    level = RunFolder(folder / "prune/levels/tokens=0.5,segments=0.5")
+    (level / "left.txt").write_text("of a level")
+    (folder / "left.txt").write_text("of a level")
+    (folder / "mine.txt").write_text("of the user")
+    (folder / "checkpoints" / "99").mkdir()
+    pruning._adopt(folder, RunFolder(folder / "prune/levels/tokens=0.25,segments=0.5"))
+    assert open_run(folder).config.model.prompts.kept_tokens.count("1") == 3
+    assert not (folder / "checkpoints" / "99").exists()
+    assert not (folder / "left.txt").exists()
+    assert (folder / "mine.txt").exists()
+    (level / "left.txt").unlink()
+
+
+def test_pruning_does_not_replace_a_run_of_another_mode(config, tmp_path, refusal):
+    (tmp_path / "config.json").write_text("{}")
+    assert "holds a run of another mode, which pruning would replace" in refusal(prune, config, RunFolder(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.slow
 def test_training_does_not_change_the_masks_of_a_level(pruned):
     folder, _ = pruned
     for name in ("tokens=0.25,segments=0.5", "tokens=0.5,segments=0.5"):

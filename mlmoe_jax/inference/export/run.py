@@ -71,8 +71,11 @@ def export_run(
     if program:
         program.require()
     folder.require_model()
-    fixed = program.fixed if program else ()
-    predictor = Predictor.from_run(folder.path, [*fixed, *overrides], checkpoint=checkpoint)
+    fixed = dict(program.fixed if program else ())
+    for key, value in overrides:
+        if value != fixed.get(key, value):
+            raise UserError(f"--format={kind} needs {key}={fixed[key]}, not {value}; leave --config.{key} out")
+    predictor = Predictor.from_run(folder.path, [*(fixed | dict(overrides)).items()], checkpoint=checkpoint)
     description = describe(predictor, kind)
     try:
         if program:
@@ -108,6 +111,6 @@ def _write_tensors(run: Run, path: Path, description: dict[str, Any], include_fr
         NEVER: frozenset,
     }[include_frozen]()
     weights = weights_of(run, frozen=kept)
-    with whole_file(path) as partial:
+    with whole_file(path, alone=False) as partial:  # it may be in a run folder, whose lock another process has
         save_file(weights, partial, {"format": "mlmoe_jax", "description": to_json(description)})
     return f"{len(weights):,} tensors, {sum(value.nbytes for value in weights.values()) / 1e6:,.1f} MB"

@@ -252,6 +252,8 @@ def check(
     num_labels: see Programs. quick: see QUICK.
     Raises UserError if mesh or batch do not match the devices, or if the topology is unknown.
     """
+    if num_labels < 0:
+        raise UserError(f"--labels={num_labels} is not a number of labels; give 1 or more")
     with tpu_compiler(topology) if topology else contextlib.nullcontext(jax.devices()) as devices:
         mesh = sharding.setup_jax(config, devices, training=not find_batch)
         capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])

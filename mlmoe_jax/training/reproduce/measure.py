@@ -16,8 +16,10 @@ from mlmoe_jax.evaluation.metrics.rates import sample_deviation
 from mlmoe_jax.evaluation.results import read_scores, require_split, training_results
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import read_config, read_label_space
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.training.preflight.cost import summarize
 from mlmoe_jax.training.reproduce.commands import Request
+from mlmoe_jax.training.resume import changed_keys
 
 # Columns that need no training: part of `summarize`, unit.
 COSTS = {
@@ -53,6 +55,7 @@ class Measurements:
         self._request, self._folder = request, folder
         self._metrics: dict[tuple[Recipe, str], tuple[dict[str, float], LabelSpace]] = {}
         self._costs: dict[Recipe, dict[str, float]] = {}
+        self._fits: dict[Recipe, bool] = {}
 
     def outcome(self, row: Row) -> Outcome:
         """Return the numbers of a row as far as they can be computed now."""
@@ -88,7 +91,17 @@ class Measurements:
         return found
 
     def _is_finished(self, run: Recipe) -> bool:
-        return training_results(self._folder.below(run.name)) is not None
+        return training_results(self._folder.below(run.name)) is not None and self._has_asked_config(run)
+
+    def _has_asked_config(self, run: Recipe) -> bool:
+        """Return whether a run that is there was trained with the keys of this request; say so once if it was not."""
+        if run not in self._fits:
+            config = configuration.load_config(run.reference, self._request.overrides_of(run))
+            changed = changed_keys(config, self._folder.below(run.name))
+            self._fits[run] = not changed
+            if changed:
+                status(f"{run.name} is not in the table, because it was trained differently: {'; '.join(changed)}")
+        return self._fits[run]
 
     def _measured(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
         """Return metric -> percent of a finished run on its first test split, and its label space."""

@@ -23,9 +23,9 @@ from mlmoe_jax.data.labels.grouping import require_groups
 from mlmoe_jax.data.sources.open import count_labels
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
-from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
-from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
+from mlmoe_jax.runs.checkpoint import newest_notes
+from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.training.resume import changed_keys
 from mlmoe_jax.training.selection import Selection, require_metric
 
@@ -227,10 +227,7 @@ def selection_of(folder: RunFolder) -> dict[str, Any]:
 
     {} if its checkpoints are missing or damaged.
     """
-    if not (folder / CHECKPOINTS).exists():
-        return {}
-    with checkpoint.open_manager(folder, writing=False) as manager:
-        notes = checkpoint.newest_notes(manager, partial(Selection.from_notes, {}))
+    notes = newest_notes(folder, partial(Selection.from_notes, {}))
     if not notes:
         return {}
     selection = Selection.from_notes({}, notes)

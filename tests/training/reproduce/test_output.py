@@ -272,6 +272,22 @@ def test_only_what_is_missing_is_trained_and_all_that_is_there_is_shown(training
     assert "train.epochs was 8 and is 1" in capsys.readouterr().err
 
 
+def test_a_run_with_another_config_is_not_in_the_table(trainings, tmp_path, capsys):
+    """As a trial of one epoch, before the table itself is trained."""
+    from mlmoe_jax.main import main
+
+    flags = ["--mode=reproduce", "--table=mlvpt.fig3", "--dataset=digits", f"--workdir={tmp_path}", NO_SAMPLES]
+    assert main([*flags, "--only=VPT", "--config.train.epochs=1"]) == 0
+    capsys.readouterr()
+    assert main([*flags, "--only=GVPT"]) == 0
+    told = "vpt,dataset=digits is not in the table, because it was trained differently: train.epochs was 1 and is 8"
+    assert capsys.readouterr().err.count(told) == 1
+    with open(tmp_path / "mlvpt.fig3-digits.csv", newline="") as file:
+        ours = {row["row"].partition(",")[0]: row["ours"] for row in csv.DictReader(file)}
+    assert ours["GVPT"]
+    assert not ours["VPT"]
+
+
 def test_the_commands_after_a_figure_are_named(trainings, tmp_path, capsys):
     from mlmoe_jax.main import main
 
