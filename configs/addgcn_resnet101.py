@@ -21,7 +21,7 @@ def get_config(arg=""):
     config.model.head.kind = "add_gcn"
     if options.dataset == "digits":
         return small(config, rate=1e-2)
-    gcn_recipe(config, rate=0.05, epochs=50)
+    gcn_recipe(config, options.tune, rate=0.05, epochs=50)
     config.optim.milestones = (0.62, 0.82)
     config.augment.margin = 64
     return config

@@ -15,7 +15,7 @@ batches of 32 (16 on VOC), random resized crops, flips and color jitter. The pap
 jitter: 0.4, and 0.1 for the hue, in random order, are our choice.
 """
 
-from mlmoe_jax.config.recipes.feature_map import DRMOE_PRESETS, feature_map, small, use_routed_experts
+from mlmoe_jax.config.recipes.feature_map import DRMOE_PRESETS, feature_map, small, train_batch_norm, use_routed_experts
 from mlmoe_jax.config.recipes.selection import evaluate_like
 
 
@@ -30,7 +30,7 @@ def get_config(arg=""):
     config.augment.hue, config.augment.jitter_order = 0.1, "random"
     config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-5
     config.optim.schedule, config.optim.milestones = "multi_step", (0.6, 0.8)
-    config.model.backbone.batch_norm = "trainable"
+    train_batch_norm(config, options.tune)
     config.train.epochs = 50
     config.train.batch_size = 16 if options.dataset.startswith("voc") else 32
     config.eval.batch_size = 32

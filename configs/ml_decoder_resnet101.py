@@ -14,7 +14,7 @@ the asymmetric loss with 4, 0 and 0.05 summed over images and labels, cutout and
 imports. A backbone that is trained gets pixels in 0 … 1 without mean and standard deviation, as the authors' TResNet.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, small, use_ml_decoder, use_unit_input
+from mlmoe_jax.config.recipes.feature_map import feature_map, small, train_batch_norm, use_ml_decoder, use_unit_input
 from mlmoe_jax.config.recipes.selection import evaluate_like
 
 
@@ -32,6 +32,6 @@ def get_config(arg=""):
     config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-4
     config.optim.decay_rules = ((r"(bias|scale)$", 0.0),)
     config.train.epochs, config.train.batch_size = 40, 56
-    config.model.backbone.batch_norm = "trainable"
+    train_batch_norm(config, options.tune)
     config.ema.decay = 0.9997
     return config

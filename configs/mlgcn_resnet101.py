@@ -28,7 +28,7 @@ def get_config(arg=""):
     config.model.head.graph.word_vectors = options.vectors
     if options.dataset == "digits":
         return small(config, rate=1e-2)
-    gcn_recipe(config, rate=0.1, epochs=20)
+    gcn_recipe(config, options.tune, rate=0.1, epochs=20)
     config.optim.schedule = "constant"
     if options.schedule == "paper":
         config.train.epochs, config.optim.schedule, config.optim.milestones = 100, "multi_step", (0.4, 0.8)

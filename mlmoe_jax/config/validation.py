@@ -30,12 +30,17 @@ def warnings(config: ConfigDict) -> list[str]:
             f"loss.gamma_neg={loss.gamma_neg:g} is for the asymmetric loss; the exponent of focal is loss.gamma, which "
             f"is {loss.gamma:g}"
         )
-    if config.data.bad_images == "skip" and config.model.backbone.batch_norm == "trainable":
+    if config.data.bad_images == "skip" and has_batch_statistics(config):
         found.append(
-            "model.backbone.batch_norm=trainable would count the blank of an unreadable image, so in training "
+            "the batch normalization that is trained would count the blank of an unreadable image, so in training "
             "data.bad_images=skip only leaves out missing images, and an unreadable one is an error"
         )
     return found
+
+
+def has_batch_statistics(config: ConfigDict) -> bool:
+    """Return whether training normalizes by statistics of the batch, in the backbone or in the head."""
+    return config.model.backbone.batch_norm == "trainable" or head_of(config).batch_statistics
 
 
 def _key_mistakes(flat: dict[str, Any]) -> list[str]:

@@ -64,7 +64,9 @@ class _Examples(grain.transforms.MapWithIndex):
     def _input(self, row: int, random: np.random.Generator) -> Batch | None:
         """Return what the model gets of an image; None for one that cannot be read and is left out."""
         if self.split.features is not None:
-            return self.split.features[row]
+            if (found := self.split.features[row]) is None and not self.skip:
+                raise BadImage(f"{self.split.ids[row]} could not be read as an image when its features were computed")
+            return found
         if self.split.cached is not None and (image := self.split.cached[row]) is not None:
             return {"image": self.transform.varied(image, random)}
         try:

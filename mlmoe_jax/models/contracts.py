@@ -231,6 +231,8 @@ class Head(nnx.Module):
     """Whether the head reads the prompts of label groups, which only model.prompts.kind=group provides."""
     needs_vectors: bool = False
     """Whether the head needs a word vector per label, `LabelSpace.vectors`."""
+    batch_statistics: bool = False
+    """Whether the head normalizes by statistics of the training batch, which therefore must not contain blanks."""
     unknown_labels: str = ""
     """How training treats unknown labels, if not only by excluding them from the loss; printed as a warning."""
 
@@ -293,6 +295,11 @@ class Head(nnx.Module):
     def warnings(cls, config: ConfigDict) -> list[str]:
         """Return warnings about settings of a valid config that are probably unintended, one sentence each."""
         return []
+
+    @classmethod
+    def shared_rows(cls, config: ConfigDict) -> str | None:
+        """Return a pattern of the parameters that a config lets all labels share, in spite of `label_rows`."""
+        return None
 
     @classmethod
     def rows_of(cls, path: str) -> LabelRows | None:

@@ -81,6 +81,18 @@ def test_whether_a_backbone_is_tuned_follows_the_backbone():
     assert load_config("hsq_resnet101", vit).trainable == (frozen, *head)
 
 
+@pytest.mark.parametrize("method", ["mlgcn", "addgcn", "drmoe", "ml_decoder"])
+def test_only_a_tuned_backbone_trains_its_batch_normalization(method):
+    """Otherwise a frozen one would drift from its weights, and its features could not be cached."""
+
+    def mode(arguments="", *overrides):
+        return load_config(f"{method}_resnet101{arguments}", list(overrides)).model.backbone.batch_norm
+
+    assert mode() == "trainable"
+    assert mode(":tune=no") == mode("", ("model.backbone.name", "dinov2_vits14")) == "frozen"
+    assert mode(":tune=no", ("model.backbone.batch_norm", "running")) == "running"
+
+
 def test_a_tuned_backbone_of_ml_decoder_gets_pixels_in_0_to_1():
     def how(*overrides):
         return load_config("ml_decoder_resnet101", list(overrides)).model.backbone.normalization

@@ -106,6 +106,15 @@ def test_the_folder_describes_itself(made):
         Model(out)(np.zeros((1, 8, 8, 3)))
 
 
+def test_a_key_that_the_format_needs_may_be_given(made, tmp_path, refusal, monkeypatch):
+    needed = replace(export.PROGRAMS["stablehlo"], fixed=(("eval.dtype", "float32"),))
+    monkeypatch.setitem(export.PROGRAMS, "stablehlo", needed)
+    folder = RunFolder(made / RUN)
+    sentence = refusal(export.export_run, folder, tmp_path / "a", "stablehlo", [("eval.dtype", "bfloat16")])
+    assert sentence == "--format=stablehlo needs eval.dtype=float32, not bfloat16; leave --config.eval.dtype out"
+    assert export.export_run(folder, tmp_path / "b", "stablehlo", [("eval.dtype", "float32")]) == 0
+
+
 def test_the_loader_labels_files_on_the_command_line(made, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [str(made / "out"), *sys.path])
     spec = importlib.util.spec_from_file_location("load", made / "out" / "load.py")

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlmoe_jax.config import load_config
+from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.heads.catalog import HEADS
-from mlmoe_jax.training.label_transfer import Counterparts, transfer_parameters
+from mlmoe_jax.training.label_transfer import Counterparts, counterparts, transfer_parameters
 
 
 def values_like(shapes: dict[str, tuple], seed: int) -> dict[str, jax.Array]:
@@ -43,6 +45,7 @@ def test_entries_after_the_labels_stay_after_them():
     ("shape", "their_shape", "reason"),
     [
         ((1, 4), (1, 4), ""),  # all labels share one row
+        ((1, 4, 3), (1, 4, 3), "without a row per label"),  # one query for all labels, which are the columns
         ((2, 4, 2), (2, 4, 1), "without a row per label"),  # queries that groups of labels share
         ((2, 4, 2), (2, 4, 2), "without a row per label"),
         ((3, 4), (1, 4), "without a row per label"),
@@ -57,6 +60,24 @@ def test_parameters_without_a_row_per_label_are_not_matched_by_label(shape, thei
     taken, left = transfer_parameters(ours, theirs, match)
     assert left == ({reason: [path]} if reason else {})
     assert (path in taken) == (not reason)
+
+
+@pytest.mark.parametrize(
+    ("reference", "path"),
+    [
+        ("drmoe_resnet101:dataset=digits", "head/gates/net/logits/bias"),
+        ("mlvpt_digits", "head/co/gate/kernel"),
+    ],
+)
+def test_what_all_labels_share_is_not_matched_by_label(reference, path):
+    """Even if one of its sides happens to be the number of labels."""
+    key = "routing.gate_share=shared" if "drmoe" in reference else "gates_of=group"
+    config = load_config(reference, [tuple(f"model.head.{key}".split("="))])
+    spaces = [replace(synthetic_label_space(3, 3), names=names) for names in (("a", "b", "c"), ("c", "b", "a"))]
+    match = counterparts(config, spaces[0], config, spaces[1])
+    ours, theirs = values_like({path: (3, 3)}, 1), values_like({path: (3, 3)}, 2)
+    taken, _ = transfer_parameters(ours, theirs, match)
+    np.testing.assert_array_equal(taken[path], theirs[path])
 
 
 def test_values_without_counterpart_are_listed_on_both_sides():

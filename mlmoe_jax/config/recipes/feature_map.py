@@ -69,6 +69,15 @@ def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, boo
     follow(config, "trainable", rules, "model.backbone.name")
 
 
+def train_batch_norm(config: ConfigDict, tune: str) -> None:
+    """Let a tuned backbone train its batch normalization, and no other. tune: as in `tune_backbone`."""
+
+    def mode(name: str) -> str:
+        return "trainable" if is_tuned(tune, name) else "frozen"
+
+    follow(config, "model.backbone.batch_norm", mode, "model.backbone.name")
+
+
 def is_tuned(tune: str, backbone: str) -> bool:
     """Return whether the backbone of a name is tuned; see `tune_backbone`."""
     return tune == "yes" or (tune == "auto" and not isinstance(catalog.entry(backbone).shape, ViTShape))
@@ -149,10 +158,10 @@ def q2l_recipe(config: ConfigDict, tune: str) -> None:
     config.ema.decay = 0.9997
 
 
-def gcn_recipe(config: ConfigDict, *, rate: float, epochs: int) -> None:
+def gcn_recipe(config: ConfigDict, tune: str, *, rate: float, epochs: int) -> None:
     """Set the training of ML-GCN and ADD-GCN: SGD, a tenth of the rate for the backbone, gradients clipped at 10.
 
-    Difficult labels, which only VOC has, are positive in training and left out of the AP.
+    Difficult labels, which only VOC has, are positive in training and left out of the AP. tune: as in `tune_backbone`.
     """
     config.data.difficult_train, config.data.difficult_eval = "positive", "ignore"
     evaluate_like(config, "mlgcn")
@@ -161,7 +170,7 @@ def gcn_recipe(config: ConfigDict, *, rate: float, epochs: int) -> None:
     config.optim.learning_rate, config.optim.weight_decay, config.optim.clip_norm = rate, 1e-4, 10.0
     config.optim.rate_rules = ((r"^backbone/", 0.1),)
     config.optim.schedule = "multi_step"
-    config.model.backbone.batch_norm = "trainable"
+    train_batch_norm(config, tune)
     config.augment.geometry, config.augment.flip = "multi_scale_crop", True
     config.train.epochs, config.train.batch_size = epochs, 16
     config.eval.batch_size = 16

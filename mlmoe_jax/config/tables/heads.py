@@ -178,7 +178,7 @@ HEAD = section(
         "For two sides: how their predictions are combined.",
         of={"mean_logit": "the mean of the logits (code)", "mean_probability": "the mean of the probabilities (paper)"},
     ),
-    shared_classifier=Flag(False, "For two sides: use one classifier for both, as printed (ML-VPT, eq. 16)."),
+    shared_classifier=Flag(False, "For group_experts: use one classifier for both sides, as printed (ML-VPT, eq. 16)."),
     decoder=DECODER,
     routing=ROUTING,
     graph=GRAPH,

@@ -157,6 +157,7 @@ class ADDGCNHead(Head):
 
     read = (PATCHES,)
     by_label = False  # labels interact, so they are replicated
+    batch_statistics = True
     label_rows = (
         LabelRows(r"^head/map_classifier/kernel$", (1,)),
         LabelRows(r"^head/graph/static_graph/kernel$", (0, 1)),

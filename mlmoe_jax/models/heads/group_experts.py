@@ -142,6 +142,11 @@ class GroupExpertsHead(Head):
         self.classifier = LabelClassifier(width, self.labels, rngs=rngs) if shared_classifier else None
 
     @classmethod
+    def shared_rows(cls, config: ConfigDict) -> str | None:
+        """Return a pattern of the gates that belong to groups."""
+        return "^head/(co|dc)/gate/" if config.model.head.gates_of == "group" else None
+
+    @classmethod
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:

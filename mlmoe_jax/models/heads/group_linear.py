@@ -51,6 +51,11 @@ class GroupLinearHead(Head):
         self.co, self.dc = classifier("co"), classifier("dc")
 
     @classmethod
+    def mistakes(cls, config: ConfigDict) -> list[str]:
+        """Return the settings of other heads that this one has not."""
+        return ["model.head.shared_classifier is for group_experts"] if config.model.head.shared_classifier else []
+
+    @classmethod
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:

@@ -154,6 +154,11 @@ class RoutedExpertsHead(Head):
         self._classifier_macs = labels * self.experts.out_width
 
     @classmethod
+    def shared_rows(cls, config: ConfigDict) -> str | None:
+        """Return a pattern of the layers of one gate for all labels."""
+        return "^head/gates/net/" if config.model.head.routing.gate_share == "shared" else None
+
+    @classmethod
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
