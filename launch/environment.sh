@@ -37,12 +37,11 @@ use_environment() {
       "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r requirements.txt
     fi
     if [ -n "$extra" ] && [ -z "$lock" ]; then
-      "$venv/bin/python" - "$extra" <<'PY'
-import subprocess, sys, tomllib
-wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]
-pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-sys.exit(subprocess.run([*pip, *wanted]).returncode)
+      "$venv/bin/python" - "$extra" > "$venv/$extra.txt" <<'PY'
+import sys, tomllib
+print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))
 PY
+      "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$venv/$extra.txt"
     fi
     printf '%s\n' "$wanted" > "$stamp"
   fi

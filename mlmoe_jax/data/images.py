@@ -256,15 +256,6 @@ class Images:
         return (self.read(row) for row in range(len(self)))
 
 
-def is_readable(images: Images, row: int, decoding: Decoding = STRICT) -> bool:
-    """Return whether image `row` can be read."""
-    try:
-        images.open(row, decoding)
-    except BadImage:
-        return False
-    return True
-
-
 class _Taken(Images):
     def __init__(self, whole: Images, rows: np.ndarray):
         self.whole, self.rows = whole, rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.features import FeatureTable, Kinds, megabytes, table_of
-from mlmoe_jax.data.images import Decoding, is_readable
+from mlmoe_jax.data.images import BadImage, Decoding
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
@@ -95,8 +96,12 @@ class FeatureExtractor:
 
     def _readable_again(self, table: FeatureTable, split: Split) -> list[int]:
         """Return the parts with images that could not be read when they were stored, as in a failure of the network."""
-        images, decoding = split.images, Decoding.of(self.config.data)
-        return table.parts_of([row for row in table.unread() if is_readable(images, int(row), decoding)])
+        readable, decoding = [], Decoding.of(self.config.data)
+        for row in map(int, table.unread()):
+            with contextlib.suppress(BadImage):
+                split.images.open(row, decoding)
+                readable.append(row)
+        return table.parts_of(readable)
 
     def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
         """Compute and write the parts `missing` of a table."""

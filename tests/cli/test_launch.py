@@ -82,10 +82,12 @@ def test_changed_requirements_are_installed(launch, tmp_path):
     assert not any("-m venv" in call for call in calls)
 
 
-def test_the_test_script_installs_its_tools_and_forwards_its_flags(launch):
+def test_the_test_script_installs_its_tools_and_forwards_its_flags(launch, tmp_path):
     done, calls = launch("launch/test.sh", "--all")
     assert done.returncode == 0, done.stderr
-    assert any(call.startswith("-m pip install") and call.endswith("some-tool") for call in calls)
+    tools = tmp_path / "venv" / "dev.txt"
+    assert any(call.startswith("-m pip install") and call.endswith(f"-r {tools}") for call in calls)
+    assert tools.read_text() == "some-tool\n"
     assert [call for call in calls if "-m pytest" in call] == [
         "-m pytest -n 2 --dist loadfile tests/models",
         "-m pytest -n 2 --dist loadfile --no-loadscope-reorder --all",

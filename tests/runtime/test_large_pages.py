@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.paths import REPOSITORY
 
 from mlmoe_jax import main
 from mlmoe_jax.runtime import large_pages
@@ -77,6 +78,7 @@ def test_a_started_process_has_the_same_arguments_and_ends_the_same(tmp_path):
         "sys.exit(7)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != TUNABLES}
+    environment["PYTHONPATH"] = str(REPOSITORY)
     command = [sys.executable, "-X", "utf8", str(tmp_path / "program.py"), "--mode=data", "two words"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     output, _ = process.communicate(timeout=60)
