@@ -86,7 +86,7 @@ def _image_names(folder: Path) -> list[str]:
 
 def _is_cycle(folder: Path) -> bool:
     """Return whether a folder is a link to itself or to one of the folders above it."""
-    return folder.is_symlink() and any(folder.samefile(above) for above in folder.parents)
+    return folder.is_symlink() and any(folder.samefile(above) for above in folder.absolute().parents)
 
 
 FOLDERS = Source(open_folders)

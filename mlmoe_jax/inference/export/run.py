@@ -75,7 +75,8 @@ def export_run(
     for key, value in overrides:
         if value != fixed.get(key, value):
             raise UserError(f"--format={kind} needs {key}={fixed[key]}, not {value}; leave --config.{key} out")
-    predictor = Predictor.from_run(folder.path, [*(fixed | dict(overrides)).items()], checkpoint=checkpoint)
+    further = [item for item in fixed.items() if item not in overrides]
+    predictor = Predictor.from_run(folder.path, [*further, *overrides], checkpoint=checkpoint)
     description = describe(predictor, kind)
     try:
         if program:
