@@ -56,7 +56,7 @@ KEPT, DROPPING = 0.5, 0.75  # the share of the patches that is kept, in the firs
 AREA, RATIO = (0.15, 1.0), (3 / 4, 4 / 3)  # of a crop, relative to the photograph
 JITTER = 0.4  # brightness, contrast and colour
 CLASS_WEIGHT = 0.3  # of the cross-entropy, beside two mean squared errors of features with variance 1
-SAVE_SECONDS = 300
+LOG_EVERY, SAVE_SECONDS = 20, 300
 STRENGTHS = tuple(10.0**k for k in range(-4, 3))  # of the probe's penalty, chosen on a fifth of `train`
 
 
@@ -299,11 +299,13 @@ def distill(images: list[Image.Image], targets: Targets, steps: int, place: Path
         return (params, moments, average), parts
 
     state, done = restored((params, optimizer.init(params), params), place / "state.npz")
-    progress, saved = Progress("distill", steps, BATCH, first=done), time.monotonic()
+    progress, saved, note = Progress("distill", steps, BATCH, first=done), time.monotonic(), ""
     for image, goal in progress.waiting(batches(images, targets, done, steps)):
         state, parts = update(state, image, goal, done, dropping=done < DROPPING * steps)
         done += 1
-        progress.advance(", ".join(f"{name} {float(part):.3f}" for name, part in parts.items()))
+        if done % LOG_EVERY == 0:  # reading a value waits for the step
+            note = ", ".join(f"{name} {float(part):.3f}" for name, part in parts.items())
+        progress.advance(note)
         if time.monotonic() - saved > SAVE_SECONDS or done == steps:
             keep(state, done, place / "state.npz")
             saved = time.monotonic()
