@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from helpers.tables import jsonl, lines, settings, write
 from PIL import Image
 
 from mlmoe_jax.config import default_config
@@ -12,27 +13,6 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.tables import open_table, read_classes
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.outputs import Result, row_writer
-
-
-def settings(root, **keys):
-    data = default_config().data
-    data.update({"name": "csv", "root": str(root), **keys})
-    return data
-
-
-def write(folder, name, text, images=("a.png", "b.png", "sub/c.png")):
-    """Write a table and its images; image k is k + 1 pixels wide."""
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text, encoding="utf-8")
-    for k, image in enumerate(images):
-        path = folder / image
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (k + 1, 2)).save(path)
-
-
-def lines(*rows: dict) -> str:
-    """Return rows as JSONL."""
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 # -------------------------------------------------------------------------------------------------------- CSV, by name
@@ -165,66 +145,6 @@ def test_invalid_cells_are_refused(tmp_path, refusal, cell):
     write(tmp_path, "train.csv", f"image,dog,cat\na.png,1,0\nb.png,1,{cell}\n")
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
     assert sentence.startswith(f"{tmp_path}/train.csv line 3, column 'cat' should be 1, 0 or empty, not '{cell}'; ")
-
-
-# --------------------------------------------------------------------------------------------------------------- JSONL
-def jsonl(root, **keys):
-    return settings(root, **{"name": "jsonl", "table": "{split}.jsonl", **keys})
-
-
-def test_labels_are_lists_or_objects_of_names(tmp_path):
-    text = lines(
-        {"image": "a.png", "labels": ["dog", "cat", "dog"]},
-        {"image": "b.png", "labels": {"cat": 0, "dog": None, "cow": 1}},
-        {"image": "sub/c.png", "labels": []},
-    )
-    write(tmp_path, "train.jsonl", "\ufeff" + text.replace("\n", "\n\n", 1))
-    split = open_table(jsonl(tmp_path), "train")
-    assert split.classes == ("cat", "cow", "dog")
-    assert split.ids == ["a.png", "b.png", "sub/c.png"]
-    np.testing.assert_array_equal(split.labels, [[1, 0, 1], [0, 1, -1], [0, 0, 0]])
-    split = open_table(jsonl(tmp_path), "train", classes=["dog", "cow", "cat", "elk"])
-    np.testing.assert_array_equal(split.labels, [[1, 0, 1, 0], [-1, 1, 0, -1], [0, 0, 0, 0]])
-
-
-def test_other_keys_can_be_set(tmp_path):
-    write(tmp_path, "train.jsonl", lines({"file": "a.png", "tags": {"x": True, "y": 0.0}}))
-    split = open_table(jsonl(tmp_path, image_column="file", label_column="tags"), "train")
-    assert split.labels.tolist() == [[1, 0]]
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"image": 5, "labels": []},
-        {"image": "b.png", "labels": "dog"},
-        {"image": "b.png", "labels": None},
-        {"image": "b.png", "labels": [1]},
-        {"image": "b.png", "labels": [""]},
-        {"image": "b.png", "labels": {"dog": 2}},
-        {"image": "b.png", "labels": {"dog": "1"}},
-        {"image": "b.png", "labels": {"dog": []}},
-    ],
-)
-def test_objects_of_another_form_are_refused(tmp_path, refusal, row):
-    write(tmp_path, "train.jsonl", lines({"image": "a.png", "labels": ["dog"]}, row))
-    sentence = refusal(open_table, jsonl(tmp_path), "train")
-    assert sentence.startswith(f"{tmp_path}/train.jsonl line 2 should have a path, labels as a list of names or ")
-
-
-def test_lines_that_are_not_objects_are_refused(tmp_path, refusal):
-    write(tmp_path, "train.jsonl", '{"image": "a.png", "labels": []}\n{"image": \n')
-    assert refusal(open_table, jsonl(tmp_path), "train").startswith(
-        f"{tmp_path}/train.jsonl line 2 is not a complete JSON object ("
-    )
-    for text in ('{"image": "a.png"}', "[]", "5", '"a"'):
-        write(tmp_path, "train.jsonl", text)
-        assert refusal(open_table, jsonl(tmp_path), "train") == (
-            f"{tmp_path}/train.jsonl line 1 lacks the key 'image' or 'labels', which data.image_column and "
-            "data.label_column name; write both on every line"
-        )
-    sentence = refusal(open_table, jsonl(tmp_path, label_column=""), "train")
-    assert sentence.startswith("data.label_column is empty, but jsonl has all labels under one key; ")
 
 
 # -------------------------------------------------------------------------------------------------------------- splits

@@ -4,14 +4,12 @@ import functools
 import importlib.util
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.numpy import save_file
 
 from helpers.paths import PARITY
 from mlmoe_jax.config import default_config
@@ -20,7 +18,6 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.params import ModelDef
 
 LISTED = json.loads((PARITY / "checkpoint_keys.json").read_text())
 LAYOUTS = {
@@ -54,18 +51,6 @@ def listed(name: str) -> dict:
 def random_tensors(name: str, seed: int = 0) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(seed)
     return {key: draw.normal(size=shape).astype(np.float32) for key, shape in listed(name)["keys"].items()}
-
-
-def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
-    if path.suffix == ".npz":
-        np.savez(path, **tensors)
-    else:
-        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
-    return path
-
-
-def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
-    return {path: np.asarray(value) for path, value in ModelDef.split(model)[1].items()}
 
 
 @functools.cache

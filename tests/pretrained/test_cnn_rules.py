@@ -2,14 +2,13 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import TESTS
+from helpers.tensor_files import write
 from helpers.twins import below
-from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
@@ -127,11 +126,6 @@ def layouts() -> dict[str, tuple[str, dict[str, np.ndarray]]]:
 
 
 LAYOUTS = layouts()
-
-
-def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 import dataclasses
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import REPOSITORY
-from safetensors.numpy import save_file
+from helpers.tensor_files import make_vit, params_of, write
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import Entry
-from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained import weights
 from mlmoe_jax.pretrained.load import load_weights, read_tensors
@@ -23,28 +22,16 @@ D, PATCH, DEPTH = 8, 2, 2
 SHAPE = ViTShape(width=D, depth=DEPTH, heads=2, patch=PATCH, native=4, layer_scale=0.5, mask_token=True)
 
 
-def make_vit(seed: int, shape: ViTShape = SHAPE) -> ViT:
-    """Return a ViT with random values in every parameter."""
-    vit, draw = nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
-    values = jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), nnx.state(vit))
-    nnx.update(vit, values)
-    return vit
-
-
-def params_of(module: nnx.Module) -> dict[str, np.ndarray]:
-    return {path: np.asarray(value) for path, value in ModelDef.split(module)[1].items()}
-
-
 @pytest.fixture(scope="module")
 def source():
     """The parameters in the files."""
-    return params_of(make_vit(1))
+    return params_of(make_vit(SHAPE, 1))
 
 
 @pytest.fixture
 def vit():
     """The module to fill, with other values."""
-    return make_vit(2)
+    return make_vit(SHAPE, 2)
 
 
 def convolution(kernel: np.ndarray) -> np.ndarray:
@@ -126,14 +113,6 @@ def hugging_face_layout(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 LAYOUTS = {"own": dict, "timm": timm_layout, "hugging_face_dinov2": hugging_face_layout}
 
 
-def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
-    if path.suffix == ".npz":
-        np.savez(path, **tensors)
-    else:
-        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
-    return path
-
-
 # --------------------------------------------------------------------------------------------------------- loading
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -150,12 +129,12 @@ def test_each_layout_fills_every_parameter(vit, source, tmp_path, layout, suffix
 
 def test_a_filled_module_computes_what_the_source_does(vit, source, tmp_path):
     image = jax.random.normal(jax.random.key(0), (2, 4, 4, 3))
-    outputs = jax.jit(lambda image: make_vit(1)(image, read=("cls", "patches")))(image)
+    outputs = jax.jit(lambda image: make_vit(SHAPE, 1)(image, read=("cls", "patches")))(image)
     load_weights(vit, write(tmp_path / "weights.safetensors", hugging_face_layout(source)))
     ours = jax.jit(lambda image: vit(image, read=("cls", "patches")))(image)
     np.testing.assert_allclose(ours.cls, outputs.cls, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(ours.patches, outputs.patches, rtol=1e-5, atol=1e-5)
-    other = jax.jit(lambda image: make_vit(2)(image))(image)
+    other = jax.jit(lambda image: make_vit(SHAPE, 2)(image))(image)
     assert np.abs(other.cls - outputs.cls).max() > 0.1
 
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers.official_models import LAYOUTS, family, listed, make_model, params_of, random_tensors, write
+from helpers.official_models import LAYOUTS, family, listed, make_model, random_tensors
 from helpers.paths import PARITY
+from helpers.tensor_files import params_of, write
 from helpers.twins import error
 from safetensors.numpy import load_file
 

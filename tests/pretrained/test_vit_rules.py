@@ -2,18 +2,14 @@
 
 import json
 import re
-from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from helpers.paths import TESTS
-from safetensors.numpy import save_file
+from helpers.tensor_files import make_vit, params_of, write
 
-from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.pretrained import load
 from mlmoe_jax.pretrained.load import load_weights
 
@@ -26,17 +22,6 @@ GIANT = ViTShape(**vars(DINOV2) | {"mlp": "swiglu"})
 DINOV3 = ViTShape(**vars(REGISTERS) | {"rotary_base": 100.0, "key_bias": False})
 DINOV3_PLUS = ViTShape(**vars(DINOV3) | {"mlp": "swiglu", "mlp_ratio": 6.0})
 CLIP = ViTShape(**vars(PLAIN) | {"patch_bias": False, "pre_norm": True})
-
-
-def make_vit(shape: ViTShape, seed: int) -> ViT:
-    """Return a ViT with random values in every parameter."""
-    vit, draw = nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
-    nnx.update(vit, jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), nnx.state(vit)))
-    return vit
-
-
-def params_of(module: nnx.Module) -> dict[str, np.ndarray]:
-    return {path: np.asarray(value) for path, value in ModelDef.split(module)[1].items()}
 
 
 # --------------------------------------------------------------------------------- layouts, from our parameters
@@ -209,14 +194,6 @@ LAYOUTS = {
     "vpt": (PLAIN, vpt, "vpt_shallow", ("head.bias", "transformer.prompt_embeddings")),
     "gate_vpt": (PLAIN, gate_vpt, "gate_vpt", ("prompt_embeddings", "gate_logit", "temp")),
 }
-
-
-def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
-    if path.suffix == ".npz":
-        np.savez(path, **tensors)
-    else:
-        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
-    return path
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])

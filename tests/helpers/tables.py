@@ -1,0 +1,32 @@
+"""Tables of labels with small images, and the settings that read them."""
+
+import json
+
+from PIL import Image
+
+from mlmoe_jax.config import default_config
+
+
+def settings(root, **keys):
+    data = default_config().data
+    data.update({"name": "csv", "root": str(root), **keys})
+    return data
+
+
+def write(folder, name, text, images=("a.png", "b.png", "sub/c.png")):
+    """Write a table and its images; image k is k + 1 pixels wide."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, encoding="utf-8")
+    for k, image in enumerate(images):
+        path = folder / image
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (k + 1, 2)).save(path)
+
+
+def lines(*rows: dict) -> str:
+    """Return rows as JSONL."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def jsonl(root, **keys):
+    return settings(root, **{"name": "jsonl", "table": "{split}.jsonl", **keys})

@@ -1,0 +1,33 @@
+"""ViTs with random values in every parameter, and files with the tensors of models."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors.numpy import save_file
+
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.params import ModelDef
+
+
+def make_vit(shape: ViTShape, seed: int) -> ViT:
+    """Return a ViT with random values in every parameter."""
+    vit, draw = nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
+    nnx.update(vit, jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), nnx.state(vit)))
+    return vit
+
+
+def params_of(module: nnx.Module) -> dict[str, np.ndarray]:
+    """Return the parameters by path."""
+    return {path: np.asarray(value) for path, value in ModelDef.split(module)[1].items()}
+
+
+def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
+    """Write tensors to a file of the type that its name says, .npz or .safetensors."""
+    if path.suffix == ".npz":
+        np.savez(path, **tensors)
+    else:
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+    return path
