@@ -13,6 +13,6 @@ class UserError(Exception):
 
 
 class NoRoom(UserError):
-    """A disk that is full, read-only or failing; with room on it, the same command goes on where it ended."""
+    """A disk that is full, read-only or failing; once there is room, the same command resumes."""
 
     exit_code = NO_ROOM

@@ -19,7 +19,7 @@ class MetricLog:
 
     A row is written after the next step has been dispatched, so that fetching its values does not stall the device.
     metrics.csv has the same rows as a table; it is replaced at every evaluation and at the end. require: raises an
-    error for metrics of a step with which the training must not go on.
+    error for metrics of a step after which the training must not continue.
     """
 
     def __init__(

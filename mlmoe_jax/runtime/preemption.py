@@ -13,7 +13,7 @@ from typing import Any
 
 from mlmoe_jax.runtime import distributed
 
-_asked = itertools.count()  # JAX compares the numbers of the calls, so they go on from training to training
+_asked = itertools.count()  # JAX compares the numbers of the calls, so they continue from one training to the next
 
 
 class StopRequest(threading.Event):

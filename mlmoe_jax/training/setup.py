@@ -87,7 +87,7 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
         if label_space.images != len(train_split):
             status(
                 f"warning: the run in {folder} started with {label_space.images:,} training images and now has "
-                f"{len(train_split):,}, so that it goes on with another order of images"
+                f"{len(train_split):,}, so it continues with another order of images"
             )
     else:
         label_space = label_space_for(config, train_split)
