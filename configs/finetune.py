@@ -9,10 +9,12 @@ selection=honest, or preset=honest: select weights and fit thresholds on a tenth
 precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 """
 
+from mlmoe_jax.config.recipes.feature_map import train_batch_norm
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
 
 
 def get_config(arg=""):
     config, _ = prompt_tuning(arg, digits_rate=1e-3)
     config.trainable = ((r"", True),)
+    train_batch_norm(config, "yes")
     return config

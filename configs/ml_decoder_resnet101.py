@@ -30,7 +30,7 @@ def get_config(arg=""):
     use_unit_input(config, options.tune)
     config.data.exif = "ignore"
     config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-4
-    config.optim.decay_rules = ((r"(bias|scale)$", 0.0),)
+    config.optim.decay_rules = ((r"(bias|scale|gamma)$", 0.0),)
     config.train.epochs, config.train.batch_size = 40, 56
     train_batch_norm(config, options.tune)
     config.ema.decay = 0.9997

@@ -26,8 +26,9 @@ class Student(nnx.Module):
 
     def __init__(self, components: int, classes: int, rngs: nnx.Rngs):
         self.vit = ViT(SHAPE, rngs=rngs)
+        zeros = nnx.initializers.zeros
         self.dense, self.pooled, self.classes = (
-            nnx.Linear(SHAPE.width, out, kernel_init=nnx.initializers.zeros, rngs=rngs) for out in (components, components, classes)
+            nnx.Linear(SHAPE.width, out, kernel_init=zeros, rngs=rngs) for out in (components, components, classes)
         )
 
     def tokens(self, image: jax.Array, kept: jax.Array | None) -> jax.Array:

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import KEYS, default_config, in_open_section, key_named
 from mlmoe_jax.config.loading import flatten, why_unknown
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.heads.catalog import HEADS, head_of
 
 # The keys of `config.augment` that change an image unless they have their default.
@@ -35,12 +36,24 @@ def warnings(config: ConfigDict) -> list[str]:
             "the batch normalization that is trained would count the blank of an unreadable image, so in training "
             "data.bad_images=skip only leaves out missing images, and an unreadable one is an error"
         )
+    if config.model.prompts.kind == "group" and not head_of(config).uses_groups:
+        found.append(
+            f"model.head.kind={config.model.head.kind} does not know label groups: with it, model.prompts.kind=group "
+            "computes the same as deep with as many prompts, except for the attention mask"
+        )
     return found
 
 
 def has_batch_statistics(config: ConfigDict) -> bool:
     """Return whether training normalizes by statistics of the batch, in the backbone or in the head."""
-    return config.model.backbone.batch_norm == "trainable" or head_of(config).batch_statistics
+    return _trains_batch_norm(config) or head_of(config).batch_statistics
+
+
+def _trains_batch_norm(config: ConfigDict) -> bool:
+    """Return whether the backbone has batch normalization and trains it; False for an unknown backbone."""
+    settings = config.model.backbone
+    entry = CATALOG.get(settings.name)
+    return settings.batch_norm == "trainable" and entry is not None and entry.shape.batch_norm_rule is not None
 
 
 def _key_mistakes(flat: dict[str, Any]) -> list[str]:
@@ -91,7 +104,7 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
             "data.cache_features needs features that do not change in training, and model.prompts.kind="
             f"{config.model.prompts.kind} changes them: set data.cache_features=no"
         )
-    if config.model.backbone.batch_norm == "trainable":
+    if _trains_batch_norm(config):
         wrong.append(
             "data.cache_features needs features that do not depend on the batch: set "
             "model.backbone.batch_norm=frozen, or data.cache_features=no"

@@ -1,7 +1,7 @@
 """Images of a split at the size that does not change in training, in memory or in the cache folder.
 
 Decoding and the resize are the same in every epoch, unless a crop is drawn from the image at its own size. Their
-result, u8[S,S,3] for each image, is computed once; augmentation continues from there, so that batches are the same with a
+result, u8[S,S,3] for each image, is computed once; augmentation continues from there, so batches are the same with a
 cache and without.
 """
 

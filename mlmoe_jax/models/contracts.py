@@ -229,6 +229,8 @@ class Head(nnx.Module):
     """A pattern of the parameters learned on the word vectors of the labels; they fit only the same word vectors."""
     needs_group_prompts: bool = False
     """Whether the head reads the prompts of label groups, which only model.prompts.kind=group provides."""
+    uses_groups: bool = False
+    """Whether the head works differently with the prompts of label groups than with other prompts."""
     needs_vectors: bool = False
     """Whether the head needs a word vector per label, `LabelSpace.vectors`."""
     batch_statistics: bool = False

@@ -106,17 +106,23 @@ def _prompt_bound(patch: int, width: int) -> float:
 class _PromptTokens(nnx.Module):
     """The base class of all prompt methods: a projection from a narrower width, if any, and dropout (as in VPT's code).
 
+    learned: the number of prompts in all blocks.
     project: the width of the learned prompts, which one linear layer projects to the width of the backbone; 0 = the
     width of the backbone, without projection.
     dropout: the rate at which entries of the projected prompts are dropped, independently per image.
     """
 
-    def __init__(self, width: int, *, project: int, dropout: float, rngs: nnx.Rngs):
-        self.learned_width = project or width
+    def __init__(self, width: int, *, learned: int, project: int, dropout: float, rngs: nnx.Rngs):
+        self.learned, self.learned_width = learned, project or width
         kernel, bias = nnx.initializers.variance_scaling(2.0, "fan_out", "normal"), torch_linear(self.learned_width)
         layer = nnx.Linear(project, width, kernel_init=kernel, bias_init=bias, rngs=rngs) if project else None
         self.projection = layer
         self.dropout = nnx.Dropout(dropout, deterministic=True)
+
+    @property
+    def projection_macs(self) -> int:
+        """The multiply-adds of the projection of all prompts, which is computed once per batch."""
+        return 0 if self.projection is None else self.learned * self.projection.kernel.size
 
     def prepare(self, tokens: jax.Array, batch: int, rngs: nnx.Rngs | None) -> jax.Array:
         """Project f32[L,1,P,d] and, in training, apply dropout: f32[L, 1 or B, P, D]."""
@@ -147,7 +153,7 @@ class DeepPrompts(_PromptTokens):
         dropout: float = 0.0,
         rngs: nnx.Rngs,
     ):
-        super().__init__(width, project=project, dropout=dropout, rngs=rngs)
+        super().__init__(width, learned=depth * count, project=project, dropout=dropout, rngs=rngs)
         draw = uniform(_prompt_bound(patch, self.learned_width))
         self.deep = nnx.Param(draw(rngs.params(), (depth, 1, count, self.learned_width)))
         self.count, self.key_values, self.mask = count, 0, None if mask is None else Constant(mask)
@@ -180,7 +186,7 @@ class ShallowPrompts(_PromptTokens):
         dropout: float = 0.0,
         rngs: nnx.Rngs,
     ):
-        super().__init__(width, project=project, dropout=dropout, rngs=rngs)
+        super().__init__(width, learned=count, project=project, dropout=dropout, rngs=rngs)
         draw = uniform(_prompt_bound(patch, self.learned_width))
         self.shallow = nnx.Param(draw(rngs.params(), (1, 1, count, self.learned_width)))
         self.gate = None if gate_init is None else nnx.Param(jnp.full(depth - 1, -float(gate_init)))

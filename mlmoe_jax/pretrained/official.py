@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +26,7 @@ from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.build import reads_final_norm
 from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.models.heads.query import ML_DECODER, Q2L
 from mlmoe_jax.models.layers.positions import sine_positions
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognise
@@ -35,11 +39,20 @@ POSITION_TABLE = "backbone/pos_embed"
 # A parameter whose size is the number of labels, in all layouts that have one.
 _LABEL_BIAS = r"head/(?:(?:co|dc)/)?classifier/bias"
 
+
+def _of_decoder(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a query decoder that change its outputs, but not the shape of a parameter."""
+    unseen = ("heads", "self_attention", "query_role", "positions", "pre_norm", "decoder_norm", "activation", "project")
+    common = {"pre_norm": False, "decoder_norm": True, "activation": "relu"}
+    return {f"head.decoder.{key}": value for key, value in (common | settings).items() if key in unseen}
+
+
 # The values of keys of `config.model` that correspond to the authors' code: (pattern of layouts, {key: value}).
 _EXPECTED = (
     (
         r"ml_vpt.*",
         {
+            "prompts.groups": "published",
             "prompts.attention_mask": "all_prompts",
             "head.activation": "gelu",
             "head.gates_of": "label",
@@ -48,7 +61,8 @@ _EXPECTED = (
         },
     ),
     (r"e2vpt.*", {"prompts.pruned": "zeroed"}),
-    (r"(?:gate_)?vpt.*", {}),
+    (r"q2l", _of_decoder(Q2L)),
+    (r"ml_decoder.*", _of_decoder(ML_DECODER) | {"backbone.normalization": "unit"}),
 )
 
 
@@ -232,19 +246,23 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
 
     settings: `config.model`.
     """
-    expected = next((table for pattern, table in _EXPECTED if re.fullmatch(pattern, layout)), None)
-    if expected is None:
-        return []
-    chosen = {key: settings[key.partition(".")[0]][key.partition(".")[2]] for key in expected}
+    expected = next((table for pattern, table in _EXPECTED if re.fullmatch(pattern, layout)), {})
+    expected = {"backbone.normalization": "imagenet"} | expected
     if settings.prompts.pruning == "none":
-        chosen.pop("prompts.pruned", None)
+        expected.pop("prompts.pruned", None)
+    if expected["backbone.normalization"] == "imagenet" == _normalization(settings.backbone):
+        del expected["backbone.normalization"]  # auto is the same here
+    chosen = {key: reduce(getitem, key.split("."), settings) for key in expected}
     found = [
         f"model.{key} is {value} instead of {expected[key]}" for key, value in chosen.items() if value != expected[key]
     ]
     # ML-VPT reads some backbones before the final norm, which cannot be recognized from its tensors.
     if not layout.startswith("ml_vpt") and not reads_final_norm(settings.backbone, prompts=False):
         found.append("model.backbone.final_norm is no instead of yes")
-    how = settings.backbone.normalization
-    if how == "unit" or (how == "auto" and catalog.entry(settings.backbone.name).mean != IMAGENET_MEAN):
-        found.append(f"model.backbone.normalization is {how} instead of imagenet")
     return found
+
+
+def _normalization(backbone: ConfigDict) -> str:
+    """Return the normalization of `config.model.backbone`, which `auto` takes from the backbone."""
+    of_imagenet = catalog.entry(backbone.name).mean == IMAGENET_MEAN
+    return "imagenet" if backbone.normalization == "auto" and of_imagenet else backbone.normalization

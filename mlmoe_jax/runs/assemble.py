@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,9 +140,10 @@ def _unpublished(frozen: Params, config: ConfigDict) -> frozenset[str]:
 
 
 def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
-    """Cast frozen kernels to `model.frozen_dtype`; the other weights keep their type. Values may be abstract.
+    """Cast the frozen kernels of the backbone to `model.frozen_dtype`; other weights keep their type.
 
-    Only kernels change, because bfloat16 products round them anyway.
+    Values may be abstract. Only these kernels change, because bfloat16 products round them anyway; classifiers, gates
+    and projections of prompts compute in float32.
     """
     _, dtype = precision.types(config)
 
@@ -150,7 +152,8 @@ def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
             return value  # for which JAX would compile a program
         return value.update(dtype=dtype) if isinstance(value, jax.ShapeDtypeStruct) else value.astype(dtype)
 
-    return {path: cast(value) if path.endswith("/kernel") else value for path, value in frozen.items()}
+    kernel = re.compile(r"backbone/.*/kernel")
+    return {path: cast(value) if kernel.fullmatch(path) else value for path, value in frozen.items()}
 
 
 def trainable_rules(config: ConfigDict) -> tuple:

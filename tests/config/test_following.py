@@ -7,6 +7,7 @@ import pytest
 from mlmoe_jax.config import apply_overrides, default_config, from_json, load_config, to_json
 from mlmoe_jax.config.loading import flatten
 from mlmoe_jax.config.recipes.following import follow
+from mlmoe_jax.models.rules import first_match
 
 
 @pytest.fixture
@@ -91,6 +92,19 @@ def test_only_a_tuned_backbone_trains_its_batch_normalization(method):
     assert mode() == "trainable"
     assert mode(":tune=no") == mode("", ("model.backbone.name", "dinov2_vits14")) == "frozen"
     assert mode(":tune=no", ("model.backbone.batch_norm", "running")) == "running"
+
+
+def test_fine_tuning_trains_batch_normalization_too():
+    for name in ("resnet101", "efficientnet_lite0"):
+        config = load_config(f"finetune:backbone={name},dataset=coco2014", [])
+        assert config.model.backbone.batch_norm == "trainable"
+    assert load_config("finetune:dataset=coco2014", []).model.backbone.batch_norm == "frozen"
+
+
+def test_ml_decoder_decays_matrices_only():
+    rules = load_config("ml_decoder_resnet101", []).optim.decay_rules
+    names = ("head/decoder/embed/kernel", "backbone/stages/0/0/layer_scale/gamma", "backbone/norm/scale", "a/bias")
+    assert [first_match(rules, name, 1.0) for name in names] == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_a_tuned_backbone_of_ml_decoder_gets_pixels_in_0_to_1():

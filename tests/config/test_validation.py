@@ -322,6 +322,15 @@ def test_something_must_be_evaluated(refusal):
 def test_what_bad_images_does_beside_a_trained_batch_normalization():
     config = default_config()
     config.data.bad_images, config.model.backbone.batch_norm = "skip", "trainable"
+    assert not warnings(config), "a ViT has no batch normalization"
+    config.model.backbone.name = "resnet50"
     validate(config)
     (blanks,) = warnings(config)
     assert blanks.endswith("skip only leaves out missing images, and an unreadable one is an error")
+
+
+@pytest.mark.parametrize(("head", "count"), [("linear", 1), ("query", 1), ("group_linear", 0), ("routed_experts", 0)])
+def test_group_prompts_of_a_head_without_groups_warn(head, count):
+    config = default_config()
+    config.model.prompts.kind, config.model.head.kind = "group", head
+    assert sum("does not know label groups" in line for line in warnings(config)) == count

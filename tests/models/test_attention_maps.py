@@ -18,6 +18,7 @@ from mlmoe_jax.models.contracts import Features, Prompts
 from mlmoe_jax.models.heads.graph import ADDGCNHead
 from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
 from mlmoe_jax.models.heads.query import QueryHead
+from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.prompts import prompt_groups, prompt_mask
 from mlmoe_jax.models.query_decoder import QueryDecoder
@@ -288,3 +289,12 @@ def test_attention_maps_cost_nothing_if_not_requested(tiny_vit):
     assert (prediction.attention, prediction.grid) == ({}, None)
     # the layers up to the last cross-attention again, which XLA merges with those above
     assert predicted(True)[0] == count + 1 + 1 + 2
+
+
+def test_a_small_change_of_a_learned_temperature_shows_in_bfloat16():
+    """Rounded to bfloat16, 1.0038 would be 1."""
+    attention = Attention(64, 2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    x = 8 * jax.random.normal(jax.random.key(0), (1, 30, 64))
+    one, more = (attention(x, temperature=jnp.array(number)) for number in (1.0, 1.0038))
+    np.testing.assert_array_equal(one, attention(x))
+    assert (one != more).any()

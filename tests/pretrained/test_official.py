@@ -14,7 +14,7 @@ from helpers.tensor_files import params_of, write
 from helpers.twins import error
 from safetensors.numpy import load_file
 
-from mlmoe_jax.config import default_config
+from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.heads.linear import LinearHead
@@ -337,6 +337,8 @@ def test_settings_that_differ_from_the_code_are_reported():
     config = default_config()
     config.model.backbone.name = "vit_b16_in1k"
     use_ml_vpt(config)
+    assert departures(config.model, "ml_vpt")[1:] == ["model.prompts.groups is computed instead of published"]
+    config.model.prompts.groups = "published"
     assert departures(config.model, "ml_vpt") == ["model.backbone.normalization is auto instead of imagenet"]
     config.model.backbone.normalization = "unit"
     assert departures(config.model, "ml_vpt") == ["model.backbone.normalization is unit instead of imagenet"]
@@ -349,7 +351,6 @@ def test_settings_that_differ_from_the_code_are_reported():
         "model.head.gate_bias is used instead of unused",
         "model.head.combine is mean_probability instead of mean_logit",
     ]
-    assert departures(config.model, "q2l") == []
     config.model.backbone.name = "vit_b16_in21k"
     assert departures(config.model, "vpt_deep") == []
     config.model.backbone.final_norm = "no"
@@ -358,3 +359,20 @@ def test_settings_that_differ_from_the_code_are_reported():
     assert departures(config.model, "e2vpt") == ["model.prompts.pruned is absent instead of zeroed"]
     config.model.prompts.pruning = "none"
     assert departures(config.model, "e2vpt") == []
+
+
+@pytest.mark.parametrize(("name", "layout"), [("q2l_resnet101", "q2l"), ("ml_decoder_resnet101", "ml_decoder_resnet")])
+def test_settings_of_a_decoder_that_no_tensor_shows_are_reported(name, layout):
+    config = load_config(name, [])
+    assert departures(config.model, layout) == []
+    config.model.head.decoder.update({"heads": 2, "query_role": "both", "pre_norm": True, "activation": "gelu"})
+    found = departures(config.model, layout)
+    for key in ("heads", "query_role", "pre_norm", "activation"):
+        assert any(line.startswith(f"model.head.decoder.{key} is ") for line in found), key
+    assert len(found) == 4
+
+
+def test_ml_decoder_reads_pixels_without_mean_and_standard_deviation():
+    config = load_config("ml_decoder_resnet101:tune=no", [])
+    expected = ["model.backbone.normalization is auto instead of unit"]
+    assert departures(config.model, "ml_decoder_resnet") == expected

@@ -16,7 +16,7 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import fingerprint
-from mlmoe_jax.runs.assemble import abstract_parts, assemble, preprocess_for, trainable_rules
+from mlmoe_jax.runs.assemble import abstract_parts, assemble, cast_frozen, preprocess_for, trainable_rules
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, require_same_frozen
 
@@ -187,6 +187,19 @@ def test_abstract_parts_have_the_shapes_of_assemble(config, frozen_dtype):
         assert {p: (v.shape, v.dtype) for p, v in ours.items()} == {p: (v.shape, v.dtype) for p, v in theirs.items()}
     assert shapes.unpublished == parts.unpublished
     assert not any(isinstance(value, jnp.ndarray) for value in {**shapes.trainable, **shapes.frozen}.values())
+
+
+def test_only_kernels_of_the_backbone_are_rounded(config):
+    """Heads, gates and projections of prompts compute in float32."""
+    config.model.frozen_dtype = "bfloat16"
+    names = (
+        "backbone/blocks/0/mlp/fc1/kernel",
+        "backbone/norm/scale",
+        "head/classifier/kernel",
+        "prompts/projection/kernel",
+    )
+    cast = cast_frozen(dict.fromkeys(names, jnp.ones((2, 2))), config)
+    assert [str(cast[name].dtype) for name in names] == ["bfloat16", "float32", "float32", "float32"]
 
 
 _DAMAGE = {

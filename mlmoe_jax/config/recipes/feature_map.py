@@ -70,10 +70,11 @@ def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, boo
 
 
 def train_batch_norm(config: ConfigDict, tune: str) -> None:
-    """Let a tuned backbone train its batch normalization, and no other. tune: as in `tune_backbone`."""
+    """Let a tuned backbone train its batch normalization, if it has any. tune: as in `tune_backbone`."""
 
     def mode(name: str) -> str:
-        return "trainable" if is_tuned(tune, name) else "frozen"
+        present = catalog.entry(name).shape.batch_norm_rule is not None
+        return "trainable" if present and is_tuned(tune, name) else "frozen"
 
     follow(config, "model.backbone.batch_norm", mode, "model.backbone.name")
 

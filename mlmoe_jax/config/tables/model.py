@@ -31,7 +31,7 @@ BACKBONE = section(
     ),
     final_norm=Choice(
         "auto",
-        "Whether the head reads the features after the last LayerNorm.",
+        "Whether the head reads the features of a ViT or ConvNeXt after the last LayerNorm.",
         of={"auto": "as the papers' code does for this backbone and head", "yes": "after it", "no": "before it"},
     ),
 )

@@ -87,6 +87,7 @@ class ViTShape(BackboneShape):
         further = 0 if prompts is None else prompts.key_values
         mlp = (3 if self.mlp == "swiglu" else 2) * width * self.hidden
         linear = patches * 3 * self.patch**2 * width + self.depth * tokens * (4 * width**2 + mlp)
+        linear += 0 if prompts is None else prompts.projection_macs
         products = self.depth * 2 * tokens * (tokens + further) * width
         if not self.class_token:
             linear, products = linear + (2 + 2 * patches) * width**2 + mlp, products + 2 * patches * width
@@ -285,7 +286,7 @@ def _arranged(
     if prompts is not None:
         settings["mask"] = _mask(parts, queries, prompts)
         settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]
-        settings["temperature"] = 1.0 if prompts.temperature is None else prompts.temperature[index]
+        settings["temperature"] = None if prompts.temperature is None else prompts.temperature[index]
     if rotary is not None:
         settings["rotary"] = _angles(parts, queries, prompts, rotary)
     return joined, context, settings

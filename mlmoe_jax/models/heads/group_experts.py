@@ -98,7 +98,7 @@ class GroupExpertsHead(Head):
         LabelRows(r"^head/((co|dc)/)?classifier/(kernel|bias)$"),
     )
     group_rows = r"^head/bank/|^head/(co|dc)/gate/"
-    needs_group_prompts = True
+    needs_group_prompts = uses_groups = True
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class GroupLinearHead(Head):
     read = (PROMPTS,)
     by_label = True
     label_rows = (LabelRows(r"^head/(co|dc)/(kernel|bias)$"),)
-    needs_group_prompts = True
+    needs_group_prompts = uses_groups = True
 
     def __init__(
         self,

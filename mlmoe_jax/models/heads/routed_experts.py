@@ -97,7 +97,7 @@ class RoutedExpertsHead(Head):
     Raises ValueError for an unknown choice.
     """
 
-    by_label = True
+    by_label = uses_groups = True
     label_rows = (
         LabelRows(r"^head/decoder/queries$"),
         LabelRows(r"^head/experts/task/"),

@@ -73,7 +73,7 @@ class Attention(nnx.Module):
         *,
         rotary: jax.Array | None = None,
         key_value: jax.Array | None = None,
-        temperature: jax.Array | float = 1.0,
+        temperature: jax.Array | float | None = None,
     ) -> jax.Array:
         """Attend from `tokens` to themselves, to `context` and to `key_value`.
 
@@ -83,7 +83,7 @@ class Attention(nnx.Module):
         mask: bool[Q,T], T = Q plus all C plus m in order, True if a query may attend to a key; None = all may.
         rotary: f32[T,d/2], the angles that rotate the keys, and of which the first Q rotate the queries; 0 or None = no
         rotation.
-        temperature: divides the attention logits. Returns f32[B,Q,D].
+        temperature: divides the attention logits; None = 1. Returns f32[B,Q,D].
         """
         query, key, value = self._project(tokens, context, rotary, key_value, temperature)
         mixed = attend(query, key, value, mask)
@@ -97,7 +97,7 @@ class Attention(nnx.Module):
         *,
         rotary: jax.Array | None = None,
         key_value: jax.Array | None = None,
-        temperature: jax.Array | float = 1.0,
+        temperature: jax.Array | float | None = None,
     ) -> jax.Array:
         """Return the attention weights f32[B,h,Q,T] of `tokens`; the arguments are those of `__call__`."""
         query, key, _ = self._project(tokens, context, rotary, key_value, temperature)
@@ -109,7 +109,7 @@ class Attention(nnx.Module):
         context: Sequence[jax.Array],
         rotary: jax.Array | None,
         key_value: jax.Array | None,
-        temperature: jax.Array | float,
+        temperature: jax.Array | float | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return queries f32[B,Q,h,d], keys and values f32[B,T,h,d]."""
         query, key, value = jnp.split(self.qkv(tokens), 3, axis=-1)
@@ -121,7 +121,9 @@ class Attention(nnx.Module):
             jnp.concatenate([jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts], axis=1)
             for parts in zip(*pairs, strict=True)
         )
-        query = jnp.broadcast_to(query / jnp.asarray(temperature, query.dtype), (batch, *query.shape[1:]))
+        if temperature is not None:  # in float32: bfloat16 would lose steps of a learned one below 0.4 %
+            query = (query.astype(jnp.float32) / temperature).astype(query.dtype)
+        query = jnp.broadcast_to(query, (batch, *query.shape[1:]))
         query, key, value = (
             part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
         )

@@ -38,7 +38,8 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
     side, size = steps.preprocess.image_size, config.eval.batch_size
     shapes = {"image": (size, side, side, 3), "id": (size,), "mask": (size,)}
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.uint8) for name, shape in shapes.items()}
-    evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
+    with jax.default_device("cpu"):  # on an NVIDIA GPU, attention is a call of cuDNN, whose products cannot be counted
+        evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
     return {
         "params": {
             "total": sum(p.size for p in params.values()),

@@ -4,6 +4,7 @@ import pytest
 
 from mlmoe_jax.config import load_config, split_references
 from mlmoe_jax.main import main
+from mlmoe_jax.models.layers import softmax_attention
 from mlmoe_jax.training.preflight import cost
 
 
@@ -51,6 +52,25 @@ def test_fewer_macs_are_executed_than_the_papers_count(ml_vpt, probe):
     """In batches of 64, 30 prompts on the fast path cost less than a linear probe with all tokens in all blocks."""
     assert ml_vpt["macs"]["executed"] == pytest.approx(21.85e9, rel=1e-3)
     assert probe["macs"]["executed"] < 0.95 * probe["macs"]["full"]
+
+
+def test_macs_that_a_kernel_of_the_gpu_executes_are_counted(monkeypatch, probe):
+    """On an NVIDIA GPU, attention in bfloat16 is a call of cuDNN, in which no product is seen."""
+
+    def capability() -> tuple[int, ...]:
+        return () if jax.config.jax_default_device == "cpu" else (9, 0)
+
+    monkeypatch.setattr(softmax_attention, "compute_capability", capability)
+    of_gpu = summary("linear_probe:dataset=coco2014", eval__batch_size=64, model__dtype="bfloat16")
+    assert of_gpu["macs"] == probe["macs"]
+
+
+def test_the_projection_of_prompts_is_counted():
+    """It maps two prompts in each of five blocks from 16 to 128 channels."""
+    plain, projected = (
+        summary("vpt:dataset=digits", model__prompts__count=2, model__prompts__project=width) for width in (0, 16)
+    )
+    assert projected["macs"]["layers"] - plain["macs"]["layers"] == 5 * 2 * 16 * 128
 
 
 def test_memory_and_modules(ml_vpt):
