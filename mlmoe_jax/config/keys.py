@@ -124,6 +124,7 @@ class Number(Key):
             return f"any {self.word.split()[-1]}"
         if self.above is not None:
             upper = f" and at most {_digits(self.most)}" if self.most is not None else ""
+            upper = f" and below {self.below:g}" if self.below is not None else upper
             return f"{self.word} above {self.above:g}{upper}"
         if self.most is not None:
             return f"{self.word} from {self.least:g} to {_digits(self.most)}"

@@ -149,7 +149,7 @@ def _assign(config: ConfigDict, key: str, value: Any) -> None:
 def _read(key: Key, text: str, what: str) -> Any:
     try:
         return key.read(text)
-    except (ValueError, KeyError, SyntaxError) as error:
+    except (ValueError, KeyError, SyntaxError, TypeError, MemoryError, RecursionError) as error:  # of ast.literal_eval
         example = key.text_of(key.default)
         such = f" such as {example}" if example else ""
         raise UserError(f"{what} takes {key.takes}{such}, not '{text}'") from error

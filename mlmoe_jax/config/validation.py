@@ -141,7 +141,8 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
     given, asked = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
     if given and not asked:
         wrong.append("loss.terms has no term with a weight other than 0")
-    if missing := asked - set(given):
+    unknown = {name for name in config.loss.terms if f"loss.terms.{name}" not in KEYS}  # misspelt?
+    if missing := (asked | unknown) - set(given):
         names, known = ", ".join(sorted(missing)), ", ".join(given) or "none"
         wrong.append(f"loss.terms names {names}, which head {kind} does not give (it gives {known})")
     return wrong + head.mistakes(config)

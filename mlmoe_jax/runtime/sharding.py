@@ -10,9 +10,11 @@ Checkpoints contain no padding.
 """
 
 import collections
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -97,9 +99,15 @@ def without_padding(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) 
         if isinstance(leaf, jax.ShapeDtypeStruct):
             shape = _with_size(leaf.shape, axis, label_axes.num_labels)
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=everywhere)
-        return jax.jit(lambda x: _cut(x, axis, label_axes), out_shardings=everywhere)(leaf)
+        return _cutter(axis, label_axes.num_labels, everywhere)(leaf)
 
     return jax.tree_util.tree_map_with_path(cut, tree)
+
+
+@functools.cache  # a new function would be compiled at every checkpoint
+def _cutter(axis: int, size: int, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    """Return a compiled function that keeps the first `size` entries of an axis."""
+    return jax.jit(partial(jax.lax.slice_in_dim, start_index=0, limit_index=size, axis=axis), out_shardings=sharding)
 
 
 def abstract(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:

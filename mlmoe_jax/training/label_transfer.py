@@ -16,6 +16,7 @@ from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import POSITION_TABLE
+from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 
 
@@ -97,7 +98,7 @@ def _matches(path: str, *patterns: str | None) -> bool:
 def _transferred(path: str, ours: jax.Array, theirs: jax.Array, match: Counterparts) -> tuple[np.ndarray | None, str]:
     """Return the new value of one parameter, or None and the reason why it is not transferred."""
     rule = None if _matches(path, *match.shared) else match.head and match.head.rows_of(path)
-    theirs = np.asarray(jax.device_get(theirs))
+    theirs = np.asarray(distributed.to_host(theirs))
     if rule is None or match.names == match.their_names:
         fits = ours.shape == theirs.shape or path == POSITION_TABLE
         return (theirs, "") if fits else (None, "another shape")

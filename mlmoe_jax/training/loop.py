@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
@@ -161,10 +160,11 @@ def finish(job: Job, selection: Selection, frozen: Params) -> Results:
     scored = {name: job.score(selected, frozen, split)[selection.kind] for name, split in job.data.eval_splits.items()}
     fitted = _fit_thresholds(job, scored) if job.config.thresholds.at_end else None
     skipped = job.data.skipped.everywhere()
+    backbone = _backbone_file({**selection.values, **frozen}) if job.config.train.save_backbone else None
     if distributed.is_first():
         list_skipped(job.folder, [skipped, *(item.skipped for item in scored.values())])
-        if job.config.train.save_backbone:
-            job.folder.write_bytes("backbone.safetensors", _backbone_file({**selection.values, **frozen}))
+        if backbone is not None:
+            job.folder.write_bytes("backbone.safetensors", backbone)
     results = measure_and_write(job.folder, scored, job.data.label_space, job.config, fitted=fitted)
     distributed.barrier("results")  # from here on, every process may read the results
     return results
@@ -207,10 +207,7 @@ def _fit_thresholds(job: Job, scored: dict[str, SplitScores]) -> Thresholds:
 
 
 def _backbone_file(values: Params) -> bytes:
+    """Return the file of a backbone; every process calls it, because arrays may be sharded over them."""
     prefix = "backbone/"
-    tensors = {
-        path.removeprefix(prefix): np.asarray(jax.device_get(value), np.float16)
-        for path, value in values.items()
-        if path.startswith(prefix)
-    }
-    return safetensors_bytes(tensors)
+    own = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
+    return safetensors_bytes({path: np.asarray(value, np.float16) for path, value in distributed.to_host(own).items()})

@@ -57,6 +57,7 @@ def test_an_override_is_read_as_its_key_says(key, text, value):
         ("train.epochs", "1.5", "an integer above 0 such as 40"),
         ("optim.learning_rate", "fast", "a number above 0 such as 0.001"),
         ("optim.milestones", "half", "one or more numbers from 0 to below 1 such as 0.6,0.8"),
+        ("optim.milestones", "({[]: 1},)", "one or more numbers from 0 to below 1 such as 0.6,0.8"),
         ("data.test_splits", "('test'", "strings separated by commas such as test"),
         ("trainable", "[backbone]", "(regex, True or False) pairs such as (('^backbone/', False), ('', True))"),
     ],

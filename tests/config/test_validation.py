@@ -291,6 +291,8 @@ def test_a_head_may_define_terms_of_its_own(refusal):
     assert from_json(to_json(config)) == config
     assert "loss.terms names mine, other, which head linear does not give (it gives " in refusal(validate, config)
     config.loss.terms.mine = config.loss.terms.other = 0.0
+    assert "loss.terms names mine, other" in refusal(validate, config), "a misspelt term would not be switched off"
+    del config.loss.terms["mine"], config.loss.terms["other"]
     validate(config)
     assert refusal(apply_overrides, config, [("loss.terms.mine", "much")]).endswith(
         "takes any number such as 0.0, not 'much'"
@@ -334,3 +336,7 @@ def test_group_prompts_of_a_head_without_groups_warn(head, count):
     config = default_config()
     config.model.prompts.kind, config.model.head.kind = "group", head
     assert sum("does not know label groups" in line for line in warnings(config)) == count
+
+
+def test_the_second_moment_needs_a_decay(refusal):
+    assert mistakes(refusal, optim__b2=0.0) == ["optim.b2 is 0.0 and must be a number above 0 and below 1"]

@@ -11,12 +11,15 @@ from mlmoe_jax.runtime import distributed
 
 def work(folder: str) -> int:
     import jax
+    import safetensors.numpy
     from jax.sharding import NamedSharding, PartitionSpec
 
     from mlmoe_jax.config import default_config
     from mlmoe_jax.runs import checkpoint
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.runtime.sharding import make_mesh, place
+    from mlmoe_jax.training.label_transfer import Counterparts, transfer_parameters
+    from mlmoe_jax.training.loop import _backbone_file
 
     index, count = distributed.process()
     vote = distributed.Vote()
@@ -35,6 +38,15 @@ def work(folder: str) -> int:
     tree = {"parts": parts, "everywhere": place({"x": whole}, mesh)["x"]}
     found["addressable"] = parts.is_fully_addressable
     found["whole"] = {name: np.array_equal(value, whole) for name, value in distributed.to_host(tree).items()}
+
+    wide = make_mesh({"data": 1, "fsdp": count, "expert": 1})
+    kernel = np.arange(64 * 192, dtype=np.float32).reshape(64, 192) / 64
+    sharded = place({"backbone/kernel": kernel}, wide)
+    found["sharded"] = sharded["backbone/kernel"].is_fully_addressable
+    found["exported"] = np.array_equal(safetensors.numpy.load(_backbone_file(sharded))["kernel"], kernel.astype("f2"))
+    match = Counterparts(("a",), ("a",), None)
+    taken, left = transfer_parameters({"backbone/kernel": np.zeros_like(kernel)}, sharded, match)
+    found["transferred"] = np.array_equal(taken["backbone/kernel"], kernel) and not left
 
     run = RunFolder(folder)
     with checkpoint.open_manager(run) as manager:

@@ -61,6 +61,9 @@ def test_processes_agree(start_job, tmp_path):
         assert of_process["votes"] == [False, False, True, False]
         assert not of_process["addressable"]
         assert of_process["whole"] == of_process["values"] == {"parts": True, "everywhere": True}
+        assert not of_process["sharded"], "the kernel is on both processes, a half each"
+        assert of_process["exported"]
+        assert of_process["transferred"]
         assert of_process["restored"] == 1, "no process uses a checkpoint that is damaged for one of them"
         plain = hashlib.sha256(np.arange(12, dtype=np.float32).tobytes()).hexdigest()
         assert of_process["digests"] == {"['parts']": plain, "['everywhere']": plain}

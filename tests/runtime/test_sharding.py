@@ -160,6 +160,20 @@ def test_labels_that_do_not_divide_are_padded_between_steps():
     assert stored["other"] is placed["other"]
 
 
+def test_padding_is_cut_by_one_program_per_shape(caplog):
+    """At every checkpoint, in the training loop."""
+    mesh = make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1])
+    padded = {"head/kernel": jnp.arange(48.0).reshape(4, 12), "head/bias": jnp.arange(12.0)}
+    later = jax.tree.map(lambda x: x + 1, padded)
+    with jax.log_compiles():
+        without_padding(padded, mesh, LABELS)
+        assert "Compiling" in caplog.text
+        caplog.clear()
+        stored = without_padding(later, mesh, LABELS)
+        assert "Compiling" not in caplog.text
+    np.testing.assert_array_equal(stored["head/kernel"], np.arange(48.0).reshape(4, 12)[:, :10] + 1)
+
+
 def test_padding_is_cut_inside_the_step_and_has_no_gradient():
     kernel = np.random.default_rng(0).normal(size=(4, 12)).astype(np.float32)
     cut = unpadded({"head/kernel": kernel, "other": kernel}, LABELS)
