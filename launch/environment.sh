@@ -6,16 +6,38 @@
 # MLMOE_LOCKED=1 installs the versions of locks/base.lock, or locks/EXTRA.lock, and compares each file with its sha256.
 # MLMOE_VENV overrides the folder .venv; PYTHON overrides the interpreter, by default the first suitable one on the PATH.
 
+is_suitable() {
+  "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
 find_python() {
   local candidate
-  for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11 python; do
-    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  if [ -n "${PYTHON:-}" ]; then
+    is_suitable "$PYTHON" || { echo "error: PYTHON=$PYTHON is no Python 3.11 or newer; set another" >&2; exit 2; }
+    echo "$PYTHON"
+    return
+  fi
+  for candidate in python3 python3.13 python3.12 python3.11 python; do
+    if is_suitable "$candidate"; then
       echo "$candidate"
       return
     fi
   done
   echo "error: no Python 3.11 or newer is on the PATH; install one, or set PYTHON=/path/to/python3" >&2
   exit 2
+}
+
+# Makes the environment $1 of the interpreter $2, unless it is one already; replaces only what this script has made.
+make_environment() {
+  local version
+  version="$("$2" --version)"
+  if [ ! -x "$1/bin/python" ]; then
+    "$2" -m venv "$1"
+  elif [ "$("$1/bin/python" --version)" != "$version" ]; then
+    ls "$1"/made-from*.txt > /dev/null 2>&1 ||
+      { echo "error: $1 is not of $version; set MLMOE_VENV to another folder, or PYTHON to its interpreter" >&2; exit 2; }
+    "$2" -m venv --clear "$1"
+  fi
 }
 
 use_environment() {
@@ -30,7 +52,7 @@ use_environment() {
   stamp="$venv/made-from${extra:+-$extra}.txt"
   if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
     echo "setting up $venv (once; needs the network) ..." >&2
-    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    make_environment "$venv" "$python"
     if [ -n "$lock" ]; then
       "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$lock"
     else

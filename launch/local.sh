@@ -3,12 +3,18 @@
 #
 #   bash launch/local.sh                                # configs/mlvpt_digits.py into runs/digits
 #   bash launch/local.sh --config.train.epochs=2        # accepts all flags of mlmoe_jax.main
+#   bash launch/local.sh --mode=report                  # another mode, on the same run
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
 use_environment
 
 arguments=("$@")
-case " $* " in *" --config="* | *" --config "*) ;; *) arguments+=(--config=configs/mlvpt_digits.py) ;; esac
+case " $* " in
+  *" --config="* | *" --config "* | *" --sweep=config="* | *" --sweep config="*) ;;
+  *" --mode=train "* | *" --mode train "*) arguments+=(--config=configs/mlvpt_digits.py) ;;
+  *" --mode="* | *" --mode "*) ;; # its config is that of the run
+  *) arguments+=(--config=configs/mlvpt_digits.py) ;;
+esac
 case " $* " in *" --workdir="* | *" --workdir "*) ;; *) arguments+=(--workdir=runs/digits) ;; esac
 exec "$python_in_environment" -m mlmoe_jax.main "${arguments[@]}"

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.data.pipeline import SkippedImages
+from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
@@ -31,6 +31,7 @@ from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import REPLICATED, on_device
 from mlmoe_jax.training.loop import train
@@ -133,23 +134,21 @@ def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray
 
     how: `signed`, as in the authors' code, or `absolute`, the mean of the absolute value, as in the paper's definition
     (Michel et al., sec. 4.1). The authors' code also updates the weights while it measures; here they are constant.
-    Raises UserError if the training split is smaller than a batch.
     """
     config = run.config
     split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
     size = config.train.batch_size
-    steps = len(split) // size
-    if not steps:
-        raise UserError(f"{config.data.train_split} has {len(split)} images, fewer than train.batch_size={size}")
+    steps = steps_per_epoch(len(split), size)
     step = _importance_step(run, split.labels)
     total = {name: np.zeros(run.values[path].shape) for name, path in MASKS.items()}
     progress = Progress("measure importance", steps, size)
     batches = on_device(progress.waiting(training_batches(config, split, SkippedImages(split))), run.mesh)
-    for number, batch in zip(range(steps), batches, strict=False):
-        gradient = jax.device_get(step(run.values, run.frozen, batch, jax.random.key(config.seed + number)))
-        for name, value in gradient.items():
-            total[name] += np.abs(value) if how == "absolute" else value
-        progress.advance()
+    with shortage_explained("lower train.batch_size"):
+        for number, batch in zip(range(steps), batches, strict=False):
+            gradient = jax.device_get(step(run.values, run.frozen, batch, jax.random.key(config.seed + number)))
+            for name, value in gradient.items():
+                total[name] += np.abs(value) if how == "absolute" else value
+            progress.advance()
     progress.close()
     return {name: value / steps for name, value in total.items()}
 

@@ -7,10 +7,14 @@ import subprocess
 import pytest
 from helpers.paths import REPOSITORY
 
-RECORDER = """#!/usr/bin/env bash
-case "$1" in --version) echo "Python 3.11.99"; exit ;; -c) exit "${OLD:-0}" ;; esac
+RECORDER = r"""#!/usr/bin/env bash
+case "$1" in --version) echo "Python ${VERSION:-3.11.99}"; exit ;; -c) exit "${OLD:-0}" ;; esac
 echo "$@" >> "$RECORD"
-case "$2" in venv) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;; esac
+if [ "$2" = venv ]; then
+  for place; do :; done
+  mkdir -p "$place/bin"
+  sed 's/\${VERSION:-[0-9.]*}/'"${VERSION:-3.11.99}/" "$0" > "$place/bin/python" && chmod +x "$place/bin/python"
+fi
 if [ "$1" = "-" ]; then echo some-tool; fi
 """
 
@@ -44,6 +48,36 @@ def test_local_sets_up_once_and_trains_ml_vpt_on_digits(launch, tmp_path):
     assert calls[2:] == ["-m mlmoe_jax.main --config=configs/mlvpt_digits.py --workdir=runs/digits"]
     done, calls = launch("launch/local.sh", "--config.train.epochs=2", "--workdir=elsewhere")
     assert calls == ["-m mlmoe_jax.main --config.train.epochs=2 --workdir=elsewhere --config=configs/mlvpt_digits.py"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "config"),
+    [
+        (["--mode=report"], False),
+        (["--mode", "eval"], False),
+        (["--mode=train"], True),
+        (["--sweep=config=vpt,gvpt"], False),
+        (["--config", "vpt"], False),
+        (["--seed=1"], True),
+    ],
+)
+def test_local_names_a_config_only_where_one_is_missing(launch, flags, config):
+    _, calls = launch("launch/local.sh", *flags)
+    assert ("--config=configs/mlvpt_digits.py" in calls[-1]) is config
+    assert "--workdir=runs/digits" in calls[-1]
+
+
+def test_another_interpreter_makes_the_environment_anew(launch, tmp_path):
+    launch("launch/local.sh")
+    done, calls = launch("launch/local.sh", VERSION="3.12.1")
+    assert calls[0] == f"-m venv --clear {tmp_path / 'venv'}"
+    assert (tmp_path / "venv" / "made-from.txt").read_text().startswith("Python 3.12.1\n")
+    _, calls = launch("launch/local.sh", VERSION="3.12.1")
+    assert len(calls) == 1, "it matches now"
+    (tmp_path / "venv" / "made-from.txt").unlink()
+    done, calls = launch("launch/local.sh")
+    assert (done.returncode, calls) == (2, []), "somebody else's environment is not replaced"
+    assert "is not of Python 3.11.99; set MLMOE_VENV to another folder" in done.stderr
 
 
 def test_locked_versions_are_installed_with_their_checksums(launch, tmp_path):

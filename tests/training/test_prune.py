@@ -208,6 +208,14 @@ def test_the_importance_of_a_prompt_is_that_of_its_segments(searched):
     np.testing.assert_allclose(tied, measured["tokens"] * values["prompts/token_mask"], rtol=1e-3, atol=1e-6)
 
 
+def test_a_split_smaller_than_a_batch_has_an_importance(searched, monkeypatch):
+    """It trains, so the refusal would come only after the search."""
+    whole = open_split(searched.config.data, "train", seed=0)
+    monkeypatch.setattr(pruning, "open_split", lambda *_, **__: whole.take(np.arange(7), "train"))
+    measured = measure_importance(searched)
+    assert all(np.abs(measured[name]).max() > 0 for name in ("tokens", "segments"))
+
+
 # ------------------------------------------------------------------------------------------------------ bad inputs
 def test_a_config_that_cannot_be_pruned_is_refused_before_anything_is_written(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "new")
