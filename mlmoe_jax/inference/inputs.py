@@ -22,7 +22,7 @@ import glob
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -33,7 +33,7 @@ from PIL import Image
 
 from mlmoe_jax.data.images import EXIF_ORIENTATION, STRICT, BadImage, Decoding, Images, open_image
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
-from mlmoe_jax.data.transforms import make_host_transform
+from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.demo import demo_images, is_demo
 from mlmoe_jax.runtime.files import MOST_LIST, read_bytes, read_stream
@@ -48,8 +48,12 @@ def find_images(given: Sequence[str]) -> list[str]:
 
 
 def _of_item(item: str) -> list[str]:
+    if not item:  # the working directory for Path, and perhaps an unset variable of a shell
+        raise UserError("--images has an empty name; give image files or folders")
     if is_demo(item):
         return demo_images(item)
+    if item == "-" and sys.stdin is None:
+        raise UserError("cannot read the list of images on standard input: it is closed")
     if item == "-":
         with _explained("the list of images on standard input"):
             return _of_list(read_stream(sys.stdin.buffer, MOST_LIST), "", "standard input")
@@ -88,11 +92,38 @@ def _search(folder: Path | epath.Path, above: tuple[str, ...] = ()) -> list[str]
 
 
 def _of_pattern(pattern: str) -> list[str]:
-    matches = sorted(glob.glob(pattern, recursive=True), key=lambda path: path.split(os.sep))
+    matches = sorted(dict.fromkeys(_matches(pattern)), key=lambda path: path.split(os.sep))
     found = [path for path in matches if _is_image_name(path) or not os.path.isdir(path)]
     if not found:
         raise UserError(f"no file matches the pattern {pattern}")
     return found
+
+
+def _matches(pattern: str) -> list[str]:
+    """Return the paths that match a pattern; a `**` follows links, but none to a folder above, as glob's does."""
+    parts = pattern.split(os.sep)
+    if "**" not in parts:
+        return glob.glob(pattern)
+    at = parts.index("**")
+    before, after = os.sep.join(parts[:at]), parts[at + 1 :] or ["*"]
+    if at:
+        before = before or os.sep
+    starts = glob.glob(before) if before else [""]
+    folders = [folder for start in starts for folder in _folders(start)]
+    return [path for folder in folders for path in _matches(os.path.join(glob.escape(folder), *after))]
+
+
+def _folders(folder: str, above: Collection[str] | None = None) -> Iterator[str]:
+    """Yield a folder and all below it, except hidden ones and links to a folder above."""
+    real = os.path.realpath(folder or os.curdir)
+    above = {str(parent) for parent in Path(real).parents} if above is None else above
+    if real in above or not os.path.isdir(real):
+        return
+    yield folder
+    with _explained(f"folder {folder or os.curdir}", "search"), os.scandir(folder or os.curdir) as entries:
+        below = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    for name in sorted(below):
+        yield from _folders(os.path.join(folder, name), {*above, real})
 
 
 def _is_image_name(name: str) -> bool:
@@ -143,7 +174,8 @@ def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> 
     if not len(given):
         raise UserError("read_images got no images; give at least one")
     transform = make_host_transform(config.data, None, training=False)
-    decoding = Decoding(truncated=config.data.truncated)
+    least = smallest_useful_side(config.data, None, training=False) if config.data.reduced_decoding else 0
+    decoding = Decoding(least, config.data.truncated)
     return np.stack([transform(given.open(row, decoding), None) for row in range(len(given))])
 
 
@@ -186,8 +218,19 @@ def _encoded(image: Image.Image, name: str) -> bytes:
         image.load()  # also applies the orientation of a TIFF
         exif = Image.Exif()
         exif.update({tag: value for tag, value in image.getexif().items() if tag == EXIF_ORIENTATION})
-        in_png = image.convert("RGB") if image.mode in ("CMYK", "YCbCr", "LAB", "HSV") else image
-        in_png.save(buffer, "PNG", compress_level=0, exif=exif)
+        _in_png(image).save(buffer, "PNG", compress_level=0, exif=exif)
     except Exception as error:  # Pillow's decoders raise many types for damaged data
         raise BadImage(f"cannot read {name} as an image: {error or type(error).__name__}") from error
     return buffer.getvalue()
+
+
+def _in_png(image: Image.Image) -> Image.Image:
+    """Return an image in a mode that Pillow writes as PNG."""
+    if image.mode == "I":
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() >= 2**16:
+            raise ValueError("its pixels are not from 0 to 65,535")
+        return Image.fromarray(values.astype(np.uint16))
+    rgb = dict.fromkeys(("CMYK", "YCbCr", "LAB", "HSV", "RGBX"), "RGB")
+    mode = {"PA": "RGBA", "RGBa": "RGBA", "La": "LA", **rgb}.get(image.mode)
+    return image.convert(mode) if mode else image

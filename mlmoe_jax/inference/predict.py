@@ -30,7 +30,7 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import on_device
 from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.targets import Target, opened
-from mlmoe_jax.runtime.text import counted, text_table
+from mlmoe_jax.runtime.text import counted, printable, text_table
 
 BATCH = 32  # default number of images per device
 # Images per device in a batch, if no batch size is given: few, so that few programs are compiled, and one image is not
@@ -313,7 +313,7 @@ class _Summary:
         if result.error:
             self.unread += 1
             if self.unread <= SHOWN and distributed.is_first():
-                status(f"error: {result.error}")
+                status(f"error: {printable(result.error)}")
 
     def print(self, target: Target, *, as_json: bool) -> None:
         """Print the summary to stdout, its numbers alone with `as_json`; log it if the rows are written to stdout."""
@@ -332,12 +332,15 @@ class _Summary:
 
 
 def _table(first: Sequence[Result], count: int) -> str:
-    names = [result.image.encode(errors="surrogateescape").decode(errors="replace") for result in first]
+    names = [printable(result.image.encode(errors="surrogateescape").decode(errors="replace")) for result in first]
     rows = []
     for name, result in zip(names, first, strict=True):
         scores = result.scores or {}
         best = sorted(result.labels, key=scores.__getitem__, reverse=True)
-        text = "  ".join(f"{label} {100 * scores[label]:.0f} %" for label in best) or "(no label reaches its threshold)"
+        text = (
+            "  ".join(f"{printable(label)} {100 * scores[label]:.0f} %" for label in best)
+            or "(no label reaches its threshold)"
+        )
         rows.append([name, "unreadable" if result.error else text])
     if count > len(first):
         rows.append([f"… and {count - len(first)} more"])

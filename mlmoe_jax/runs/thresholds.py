@@ -54,11 +54,18 @@ def read_thresholds(folder: RunFolder) -> Thresholds:
     values, source = stored, {}
     if isinstance(stored.get("thresholds"), dict):
         values, source = stored["thresholds"], {key: value for key, value in stored.items() if key != "thresholds"}
-    numbers = {name: math.inf if value is None else value for name, value in values.items()}
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise UserError(f"{folder / THRESHOLDS} gives {name} the threshold {value!r}; it should be a number")
-    return Thresholds({name: float(value) for name, value in numbers.items()}, source)
+    for name, value in values.items():
+        if value is not None and not _is_threshold(value):
+            shown = repr(value)[:80]
+            raise UserError(f"{folder / THRESHOLDS} gives {name} the threshold {shown}; it should be a number")
+    return Thresholds({name: math.inf if value is None else float(value) for name, value in values.items()}, source)
+
+
+def _is_threshold(value: object) -> bool:
+    """Return whether a value of JSON is a number that prediction, exports and servers all understand."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 2**53 or value == math.inf
 
 
 def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:

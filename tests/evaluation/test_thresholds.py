@@ -190,6 +190,13 @@ def test_damaged_thresholds(tmp_path, refusal, stored):
     assert str(folder / "thresholds.json") in refusal(read_thresholds, folder)
 
 
+@pytest.mark.parametrize("cut", ["-Infinity", "NaN", "1" + 400 * "0"])
+def test_thresholds_that_readers_would_take_differently_are_refused(tmp_path, refusal, cut):
+    folder = RunFolder(tmp_path)
+    folder.write_text("thresholds.json", f'{{"a": {cut}}}')
+    assert "gives a the threshold " in refusal(read_thresholds, folder)
+
+
 def test_fitted_thresholds_are_kept_when_training_is_rerun(tmp_path):
     folder = RunFolder(tmp_path)
     fixed = Thresholds({"a": 0.5, "b": 0.5})

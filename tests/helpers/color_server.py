@@ -31,8 +31,8 @@ def make_labeler(slow: float = 0.0, gates: bool = True, bias: float = 0.0, **lim
     if slow:
         compile_all, label = labeler.compile, labeler.label
 
-        def compile_then_slow():
-            compile_all()
+        def compile_then_slow(stopping):
+            compile_all(stopping)
             labeler.slow = slow
 
         def slowly(images, kind):

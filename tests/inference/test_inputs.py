@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlmoe_jax.data.images import BadImage, Decoding, read_image
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.images import BadImage, Decoding, open_image, read_image
+from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
 from mlmoe_jax.inference import inputs
-from mlmoe_jax.inference.inputs import GivenImages, find_images
+from mlmoe_jax.inference.inputs import GivenImages, find_images, read_images
 
 
 @pytest.fixture
@@ -51,6 +53,24 @@ def test_links_are_followed_but_cycles_are_not(tree):
     assert find_images(["photos"]) == [f"photos/{name}" for name in expected]
 
 
+def test_patterns_follow_links_but_no_cycles(tree):
+    (tree / "elsewhere").mkdir()
+    (tree / "elsewhere" / "z.jpg").write_bytes(b"-")
+    for name in ("up", "down"):  # glob itself would not end
+        (tree / "photos" / "c" / name).symlink_to(tree / "photos")
+    (tree / "photos" / "linked").symlink_to(tree / "elsewhere")
+    found = [f"photos/{n}" for n in ("b.jpg", "folder.jpg", "gone.jpg", "linked/z.jpg", "x[1].jpg")]
+    assert find_images(["photos/**/*.jpg"]) == found
+    assert find_images([f"{tree}/ph*/**/**/*.jpg"]) == [f"{tree}/{name}" for name in found]
+    assert find_images(["**/z.jpg"]) == ["elsewhere/z.jpg", "photos/linked/z.jpg"]
+    assert "photos/c/e/f.tiff" in find_images(["photos/**"])
+
+
+def test_a_closed_standard_input_is_a_user_error(monkeypatch, refusal):
+    monkeypatch.setattr(inputs.sys, "stdin", None)
+    assert refusal(find_images, ["-"]) == "cannot read the list of images on standard input: it is closed"
+
+
 def test_patterns(tree):
     assert find_images(["photos/**/*.jpg"]) == [f"photos/{n}" for n in ("b.jpg", "folder.jpg", "gone.jpg", "x[1].jpg")]
     assert find_images(["photos/[ab].*"]) == ["photos/a.PNG", "photos/b.jpg"]
@@ -84,6 +104,7 @@ def test_paths_on_standard_input_are_relative_to_the_working_directory(tree, mon
         ("@photos/c/e", "cannot read the list of images photos/c/e: Is a directory"),
         ("@empty.txt", "the list empty.txt contains no images"),
         ("-", "standard input contains no images"),
+        ("", "--images has an empty name"),
     ],
 )
 def test_items_without_images_are_user_errors(tree, monkeypatch, refusal, item, part):
@@ -110,6 +131,32 @@ def test_one_image_in_every_form(tmp_path):
     for row in range(6):
         np.testing.assert_array_equal(given.read(row), pixels, err_msg=str(row))
     assert [given.name(row) for row in range(4)] == [str(path), str(path), "image 2", "image 3"]
+
+
+def test_modes_that_pillow_does_not_write_as_png(tmp_path, refusal):
+    values = np.random.default_rng(0).integers(0, 2**16, (4, 6), np.int32)
+    Image.fromarray(values).save(tmp_path / "a.tiff")
+    wide = Image.open(tmp_path / "a.tiff")
+    assert wide.mode == "I"
+    np.testing.assert_array_equal(GivenImages([wide]).read(0), read_image(tmp_path / "a.tiff"))
+    assert "its pixels are not from 0 to 65,535" in refusal(GivenImages([Image.fromarray(-values - 1)]).read, 0)
+    palette = Image.fromarray(np.zeros((4, 6, 4), np.uint8)).convert("LA").convert("PA")
+    others = [Image.new(mode, (6, 4)).convert(to) for mode, to in (("LA", "La"), ("RGBA", "RGBa"), ("RGB", "RGBX"))]
+    for image in (palette, *others):
+        assert GivenImages([image]).read(0).shape == (4, 6, 3), image.mode
+
+
+def test_images_are_decoded_as_small_as_in_evaluation(tmp_path):
+    ramp = np.broadcast_to(np.arange(1600, dtype=np.uint8)[None, :, None], (1200, 1600, 3))
+    Image.fromarray(ramp).save(tmp_path / "a.jpg")
+    config = default_config()
+    config.data.image_size, config.data.reduced_decoding = 224, True
+    least = smallest_useful_side(config.data, None, training=False)
+    transform = make_host_transform(config.data, None, training=False)
+    expected = transform(open_image(tmp_path / "a.jpg", decoding=Decoding(least)), None)
+    np.testing.assert_array_equal(read_images(tmp_path / "a.jpg", config)[0], expected)
+    config.data.reduced_decoding = False
+    assert (read_images(tmp_path / "a.jpg", config)[0] != expected).any()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Prediction on the command line, in one process and in several, with a model whose logits are known."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from helpers.devices import start_python
 from PIL import Image
 
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.inference.outputs import row_writer
 from mlmoe_jax.inference.predict import Predictor, predict_files
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -147,6 +149,27 @@ def test_names_that_are_not_utf8_keep_their_bytes(command, capsys):
     assert b'\n"\xff,\n.png",' in Path("p.csv").read_bytes()
     assert command(name, output="p.jsonl") == 0
     assert json.loads(Path("p.jsonl").read_text())["image"] == name
+
+
+def test_names_are_printed_without_control_characters(command, capsys):
+    for name in ("a\x1b[31m.png", "b\x07.png"):
+        Image.fromarray(color(0)).save(name)
+    Path("c\x1b[2J.png").write_text("not an image")
+    assert command("a\x1b[31m.png", "b\x07.png", "c\x1b[2J.png", output="p.csv") == 2
+    printed = "".join(capsys.readouterr())
+    assert not {"\x1b", "\x07"} & set(printed)
+    assert r"\x1b[31m.png" in printed
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_label_with_the_name_of_a_column_needs_json_lines(refusal, kind):
+    def write():
+        row_writer(io.StringIO(), kind, ["cat", "error"])
+
+    if kind == "jsonl":
+        write()
+    else:
+        assert refusal(write).startswith("the label error has the name of a column of the CSV; write --output=….jsonl")
 
 
 def test_thresholds_are_logged_unless_they_are_the_default(command, capsys, predictor, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,16 +58,22 @@ class Labeler:
         self._formats = [name for name in FORMATS if name in Image.OPEN]  # Pillow reads AVIF since 11.3
         self._most_pixels = int(run.config.serve.megapixels * 1e6)
 
-    def compile(self) -> None:
-        """Compile every program that `label` runs; UserError if the scores are not finite or memory is short."""
+    def compile(self, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Compile every program that `label` runs, or those before `stopping` returns True.
+
+        Raises UserError if the scores are not finite or memory is short.
+        """
         side = self._run.preprocess.image_size
         blank = np.zeros((side, side, 3), np.uint8)
-        with shortage_explained("label on a device with more memory"):
-            for kind, sizes in self.sizes.items():
-                for size in sizes:
-                    outputs = self.label([blank] * size, kind)
-        if not np.isfinite(outputs[0].logits).all():
-            raise UserError("the model returns scores that are not finite: its training has diverged; train it again")
+        for kind, size in ((kind, size) for kind, sizes in self.sizes.items() for size in sizes):
+            if stopping():
+                return
+            with shortage_explained("label on a device with more memory"):
+                outputs = self.label([blank] * size, kind)
+            if not np.isfinite(outputs[0].logits).all():
+                raise UserError(
+                    "the model returns scores that are not finite: its training has diverged; train it again"
+                )
 
     def programs(self) -> int:
         """Return the number of compiled programs."""

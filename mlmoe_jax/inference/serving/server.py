@@ -75,7 +75,10 @@ def serve(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound before the model is loaded, so that a wrong address is known at once."""
+    """Return a socket that listens before the model is loaded, so that a wrong address is known at once.
+
+    If it were only bound, another process could still take the address, which uvloop would not report.
+    """
     if not host:  # sockets take this for every address of the machine
         raise UserError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -83,6 +86,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen()
     except (OSError, OverflowError) as error:
         bound.close()
         reason = getattr(error, "strerror", None) or "ports are from 0 to 65535"

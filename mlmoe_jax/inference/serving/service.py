@@ -7,6 +7,7 @@ import base64
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ class Service:
     async def run(self) -> None:
         """Compile the model, and then label until `stop` was called and the queue is empty."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._device, self.labeler.compile)
+            compile_all = partial(self.labeler.compile, lambda: self.state == STOPPING)
+            await asyncio.get_running_loop().run_in_executor(self._device, compile_all)
         except Exception as error:  # the server ends with it
             self._failed(error)
             return

@@ -329,3 +329,9 @@ def test_compiling_covers_every_batch_size_and_refuses_a_diverged_model(refusal)
         np.testing.assert_allclose([one.logits[0] for one in outputs], [(7 * n - 100) / 10 for n in range(count)], 1e-4)
     assert labeler.programs() == before
     assert "diverged" in refusal(make_labeler(bias=float("nan")).compile)
+
+
+def test_a_server_that_stops_compiles_no_further_programs():
+    answers, labeler = iter([False, False, True]), make_labeler()
+    labeler.compile(lambda: next(answers))
+    assert labeler.programs() == 2
