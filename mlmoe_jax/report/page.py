@@ -52,6 +52,8 @@ def write_report(
     """
     files = RunFiles(folder)
     other = None if against is None else RunFiles(against)
+    if other is not None:
+        files.name_apart(other)
     if cost:
         from mlmoe_jax.training.preflight.cost import summarize
 

@@ -83,7 +83,7 @@ class Samples:
 
 
 class RunFiles:
-    """The files of a run folder; each is read on first use.
+    """The files of a run folder; each is read on first use. name: the last part of its path, see `name_apart`.
 
     Raises UserError, on first use, if a file is damaged or leads out of the folder.
     """
@@ -91,12 +91,20 @@ class RunFiles:
     def __init__(self, folder: RunFolder):
         self.folder = EnclosedRunFolder(folder.path)
         self.folder.require(CONFIG)
+        self.name = self._place[-1]
 
     @property
-    def name(self) -> str:
-        """The last part of the folder's path."""
+    def _place(self) -> tuple[str, ...]:
         path = self.folder.path.resolve() if self.folder.is_local else self.folder.path
-        return path.name
+        return path.parts
+
+    def name_apart(self, other: RunFiles) -> None:
+        """Give both runs the last parts of their paths as `name`, as few as distinguish them."""
+        ours, theirs = self._place, other._place
+        for count in range(1, max(len(ours), len(theirs)) + 1):
+            self.name, other.name = "/".join(ours[-count:]), "/".join(theirs[-count:])
+            if self.name != other.name:
+                return
 
     def command(self, mode: str, *flags: str) -> str:
         """Return the command line that runs a mode on this folder, as one types it into a shell."""

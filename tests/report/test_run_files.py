@@ -5,6 +5,7 @@ import pytest
 from helpers.made_run import make_run
 
 from mlmoe_jax.report.page import write_report
+from mlmoe_jax.report.run_files import RunFiles
 
 
 def replaced(folder, name, value):
@@ -55,3 +56,13 @@ def test_prompt_groups_have_a_side_a_group_and_an_expert(groups, tmp_path, refus
     folder = make_run(tmp_path / "run")
     with_keys(folder, "samples/index.json", prompt_groups=groups)
     assert refusal(write_report, folder).startswith(f"{folder}/samples/index.json is damaged: ")
+
+
+def test_runs_with_equal_names_are_told_apart(tmp_path):
+    one, other = (RunFiles(make_run(tmp_path / name / "coco")) for name in ("x", "y"))
+    assert one.name == "coco"
+    one.name_apart(other)
+    assert (one.name, other.name) == ("x/coco", "y/coco")
+    third = RunFiles(make_run(tmp_path / "voc"))
+    one.name_apart(third)
+    assert (one.name, third.name) == ("coco", "voc")
