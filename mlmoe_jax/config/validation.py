@@ -38,7 +38,7 @@ def warnings(config: ConfigDict) -> list[str]:
         )
     if config.model.prompts.kind == "group" and not head_of(config).uses_groups:
         found.append(
-            f"model.head.kind={config.model.head.kind} does not know label groups: with it, model.prompts.kind=group "
+            f"model.head.kind={config.model.head.kind} does not use label groups: with it, model.prompts.kind=group "
             "computes the same as deep with as many prompts, except for the attention mask"
         )
     return found

@@ -230,7 +230,7 @@ class Head(nnx.Module):
     needs_group_prompts: bool = False
     """Whether the head reads the prompts of label groups, which only model.prompts.kind=group provides."""
     uses_groups: bool = False
-    """Whether the head works differently with the prompts of label groups than with other prompts."""
+    """Whether the head uses which label group a prompt belongs to."""
     needs_vectors: bool = False
     """Whether the head needs a word vector per label, `LabelSpace.vectors`."""
     batch_statistics: bool = False

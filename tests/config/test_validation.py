@@ -335,7 +335,7 @@ def test_what_bad_images_does_beside_a_trained_batch_normalization():
 def test_group_prompts_of_a_head_without_groups_warn(head, count):
     config = default_config()
     config.model.prompts.kind, config.model.head.kind = "group", head
-    assert sum("does not know label groups" in line for line in warnings(config)) == count
+    assert sum("does not use label groups" in line for line in warnings(config)) == count
 
 
 def test_the_second_moment_needs_a_decay(refusal):
