@@ -33,10 +33,10 @@ def by_frequency(files: RunFiles, main: Evaluated, resampled: Resampled | None =
     order = known[np.argsort(space.positives[known], kind="stable")]
     rows = []
     for name, labels in zip(THIRDS, np.array_split(order, 3), strict=True):
-        ends = resampled.mean_ap(labels) if resampled else None
+        mean = float(ap[labels].mean())
+        ends = resampled.mean_ap(labels, mean) if resampled else None
         interval = f"{percent(ends[0])} to {percent(ends[1])}" if ends else "–"
         counts = space.positives[labels]
-        mean = float(ap[labels].mean())
         rows.append([name, f"{counts.min():,} to {counts.max():,}", str(len(labels)), percent(mean), interval])
     columns = ("third", "training images", "labels", "mAP %", "95 % interval")
     text = (

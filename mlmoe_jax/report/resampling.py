@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlmoe_jax.evaluation.compare import RESAMPLES, SEED
-from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
+from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
 from mlmoe_jax.evaluation.metrics.rates import mean_defined
 from mlmoe_jax.report.run_files import RunFiles
 
@@ -32,17 +32,17 @@ class Resampled:
         """The number of resamples."""
         return len(self.ap)
 
-    def interval(self, name: str) -> tuple[float, float] | None:
-        """Return the ends of the 95 % interval of a metric; None if it was not resampled, or is undefined."""
-        return _ends(self.metrics[name]) if name in self.metrics else None
+    def interval(self, name: str, value: float) -> tuple[float, float] | None:
+        """Return the ends of the 95 % interval around the value of a metric; None if not resampled, or undefined."""
+        return _ends(value, self.metrics[name]) if name in self.metrics else None
 
-    def mean_ap(self, labels: Sequence[int] | np.ndarray) -> tuple[float, float] | None:
-        """Return the ends of the 95 % interval of the mean AP of some labels; None if it is undefined."""
-        return _ends(mean_defined(self.ap[:, labels]))
+    def mean_ap(self, labels: Sequence[int] | np.ndarray, value: float) -> tuple[float, float] | None:
+        """Return the ends of the 95 % interval around the mean AP of some labels; None if it is undefined."""
+        return _ends(value, mean_defined(self.ap[:, labels]))
 
 
-def _ends(values: np.ndarray) -> tuple[float, float] | None:
-    low, high = (float(end) for end in percentile_interval(values))
+def _ends(value: float, values: np.ndarray) -> tuple[float, float] | None:
+    low, high = standard_interval(value, values)
     return None if np.isnan(low) else (low, high)
 
 

@@ -195,7 +195,8 @@ def _in_words(found: Comparison, other: str) -> str:
         f"This run minus {other}, on the {found.counts.images:,} images of {found.split} for which both have scores. "
         f"Intervals contain 95 % of the differences over {found.resamples:,} resamples of the images; a difference is "
         f"clear if its interval excludes 0. Of {len(found.ap):,} labels, {better} are clearly better and "
-        f"{len(clear) - better} clearly worse; one in twenty labels without a difference looks clear by chance."
+        f"{len(clear) - better} clearly worse. More than one in twenty labels without a difference look clear by "
+        "chance: about one in fifteen with 30 positive images, and one in ten with 8."
     )
     only, unread = found.counts.only_a + found.counts.only_b, found.counts.unread
     if only or unread:

@@ -47,7 +47,7 @@ def _tiles(main: Evaluated, threshold: str, resampled: Resampled | None) -> list
     tiles = []
     for name, shown in (_KEY_METRICS | figures).items():
         if (value := main.metrics.get(name)) is not None:
-            ends = resampled.interval(name) if resampled else None
+            ends = resampled.interval(name, value) if resampled else None
             interval = f", {percent(ends[0], 1)} to {percent(ends[1], 1)}" if ends else ""
             tiles.append((f"{shown} %", percent(value), f"on {main.name}{interval}"))
     return tiles
@@ -58,8 +58,9 @@ def _about_numbers(main: Evaluated, resampled: Resampled | None) -> list[str]:
     found = []
     if resampled is not None:
         found.append(
-            f"Ranges are 95 % intervals over {resampled.count:,} resamples of the images (bootstrap): they tell how "
-            "much a number depends on the choice of the evaluated images, not on the seed of the training."
+            "Ranges are 95 % intervals, 1.96 standard deviations on each side, over "
+            f"{resampled.count:,} resamples of the images (bootstrap): they tell how much a number depends on the "
+            "choice of the evaluated images, not on the seed of the training."
         )
     if main.scores is not None and (few := few_positives(main.scores.codes)):
         found.append(f"The metrics on {main.name} are rough: its images have {few}.")

@@ -16,6 +16,7 @@ from helpers.made_run import (
     section,
     write_samples,
 )
+from helpers.scored_run import write_run
 from sklearn.metrics import precision_recall_curve
 
 from mlmoe_jax.data.labels.space import LabelSpace
@@ -149,9 +150,30 @@ def test_intervals_are_those_of_metrics_of_resampled_images(run):
         np.testing.assert_allclose(found.ap[r], ap)
         assert found.metrics["mAP"][r] == pytest.approx(np.nanmean(ap))
     assert found.count == 4
-    assert found.interval("mAP") == pytest.approx(np.percentile(found.metrics["mAP"], [2.5, 97.5]))
-    assert found.interval("mAP@3") is None
-    assert found.mean_ap([0, 1]) == pytest.approx(np.percentile(found.ap[:, :2].mean(axis=1), [2.5, 97.5]))
+    reach = 1.96 * np.std(found.metrics["mAP"], ddof=1)
+    assert found.interval("mAP", 0.5) == pytest.approx((0.5 - reach, 0.5 + reach))
+    assert found.interval("mAP", 0.0)[0] == 0  # a metric is a fraction
+    assert found.interval("mAP", 1.0)[1] == 1
+    assert found.interval("mAP", math.nan) is None
+    assert found.interval("mAP@3", 0.5) is None
+    reach = 1.96 * np.std(found.ap[:, :2].mean(axis=1), ddof=1)
+    assert found.mean_ap([0, 1], 0.5) == pytest.approx((0.5 - reach, 0.5 + reach))
+
+
+def test_the_interval_of_rare_labels_contains_the_value(tmp_path):
+    draw, names = np.random.default_rng(0), [f"label {k}" for k in range(100)]
+    codes = np.zeros((500, 100), np.int8)
+    for k in range(100):
+        codes[draw.choice(500, 2, replace=False), k] = 1
+    values = np.clip(draw.normal(0.3 + 0.2 * codes, 0.1), 0, 1)
+    folder = write_run(tmp_path, SplitScores("test", image_ids("test", 500), values, codes), names=names)
+    ap = np.mean([average_precision(values[:, [k]], codes[:, [k]])[0] for k in range(100)])
+    folder.write_json("results.json", {"test": {"mAP": ap}})
+    found = resample(RunFiles(folder), most=100)
+    assert np.percentile(found.metrics["mAP"], 2.5) > ap  # why percentiles would not do
+    for low, high in (found.interval("mAP", ap), found.mean_ap(range(100), ap)):
+        assert low < ap < high
+        assert ap - low == pytest.approx(high - ap)
 
 
 def test_thirds_of_the_labels_by_training_images(tmp_path, run):
