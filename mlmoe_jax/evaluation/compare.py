@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw, percentile_interval
-from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
+from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, read_settings, require_split
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runtime.progress import Progress
@@ -106,22 +107,29 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run of a comparison, from its folder."""
+    """A run of a comparison, from its folder. configs: prefix of scores -> config with which they were measured."""
 
     folder: RunFolder
     labels: tuple[str, ...]
     splits: dict[str, SplitScores]
-    difficult: str
-    threshold: float
+    configs: dict[str, ConfigDict]
     reported: tuple[str, ...]
 
     @classmethod
     def of(cls, folder: RunFolder) -> ComparedRun:
         """Read a run folder; UserError if it has no scores."""
         folder.require(CONFIG)
-        config = read_config(folder)
         splits, labels = read_scores(folder), read_labels(folder)
-        return cls(folder, labels, splits, config.data.difficult_eval, config.eval.threshold, config.data.test_splits)
+        configs = {prefix: read_settings(folder, prefix) for prefix in {of.prefix for of in splits.values()}}
+        return cls(folder, labels, splits, configs, read_config(folder).data.test_splits)
+
+    def difficult(self, split: str) -> str:
+        """Return how difficult labels of a split counted when it was measured."""
+        return self.configs[self.splits[split].prefix].data.difficult_eval
+
+    def threshold(self, split: str) -> float:
+        """Return the threshold at which a split was measured."""
+        return self.configs[self.splits[split].prefix].eval.threshold
 
 
 @dataclass(frozen=True)
@@ -184,7 +192,7 @@ def match_images(first: ComparedRun, second: ComparedRun, split: str) -> Matched
         raise UserError(f"none of the {len(read):,} common images of {split} has scores in both runs")
     one, other = in_first.take(read), in_second.take(read)
     counts = ComparedImages(len(one), only_first, only_second, unread=int((~read).sum()))
-    return MatchedImages(one, other, *one.targets(first.difficult), counts)
+    return MatchedImages(one, other, *one.targets(first.difficult(split)), counts)
 
 
 def compare_matched(
@@ -192,7 +200,7 @@ def compare_matched(
 ) -> Comparison:
     """Compare two runs on matched images, see `compare_runs`."""
     one, other, label, mask = images.one, images.other, images.label, images.mask
-    metrics, ap = _changes(one, other, label, mask, first.threshold, resamples=resamples, seed=seed)
+    metrics, ap = _changes(one, other, label, mask, first.threshold(one.name), resamples=resamples, seed=seed)
     return Comparison(
         a=str(first.folder),
         b=str(second.folder),

@@ -56,8 +56,9 @@ def compare_folders(
     for matched in [match_images(first, second, name) for name in splits]:
         of_pairs = pairs_of_runs(first, second, matched, pairs=pairs)
         found.append((compare_matched(first, second, matched, resamples=resamples), of_pairs))
-    if first.difficult != second.difficult:
-        status(f"difficult labels count as {first.difficult} for both runs, according to data.difficult_eval of {a}")
+    for name in (one.split for one, _ in found):
+        if (used := first.difficult(name)) != second.difficult(name):
+            status(f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of {a}")
     report = {one.split: as_dict(one) | {"label_pairs": compare_pairs.as_dict(of_pairs)} for one, of_pairs in found}
     if target is not None:
         with opened(target) as file:

@@ -72,7 +72,7 @@ def pairs_of_run(run: ComparedRun, split: str, *, pairs: str = "") -> MeasuredPa
     """Measure pairs on the images of a split that the run has scored; pairs: as in `pairs_of_runs`."""
     scored = run.splits[split]
     table = scored.take(scored.read)
-    return _measure((run,), (table,), *table.targets(run.difficult), pairs)
+    return _measure((run,), (table,), *table.targets(run.difficult(table.name)), pairs)
 
 
 def pairs_of_runs(first: ComparedRun, second: ComparedRun, images: MatchedImages, *, pairs: str = "") -> MeasuredPairs:
@@ -109,7 +109,7 @@ def _measure(
 
 def _cuts(run: ComparedRun, split: str, labels: Sequence[str]) -> Cuts:
     stored = read_thresholds(run.folder) if (run.folder / THRESHOLDS).exists() else None
-    return prediction_cuts(stored, run.threshold, split, labels)
+    return prediction_cuts(stored, run.threshold(split), split, labels)
 
 
 def _changes(

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+import mlmoe_jax.config as configuration
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.check import require_readable
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
@@ -26,7 +27,17 @@ from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
-from mlmoe_jax.runs.folder import COOCCURRENCE, GATES, PER_CLASS, RESULTS, SCORES, SKIPPED, THRESHOLDS, RunFolder
+from mlmoe_jax.runs.folder import (
+    CONFIG,
+    COOCCURRENCE,
+    GATES,
+    PER_CLASS,
+    RESULTS,
+    SCORES,
+    SKIPPED,
+    THRESHOLDS,
+    RunFolder,
+)
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime import distributed
@@ -172,7 +183,7 @@ def measure_and_write(
     """Measure all splits and return the metrics of each; process 0 writes them under `prefix` in the run folder.
 
     The files are results.json, scores.npz, per_class.csv, gates.npz if the model has shared and task experts, and
-    cooccurrence.csv if pairs of labels co-occur in training.
+    cooccurrence.csv if pairs of labels co-occur in training; under a prefix also the config.
     The metrics include the means over these pairs, and the drop of mAP from `test` to `test_shift`.
     """
     results = {name: measure(item, label_space, config, fitted) for name, item in scored.items()}
@@ -188,6 +199,8 @@ def measure_and_write(
     if distributed.is_first():
         if any(pairs.values()):
             _write_pairs(folder, pairs, label_space.names, prefix)
+        if prefix:  # the run's own is there since the start of its training
+            folder.write_text(f"{prefix}{CONFIG}", configuration.to_json(config))
         write_results(folder, results, scored, label_space.names, difficult=config.data.difficult_eval, prefix=prefix)
     return results
 

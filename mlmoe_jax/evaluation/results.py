@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
+from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder
+from mlmoe_jax.runs.restore import read_config
 
 EVALUATED = "eval/"  # what --mode=eval writes
 PREFIXES = ("", EVALUATED)  # the first that has a split takes precedence
@@ -33,6 +35,7 @@ class SplitScores:
     image could not be read. codes: i8[N,K] of data.split. source: the whole split as its data set has it; None for the
     scores of a run folder and for a part of the images or labels. shares: gate -> f32[N,K], the weight of each label's
     gate on shared experts (f32[1,K] for static gates), of a scored split only.
+    prefix: the one of PREFIXES below which the scores were read.
     """
 
     name: str
@@ -41,6 +44,7 @@ class SplitScores:
     codes: np.ndarray
     source: Split | None = None
     shares: Mapping[str, np.ndarray] = field(default_factory=dict)
+    prefix: str = ""
 
     @classmethod
     def of(cls, split: Split, scores: np.ndarray, shares: Mapping[str, np.ndarray] | None = None) -> SplitScores:
@@ -62,11 +66,12 @@ class SplitScores:
 
     def take(self, rows: np.ndarray) -> SplitScores:
         """Return the images `rows`, bool[N] or i64[n], in that order."""
-        return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows])
+        return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows], prefix=self.prefix)
 
     def with_labels(self, columns: np.ndarray) -> SplitScores:
         """Return the labels i64[k] `columns`, in that order."""
-        return SplitScores(self.name, self.ids, self.scores[:, columns], self.codes[:, columns])
+        scores, codes = self.scores[:, columns], self.codes[:, columns]
+        return SplitScores(self.name, self.ids, scores, codes, prefix=self.prefix)
 
     def targets(self, difficult: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (label, mask), both f32[N,K]; `difficult` as in `data.batch.targets`."""
@@ -78,12 +83,19 @@ def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
 
     Raises UserError if there are none, or if a file is damaged.
     """
-    files = _present(folder, SCORES)
     found: dict[str, SplitScores] = {}
-    for name in files:
-        for split, scores in _read_file(folder, name).items():
+    for prefix in _present(folder, SCORES):
+        for split, scores in _read_file(folder, prefix).items():
             found.setdefault(split, scores)
     return found
+
+
+def read_settings(folder: RunFolder, prefix: str) -> ConfigDict:
+    """Return the config with which the files below a prefix were measured: that of the run, or of an evaluation.
+
+    Evaluations of earlier versions did not write theirs; it counts as that of the run. UserError if it is damaged.
+    """
+    return read_config(folder, f"{prefix}{CONFIG}" if (folder / f"{prefix}{CONFIG}").exists() else CONFIG)
 
 
 def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
@@ -102,9 +114,17 @@ def read_results(folder: RunFolder) -> Results:
     Raises UserError if there are none, or if a file is damaged.
     """
     found: Results = {}
-    for name in _present(folder, RESULTS):
-        for split, metrics in _results_in(folder, name).items():
+    for prefix in _present(folder, RESULTS):
+        for split, metrics in _results_in(folder, f"{prefix}{RESULTS}").items():
             found.setdefault(split, metrics)
+    return found
+
+
+def result_sources(folder: RunFolder) -> dict[str, str]:
+    """Return split -> the prefix of the file from which `read_results` has its metrics."""
+    found: dict[str, str] = {}
+    for prefix in _present(folder, RESULTS):
+        found = dict.fromkeys(_results_in(folder, f"{prefix}{RESULTS}"), prefix) | found
     return found
 
 
@@ -131,8 +151,9 @@ def read_labels(folder: RunFolder) -> tuple[str, ...]:
 
 def _present(folder: RunFolder, name: str) -> list[str]:
     folder.require()
-    if files := [f"{prefix}{name}" for prefix in PREFIXES if (folder / f"{prefix}{name}").exists()]:
-        return files
+    """Return the prefixes under which a file is there; UserError if there are none."""
+    if found := [prefix for prefix in PREFIXES if (folder / f"{prefix}{name}").exists()]:
+        return found
     raise UserError(f"{folder} has no {name}; run --mode=eval --workdir={folder}, or let its training finish")
 
 
@@ -142,7 +163,8 @@ def _is_table(metrics: object) -> bool:
     )
 
 
-def _read_file(folder: RunFolder, name: str) -> dict[str, SplitScores]:
+def _read_file(folder: RunFolder, prefix: str) -> dict[str, SplitScores]:
+    name = f"{prefix}{SCORES}"
     with folder.reading(name):  # also what is made of the arrays: their shapes and types are not known yet
         stored = folder.read_npz(name)
         ids, scores, codes, of = (stored[key] for key in ("ids", "scores", "labels", "split"))
@@ -156,5 +178,5 @@ def _read_file(folder: RunFolder, name: str) -> dict[str, SplitScores]:
             raise TypeError("ids and splits should be text")
         if not (np.issubdtype(scores.dtype, np.floating) and np.isin(codes, _CODES).all()):
             raise UserError(f"{folder / name} is damaged: scores should be numbers and label codes one of -1, 0, 1, 2")
-        whole = SplitScores("", ids, scores.astype(np.float64, copy=False), codes)
+        whole = SplitScores("", ids, scores.astype(np.float64, copy=False), codes, prefix=prefix)
         return {split: replace(whole.take(of == split), name=split) for split in dict.fromkeys(of.tolist())}

@@ -61,7 +61,7 @@ def judge(files: RunFiles) -> Judged | None:
     main = files.main_split
     if main is None or main.scores is None or not len(main.scores):
         return None
-    cuts = prediction_cuts(files.thresholds, files.config.eval.threshold, main.name, files.names)
+    cuts = prediction_cuts(files.thresholds, files.settings(main.scores.prefix).eval.threshold, main.name, files.names)
     rows = [n for _, code, sign in KINDS for n, _ in worst(main.scores, code, sign)]
     shown = thumbnails(files, main.scores, [*dict.fromkeys(main.scores.ids[rows].tolist())])
     return Judged(main.name, main.scores, files.names, cuts, shown)

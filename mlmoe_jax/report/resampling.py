@@ -58,8 +58,9 @@ def resample(files: RunFiles, *, most: int = RESAMPLES) -> Resampled | None:
     if labels > MOST_LABELS:
         return None
     count = min(most, max(FEWEST, int(_MOST_ENTRIES / (images * labels))))
-    label, mask = main.scores.targets(files.config.data.difficult_eval)
-    measure = WeightedMetrics(main.scores.scores, label, mask, files.config.eval.threshold)
+    config = files.settings(main.scores.prefix)
+    label, mask = main.scores.targets(config.data.difficult_eval)
+    measure = WeightedMetrics(main.scores.scores, label, mask, config.eval.threshold)
     parts = [measure(weights) for weights in draw(images, count, SEED)]
     metrics = {name: np.concatenate([of[name] for of, _ in parts]) for name in parts[0][0]}
     return Resampled(metrics, np.concatenate([ap for _, ap in parts]))

@@ -51,7 +51,7 @@ def metrics(files: RunFiles, judged: Judged | None = None) -> Section:
             parts.append(_table(group.caption, meaning, splits))
     cuts = list(dict.fromkeys(cut for name in names if (cut := _cut(name))))
     if cuts:
-        parts += _at_cuts(cuts, splits, f"{files.config.eval.threshold:g}", judged)
+        parts += _at_cuts(cuts, splits, f"{files.settings(files.main_split.prefix).eval.threshold:g}", judged)
     if left:
         rows = [[name, *(_plain(split.metrics.get(name)) for split in splits.values())] for name in left]
         parts.append(Table(("name", *splits), rows, "Other values of results.json, not in percent"))

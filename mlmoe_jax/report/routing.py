@@ -52,7 +52,8 @@ def routing(files: RunFiles) -> Section:
     parts: list[Any] = [Note(_explain(split.name, len(split.codes)))]
     if space is None:
         parts.append(Note("label_space.npz is missing, so the co-occurrence of the labels is unknown."))
-    found = measure_shares(split, difficult=files.config.data.difficult_eval)
+    prefix = files.splits[split.name].prefix if split.name in files.splits else ""
+    found = measure_shares(split, difficult=files.settings(prefix).data.difficult_eval)
     for shares in found:
         parts += [Heading(f"Gate {shares.gate}")] if len(found) > 1 else []
         parts += _of_gate(files, shares, company)

@@ -20,7 +20,15 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.gate_shares import SplitShares, read_shares
-from mlmoe_jax.evaluation.results import PREFIXES, SplitScores, read_labels, read_results, read_scores
+from mlmoe_jax.evaluation.results import (
+    PREFIXES,
+    SplitScores,
+    read_labels,
+    read_results,
+    read_scores,
+    read_settings,
+    result_sources,
+)
 from mlmoe_jax.runs.folder import (
     BACKBONE,
     CONFIG,
@@ -53,13 +61,14 @@ class Evaluated:
     """An evaluated split; parts whose file is missing are empty or None.
 
     metrics: name -> fraction, nan if undefined. per_class: one dict per label, with the columns of
-    per_class.csv. scores: without unreadable images.
+    per_class.csv. scores: without unreadable images. prefix: the one of PREFIXES below which the metrics were read.
     """
 
     name: str
     metrics: Mapping[str, float]
     per_class: Sequence[Mapping[str, str]] = ()
     scores: SplitScores | None = None
+    prefix: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,10 @@ class RunFiles:
     def config(self) -> ConfigDict:
         """The config of the run over the current defaults."""
         return read_config(self.folder)
+
+    def settings(self, prefix: str) -> ConfigDict:
+        """Return the config with which the results below a prefix were measured."""
+        return read_settings(self.folder, prefix)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -174,8 +187,9 @@ class RunFiles:
             for row in self._per_class(prefix):
                 found.setdefault(row["split"], []).append(row)
             tables = found | tables
+        sources = result_sources(self.folder)
         return {
-            name: Evaluated(name, metrics, tables.get(name, ()), scores.get(name))
+            name: Evaluated(name, metrics, tables.get(name, ()), scores.get(name), sources[name])
             for name, metrics in read_results(self.folder).items()
         }
 

@@ -43,9 +43,10 @@ def curves(files: RunFiles) -> Section:
     name, title, main = "scores", "Precision, recall and calibration", files.main_split
     if main is None or main.scores is None or not len(main.scores):
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
-    label, mask = main.scores.targets(files.config.data.difficult_eval)
+    config = files.settings(main.scores.prefix)
+    label, mask = main.scores.targets(config.data.difficult_eval)
     scores, positive, valid = checked(main.scores.scores, label, mask)
-    number = files.config.metrics.calibration_bins
+    number = config.metrics.calibration_bins
     bins = reliability(scores, positive, mask=valid, bins=number)
     pooled = _curve("all labels", rank_all(scores, positive, valid), scores[positive & valid], bins.pooled())
     counts = (positive & valid).sum(axis=0)

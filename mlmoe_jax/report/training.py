@@ -33,7 +33,7 @@ def header(files: RunFiles, resampled: Resampled | None = None) -> Section:
     if config.eval.select_on == "test":
         parts.append(Note("Selected on test, as published: the step was selected on the same split that is reported."))
     if main is not None:
-        parts.append(Numbers(_tiles(main, f"{config.eval.threshold:g}", resampled)))
+        parts.append(Numbers(_tiles(main, f"{files.settings(main.prefix).eval.threshold:g}", resampled)))
         parts += [Note(text) for text in _about_numbers(main, resampled)]
     parts.append(Facts([(name, value) for name, value in _facts(files) if value]))
     if main is None:

@@ -213,9 +213,12 @@ def require_name(which: str) -> None:
         raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
 
 
-def read_config(folder: RunFolder) -> ConfigDict:
-    """Return the config of a run over the current defaults; UserError if it is damaged."""
-    return configuration.from_json(folder.read_text(CONFIG), str(folder / CONFIG))
+def read_config(folder: RunFolder, name: str = CONFIG) -> ConfigDict:
+    """Return the config of a run, or another one `name` in its folder, over the current defaults.
+
+    Raises UserError if it is damaged.
+    """
+    return configuration.from_json(folder.read_text(name), str(folder / name))
 
 
 def stored_config(folder: RunFolder) -> ConfigDict | None:

@@ -24,7 +24,7 @@ from mlmoe_jax.evaluation.evaluate import (
     score_with,
     write_results,
 )
-from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.results import SplitScores, read_settings
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
@@ -267,6 +267,8 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
     )
     assert set(results) == {"val", "test"}
     assert folder.read_json("eval/results.json").keys() == results.keys()
+    assert read_settings(folder, "eval/").eval.threshold == 0.25
+    assert read_settings(folder, "").eval.threshold == config.eval.threshold == 0.5
 
     run = open_run(folder)
     assert (run.step, run.notes["kind"], run.label_space.names) == (20, "raw", CLASSES)

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from helpers.made_run import make_run
 
+import mlmoe_jax.config as configuration
+from mlmoe_jax.evaluation.compare import ComparedRun, match_images
+from mlmoe_jax.report import scores
 from mlmoe_jax.report.page import write_report
+from mlmoe_jax.report.resampling import resample
 from mlmoe_jax.report.run_files import RunFiles
 
 
@@ -66,3 +70,26 @@ def test_runs_with_equal_names_are_told_apart(tmp_path):
     third = RunFiles(make_run(tmp_path / "voc"))
     one.name_apart(third)
     assert (one.name, third.name) == ("coco", "voc")
+# -------------------------------------------------------------------------------------------------- a later evaluation
+def evaluated_later(folder, *, difficult="ignore", threshold=0.25):
+    """Move the files of the training to eval/, as an evaluation with other settings would have written them."""
+    for name in ("results.json", "scores.npz", "per_class.csv"):
+        folder.write_bytes(f"eval/{name}", folder.read_bytes(name))
+        (folder / name).unlink()
+    config = RunFiles(folder).config
+    config.data.difficult_eval, config.eval.threshold = difficult, threshold
+    folder.write_text("eval/config.json", configuration.to_json(config))
+def test_results_of_an_evaluation_are_read_with_its_config(tmp_path):
+    folder = make_run(tmp_path / "run", samples=0)
+    old = RunFiles(folder)
+    assert old.settings("eval/").eval.threshold == old.config.eval.threshold == 0.5, "evaluations without a config"
+    evaluated_later(folder)
+    files = RunFiles(folder)
+    main = files.main_split
+    assert (main.prefix, main.scores.prefix) == ("eval/", "eval/")
+    found, run = resample(files, most=2), ComparedRun.of(folder)
+    assert "CF1@0.25" in found.metrics
+    assert (run.difficult("test"), run.threshold("test")) == ("ignore", 0.25)
+    codes = main.scores.codes
+    assert match_images(run, run, "test").mask.sum() == (codes.size - (codes == -1).sum() - (codes == 2).sum())
+    assert f"all {int(((codes == 0) | (codes == 1)).sum()):,} scores pooled" in repr(scores.curves(files))
