@@ -21,6 +21,7 @@ from mlmoe_jax.evaluation.compare import (
     shared_splits,
 )
 from mlmoe_jax.evaluation.compare_pairs import MeasuredPairs, pairs_of_runs
+from mlmoe_jax.evaluation.results import hidden_evaluations
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.spreadsheet import row_writer
@@ -57,6 +58,9 @@ def compare_folders(
         of_pairs = pairs_of_runs(first, second, matched, pairs=pairs)
         found.append((compare_matched(first, second, matched, resamples=resamples), of_pairs))
     for name in (one.split for one, _ in found):
+        for folder in (a, b):
+            if hidden := hidden_evaluations(folder).get(name):
+                status(f"{folder}: {hidden}")
         if (used := first.difficult(name)) != second.difficult(name):
             status(f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of {a}")
     report = {one.split: as_dict(one) | {"label_pairs": compare_pairs.as_dict(of_pairs)} for one, of_pairs in found}

@@ -22,7 +22,7 @@ from mlmoe_jax.evaluation import gate_shares, thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import GROUPS, evaluate_scores
-from mlmoe_jax.evaluation.results import EVALUATED, SplitScores
+from mlmoe_jax.evaluation.results import EVALUATED, FALL, SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.inference.step import make_eval_step, probabilities
@@ -48,7 +48,7 @@ from mlmoe_jax.runtime.text import counted, text_table
 
 Metrics = dict[str, float]
 # Patterns of the metrics that are printed last; of a metric at several thresholds the first, eval.threshold.
-_HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", "mAP_fall_from_test")
+_HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", FALL)
 
 
 def score_split(
@@ -192,7 +192,7 @@ def measure_and_write(
         figures = {figure: value for figure, value in means.items() if not figure.startswith("pairs")}
         results[name] |= {f"cooccurrence/{figure}": value for figure, value in figures.items() if not np.isnan(value)}
     if {"test", "test_shift"} <= results.keys():
-        results["test_shift"]["mAP_fall_from_test"] = results["test"]["mAP"] - results["test_shift"]["mAP"]
+        results["test_shift"][FALL] = results["test"]["mAP"] - results["test_shift"]["mAP"]
     for name, item in scored.items():
         if few := few_positives(item.codes[item.read]):
             status(f"the metrics on {name} are rough: {few}")

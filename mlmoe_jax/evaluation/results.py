@@ -21,6 +21,7 @@ from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder
 from mlmoe_jax.runs.restore import read_config
 
 EVALUATED = "eval/"  # what --mode=eval writes
+FALL = "mAP_fall_from_test"  # of test_shift, a difference from the results of test
 PREFIXES = ("", EVALUATED)  # the first that has a split takes precedence
 _CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
 
@@ -111,13 +112,26 @@ def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) 
 def read_results(folder: RunFolder) -> Results:
     """Return split -> metric -> fraction, nan if a metric is undefined; precedence as in `read_scores`.
 
-    Raises UserError if there are none, or if a file is damaged.
+    A difference from the results of another split that are not among those returned is left out. Raises UserError if there are none, or if a file is damaged.
     """
     found: Results = {}
     for prefix in _present(folder, RESULTS):
-        for split, metrics in _results_in(folder, f"{prefix}{RESULTS}").items():
+        own = _results_in(folder, f"{prefix}{RESULTS}")
+        for split, metrics in own.items():
             found.setdefault(split, metrics)
+            if FALL in metrics and found.get("test") != own.get("test"):
+                found[split] = {name: value for name, value in found[split].items() if name != FALL}
     return found
+
+
+def hidden_evaluations(folder: RunFolder) -> dict[str, str]:
+    """Return split -> a sentence, for splits of which --mode=eval has other results than the training; may be {}."""
+    both = [f"{prefix}{RESULTS}" for prefix in PREFIXES]
+    if not all((folder / name).exists() for name in both):
+        return {}
+    ours, later = (_results_in(folder, name) for name in both)
+    shown = "results of the training; eval/ has another evaluation of it, which is not shown"
+    return {split: f"{split}: {shown}" for split in ours if split in later and ours[split] != later[split]}
 
 
 def result_sources(folder: RunFolder) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.model_card import write_card
-from mlmoe_jax.evaluation.results import read_results, read_scores
+from mlmoe_jax.evaluation.results import hidden_evaluations, read_results, read_scores
 from mlmoe_jax.pretrained import hub
 from mlmoe_jax.runs.adapter import write_adapter
 from mlmoe_jax.runs.assemble import Parts, abstract_parts
@@ -23,7 +23,7 @@ from mlmoe_jax.runs.folder import ADAPTER, RESULTS, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runs.shared import CARD, FILES
 from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
-from mlmoe_jax.runtime.progress import megabytes
+from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.storage import require_new, whole_folder
 
@@ -56,6 +56,8 @@ def push(
         hub.require_token()
     folder.require_model()
     read_results(folder)  # known before anything that takes time
+    for hidden in hidden_evaluations(folder).values():
+        status(hidden)
     with tempfile.TemporaryDirectory() as temporary:
         with whole_folder(target or Path(temporary) / "model") as place:
             outdated = write_shared(folder, RunFolder(place), address, license_name)

@@ -10,6 +10,7 @@ from typing import Any
 from mlmoe_jax.evaluation.compare import Change, Comparison, compare_runs
 from mlmoe_jax.evaluation.metrics.groups import GROUPS
 from mlmoe_jax.evaluation.metrics.predictions import CUTS, FIGURES, PREDICTIONS
+from mlmoe_jax.evaluation.results import hidden_evaluations
 from mlmoe_jax.report import charts
 from mlmoe_jax.report.components import Chart, Charts, Details, Facts, Note, Section, SortableTable, Table
 from mlmoe_jax.report.frequency import by_frequency
@@ -43,6 +44,8 @@ def metrics(files: RunFiles, judged: Judged | None = None) -> Section:
             "otherwise."
         )
     ]
+    parts += [Note(f"{sentence}.") for sentence in hidden_evaluations(files.folder).values()]
+    splits = _with_sources(splits)
     left = [name for name in names if not _cut(name)]
     for group in map(GROUPS.__getitem__, GROUPS):
         meaning = {name: sentence for name in left if (sentence := _meaning(name, group.meanings))}
@@ -56,6 +59,13 @@ def metrics(files: RunFiles, judged: Judged | None = None) -> Section:
         rows = [[name, *(_plain(split.metrics.get(name)) for split in splits.values())] for name in left]
         parts.append(Table(("name", *splits), rows, "Other values of results.json, not in percent"))
     return Section("metrics", title, parts)
+
+
+def _with_sources(splits: Mapping[str, Evaluated]) -> Mapping[str, Evaluated]:
+    """Return the splits by the headings of their columns, which name the source if it is not the same for all."""
+    if len({split.prefix for split in splits.values()}) == 1:
+        return splits
+    return {f"{name} ({split.prefix or 'training'})": split for name, split in splits.items()}
 
 
 def _cut(name: str) -> str:
@@ -135,8 +145,8 @@ def _label_table(files: RunFiles, main: Evaluated) -> SortableTable:
     """Return the table of labels: per_class.csv of the main split, AP on the other splits, thresholds."""
     own = [name for name in main.per_class[0] if name not in ("split", "label")]
     others = {
-        split.name: {row["label"]: _number(row.get("AP")) for row in split.per_class}
-        for split in files.splits.values()
+        name: {row["label"]: _number(row.get("AP")) for row in split.per_class}
+        for name, split in _with_sources(files.splits).items()
         if split is not main and split.per_class
     }
     thresholds = {} if files.thresholds is None else files.thresholds.values

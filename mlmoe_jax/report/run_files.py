@@ -237,9 +237,8 @@ class RunFiles:
 
     @property
     def finished(self) -> datetime | None:
-        """The time when the newest of results and metrics was written."""
-        times = [time for name in (*(f"{p}{RESULTS}" for p in PREFIXES), METRICS) if (time := self.written(name))]
-        return max(times, default=None)
+        """The time when the results of the main split were written; without results, the metrics of the training."""
+        return self.written(METRICS if self.main_split is None else f"{self.main_split.prefix}{RESULTS}")
 
     # ------------------------------------------------------------------------------------------------ one file
     def _bytes(self, name: str) -> bytes | None:

@@ -198,3 +198,14 @@ def test_invalid_arguments_of_the_command(two, refusal, tmp_path):
     assert "give the folders of two runs" in refusal(compare_folders, a, a)
     assert "should end in .csv or .json" in refusal(compare_folders, a, b, output="compare.txt")
     assert "there is no folder" in refusal(compare_folders, a, b, output=str(tmp_path / "none" / "c.csv"))
+
+
+def test_results_that_are_not_compared_are_told(two, capsys):
+    a, b = two
+    for folder, value in ((a, 0.5), (b, 0.6)):
+        folder.write_json("results.json", {"test": {"mAP": 0.5}})
+        folder.write_json("eval/results.json", {"test": {"mAP": value}})
+    compare_folders(a, b, split="test", resamples=5)
+    told = capsys.readouterr().err
+    assert f"{b}: test: results of the training; eval/ has another evaluation of it, which is not shown" in told
+    assert f"{a}: test" not in told

@@ -98,8 +98,15 @@ def test_a_dry_run_writes_the_same_and_uploads_nothing(made, pushed, hub, tmp_pa
     hub.requests.clear()
     monkeypatch.delenv("HF_TOKEN")
     command = ["--mode=push", f"--workdir={made[0]}", "--repo=user/name", "--license=apache-2.0"]
-    assert main([*command, f"--output={tmp_path / 'out'}"]) == 0
-    assert "nothing was uploaded" in capsys.readouterr().out
+    later = made[0] / "eval/results.json"  # of another evaluation, which the model card does not show
+    made[0].write_json("eval/results.json", {name: {"mAP": 0.123} for name in made[0].read_json("results.json")})
+    try:
+        assert main([*command, f"--output={tmp_path / 'out'}"]) == 0
+    finally:
+        later.unlink()
+    told = capsys.readouterr()
+    assert "nothing was uploaded" in told.out
+    assert "eval/ has another evaluation of it, which is not shown" in told.err
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == pushed
     assert hub.requests == []
     assert main([*command, f"--output={tmp_path / 'out'}"]) == 2

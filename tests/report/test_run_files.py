@@ -1,8 +1,10 @@
 """Files of a run folder that parse, but whose values do not fit: each is one sentence that names the file."""
 
+import os
+
 import numpy as np
 import pytest
-from helpers.made_run import make_run
+from helpers.made_run import make_run, section
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.evaluation.compare import ComparedRun, match_images
@@ -93,3 +95,22 @@ def test_results_of_an_evaluation_are_read_with_its_config(tmp_path):
     codes = main.scores.codes
     assert match_images(run, run, "test").mask.sum() == (codes.size - (codes == -1).sum() - (codes == 2).sum())
     assert f"all {int(((codes == 0) | (codes == 1)).sum()):,} scores pooled" in repr(scores.curves(files))
+
+
+def test_a_report_says_which_results_it_shows(tmp_path, no_bundle):
+    folder = make_run(tmp_path / "run", samples=0)
+    ours = folder.read_json("results.json")
+    folder.write_json("eval/results.json", {"test": ours["test"]})
+    assert "another evaluation" not in write_report(folder).read_text(), "both are the same"
+    os.utime(folder / "results.json", (1e9, 1e9))
+    later = {"test": ours["test"] | {"mAP": 0.123}, "test_shift": {"mAP": 0.1, "mAP_fall_from_test": 0.023}}
+    folder.write_json("eval/results.json", later)
+    page = write_report(folder).read_text()
+    shown = section(page, "metrics")
+    assert "test: results of the training; eval/ has another evaluation of it, which is not shown." in shown
+    assert "metric val (training) test (training) test_shift (eval/)" in shown
+    assert "mAP_fall_from_test" not in shown, "the mAP of test is that of the training"
+    assert "12.30" not in shown
+    assert "2001-09-09 01:46 UTC" in section(page, "summary"), "when the results that are shown were written"
+    folder.write_json("eval/results.json", later | {"test": ours["test"]})
+    assert "mAP_fall_from_test" in section(write_report(folder).read_text(), "metrics")
