@@ -25,7 +25,8 @@ from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import PREFIXES, SplitScores
-from mlmoe_jax.runs.folder import GATES, RunFolder
+from mlmoe_jax.runs.folder import GATES, SCORES, RunFolder
+from mlmoe_jax.runtime.npz import PACKED, USUAL
 
 Floats = NDArray[np.float64]
 _SHARED = "shared/"
@@ -81,16 +82,19 @@ def read_shares(folder: RunFolder) -> dict[str, SplitShares]:
     Raises UserError if a file is damaged.
     """
     found: dict[str, SplitShares] = {}
-    for name in (f"{prefix}{GATES}" for prefix in PREFIXES):
-        if (folder / name).exists():
-            for split, shares in _read_file(folder, name).items():
+    for prefix in PREFIXES:
+        if (folder / f"{prefix}{GATES}").exists():
+            for split, shares in _read_file(folder, prefix).items():
                 found.setdefault(split, shares)
     return found
 
 
-def _read_file(folder: RunFolder, name: str) -> dict[str, SplitShares]:
+def _read_file(folder: RunFolder, prefix: str) -> dict[str, SplitShares]:
+    name, scores = f"{prefix}{GATES}", folder / f"{prefix}{SCORES}"
+    # With static gates the file is little more than the codes of scores.npz, mostly zeros: it may unpack to as much.
+    usual = max(USUAL, PACKED * scores.stat().length if scores.exists() else 0)
     with folder.reading(name):
-        stored = folder.read_npz(name)
+        stored = folder.read_npz(name, usual=usual)
         of, codes = stored["split"], stored["labels"]
         gates = {key.removeprefix(_SHARED): array for key, array in stored.items() if key.startswith(_SHARED)}
     fits = codes.ndim == 2 and of.shape == codes.shape[:1]

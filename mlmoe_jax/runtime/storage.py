@@ -280,13 +280,13 @@ class Folder:
         with self.reading(name):
             return self.read_bytes(name).decode()
 
-    def read_npz(self, name: str) -> dict[str, np.ndarray]:
-        """Return the arrays of an npz file, see `npz.read_npz`; UserError if it is damaged."""
+    def read_npz(self, name: str, **limits: int) -> dict[str, np.ndarray]:
+        """Return the arrays of an npz file; limits: as in `npz.read_npz`. UserError if it is damaged."""
         with self.reading(name):
             if not self.is_local:
-                return read_npz(io.BytesIO((self / name).read_bytes()))
+                return read_npz(io.BytesIO((self / name).read_bytes()), **limits)
             with open_regular(self / name) as file:
-                return read_npz(file)
+                return read_npz(file, **limits)
 
     def read_json(self, name: str, kind: type = dict) -> Any:
         """Return a JSON file; UserError if it is damaged, or its content is not of `kind`."""

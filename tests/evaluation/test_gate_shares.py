@@ -10,6 +10,7 @@ from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.evaluation import gate_shares
 from mlmoe_jax.evaluation.evaluate import write_results
 from mlmoe_jax.evaluation.gate_shares import (
     GateShares,
@@ -27,7 +28,6 @@ from mlmoe_jax.evaluation.gate_shares import (
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime import npz
 
 NAMES = ("a", "b", "c", "d")
 
@@ -92,10 +92,20 @@ def test_runs_without_such_gates_and_damaged_files(tmp_path, refusal):
 
 
 def test_shares_that_unpack_to_far_more_than_the_file_are_refused(tmp_path, refusal, monkeypatch):
-    monkeypatch.setitem(npz.read_npz.__kwdefaults__, "usual", 1000)
+    monkeypatch.setattr(gate_shares, "USUAL", 1000)
     folder, wide = RunFolder(tmp_path), np.zeros((1, 1_000_000), np.int8)
     folder.write_npz("gates.npz", labels=wide, split=np.full(1, "val"))
     assert "gates.npz is damaged: it would unpack to" in refusal(read_shares, folder)
+
+
+def test_shares_of_static_gates_may_unpack_to_as_much_as_the_scores(tmp_path, monkeypatch):
+    monkeypatch.setattr(gate_shares, "USUAL", 1000)
+    folder, codes = RunFolder(tmp_path), np.zeros((1000, 1000), np.int8)
+    noise = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8)  # does not compress, as scores do not
+    folder.write_npz("scores.npz", scores=noise)
+    shares = {"shared/experts": np.full((1, 1000), 0.5, np.float32)}
+    folder.write_npz("gates.npz", labels=codes, split=np.full(1000, "val"), **shares)
+    assert read_shares(folder)["val"].codes.shape == (1000, 1000)
 
 
 def test_the_entries_of_shared_experts():
