@@ -15,6 +15,7 @@ from mlmoe_jax.evaluation.compare import (
     Change,
     ComparedRun,
     Comparison,
+    MatchedImages,
     Move,
     compare_matched,
     match_images,
@@ -52,9 +53,8 @@ def compare_folders(
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
     target = _target(output)
     first, second = ComparedRun.of(a), ComparedRun.of(b)
-    splits = [split] if split else shared_splits(first, second)
     found = []
-    for matched in [match_images(first, second, name) for name in splits]:
+    for matched in [match_images(first, second, split)] if split else _matched(first, second):
         of_pairs = pairs_of_runs(first, second, matched, pairs=pairs)
         found.append((compare_matched(first, second, matched, resamples=resamples), of_pairs))
     for name in (one.split for one, _ in found):
@@ -74,6 +74,20 @@ def compare_folders(
     tables = (format_comparison(one) + "\n\n" + compare_pairs.format_pairs(of_pairs) for one, of_pairs in found)
     print(to_json(report, indent=2) if as_json else "\n\n".join(tables))
     return 0
+
+
+def _matched(first: ComparedRun, second: ComparedRun) -> list[MatchedImages]:
+    """Return the images of each shared split; splits that cannot be matched are told and left out, unless all are."""
+    found, why = [], None
+    for name in shared_splits(first, second):
+        try:
+            found.append(match_images(first, second, name))
+        except UserError as error:
+            status(f"{name} is left out: {error}")
+            why = error
+    if not found:
+        raise why
+    return found
 
 
 def _target(output: str | None) -> Target | None:

@@ -209,3 +209,17 @@ def test_results_that_are_not_compared_are_told(two, capsys):
     told = capsys.readouterr().err
     assert f"{b}: test: results of the training; eval/ has another evaluation of it, which is not shown" in told
     assert f"{a}: test" not in told
+
+
+def test_a_split_that_cannot_be_matched_is_left_out(two, tmp_path, capsys, refusal):
+    a, _ = two
+    val = drawn_split("val", 12, seed=1)
+    other = replace(val, codes=1 - val.codes)
+    names = {"test": drawn_split("test", 40, codes=4), "val": other}
+    b = write_run(tmp_path / "c", *names.values())
+    compare_folders(a, b, resamples=5, as_json=True)
+    printed = capsys.readouterr()
+    assert list(json.loads(printed.out)) == ["test"]
+    assert "val is left out: 12 of 12 images of val have other labels" in printed.err
+    assert "have other labels" in refusal(compare_folders, a, b, split="val")
+    assert "have other labels" in refusal(compare_folders, a, write_run(tmp_path / "d", other))
