@@ -21,6 +21,7 @@ _FONT, _LARGE_FONT = 0.052, 0.085  # of the radius of the circle
 STRONG = 0.4  # minimum p(b|a) of an edge, the threshold of ML-GCN
 _SMALLEST = 0.005  # minimum p(b|a) of a cell in the heat map
 _GAP = 0.35  # between groups on the circle, in units of the distance between labels
+_NAMES = ("split", "a", "b")  # columns of cooccurrence.csv with names, which may look like numbers
 _SIDES = (("co", "Co-occurrence groups (CO)"), ("dc", "Discriminative groups (DC)"))
 
 
@@ -161,7 +162,7 @@ def _overfitting(files: RunFiles) -> list[Any]:
     if not rows:
         note = "cooccurrence.csv is missing; an evaluation writes it if any pairs occur together in training."
         return [Heading("Co-occurrence overfitting"), Note(note)]
-    numeric = {name: all(_is_number(row[name]) for row in rows) for name in rows[0]}
+    numeric = {name: name not in _NAMES and all(_is_number(row[name]) for row in rows) for name in rows[0]}
     columns = [(name, "number" if is_number else "text") for name, is_number in numeric.items()]
     cells = [[_cell(row[name], numeric[name]) for name in numeric] for row in rows]
     caption = "Contents of cooccurrence.csv. Click a column heading to sort."

@@ -22,7 +22,7 @@ from helpers.made_run import (
 from mlmoe_jax import main
 from mlmoe_jax.evaluation.compare import compare_runs
 from mlmoe_jax.evaluation.metrics.predictions import FIGURES
-from mlmoe_jax.report import page, training
+from mlmoe_jax.report import labels, page, training
 from mlmoe_jax.report.resampling import resample
 from mlmoe_jax.report.run_files import RunFiles
 from mlmoe_jax.runs.folder import RunFolder
@@ -284,3 +284,11 @@ def test_generic_table_of_cooccurrence(text):
         "columns": [["split", "text"], ["a", "text"], ["b", "text"], ["gap", "number"]],
         "rows": [["test", "cat", "dog", 0.25], ["test", "dog", "cat", None]],
     }
+
+
+def test_labels_that_look_like_numbers_stay_text(tmp_path):
+    folder = make_run(tmp_path, samples=0)
+    folder.write_csv("cooccurrence.csv", ["split", "a", "b", "gap"], [["1", "007", "1e3", "0.5"]])
+    table = labels.groups(RunFiles(folder)).parts[-1]
+    assert [kind for _, kind in table.columns] == ["text", "text", "text", "number"]
+    assert table.rows == [["1", "007", "1e3", 0.5]]
