@@ -199,6 +199,8 @@ def measure_and_write(
     if distributed.is_first():
         if any(pairs.values()):
             _write_pairs(folder, pairs, label_space.names, prefix)
+        else:
+            (folder / f"{prefix}{COOCCURRENCE}").unlink(missing_ok=True)  # from an earlier evaluation
         if prefix:  # the run's own is there since the start of its training
             folder.write_text(f"{prefix}{CONFIG}", configuration.to_json(config))
         write_results(folder, results, scored, label_space.names, difficult=config.data.difficult_eval, prefix=prefix)
@@ -249,11 +251,12 @@ def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairBias]], reported: 
 def _write_pairs(
     folder: RunFolder, pairs: Mapping[str, Sequence[cooccurrence.PairBias]], names: Sequence[str], prefix: str
 ) -> None:
-    """Write cooccurrence.csv, one row per split and pair."""
+    """Write cooccurrence.csv, one row per split and pair; cells that are undefined are empty."""
     rows = [{"split": split} | pair.row() for split, of_split in pairs.items() for pair in of_split]
     for row in rows:
         row |= {"a": names[row["a"]], "b": names[row["b"]]}
-    folder.write_csv(f"{prefix}{COOCCURRENCE}", list(rows[0]), [list(row.values()) for row in rows])
+    cells = [["" if value != value else value for value in row.values()] for row in rows]  # nan differs from itself
+    folder.write_csv(f"{prefix}{COOCCURRENCE}", list(rows[0]), cells)
 
 
 def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix: str = "") -> None:
