@@ -23,6 +23,7 @@ from mlmoe_jax.runs.restore import read_config
 EVALUATED = "eval/"  # what --mode=eval writes
 FALL = "mAP_fall_from_test"  # of test_shift, a difference from the results of test
 PREFIXES = ("", EVALUATED)  # the first that has a split takes precedence
+_HUGE = 10**300  # larger integers are no floats
 _CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
@@ -112,7 +113,9 @@ def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) 
 def read_results(folder: RunFolder) -> Results:
     """Return split -> metric -> fraction, nan if a metric is undefined; precedence as in `read_scores`.
 
-    A difference from the results of another split that are not among those returned is left out. Raises UserError if there are none, or if a file is damaged.
+    A difference from the results of another split that are not among those returned is left out.
+
+    Raises UserError if there are none, or if a file is damaged.
     """
     found: Results = {}
     for prefix in _present(folder, RESULTS):
@@ -173,7 +176,8 @@ def _present(folder: RunFolder, name: str) -> list[str]:
 
 def _is_table(metrics: object) -> bool:
     return isinstance(metrics, dict) and all(
-        value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in metrics.values()
+        value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _HUGE)
+        for value in metrics.values()
     )
 
 
@@ -192,5 +196,7 @@ def _read_file(folder: RunFolder, prefix: str) -> dict[str, SplitScores]:
             raise TypeError("ids and splits should be text")
         if not (np.issubdtype(scores.dtype, np.floating) and np.isin(codes, _CODES).all()):
             raise UserError(f"{folder / name} is damaged: scores should be numbers and label codes one of -1, 0, 1, 2")
+        if ((scores < 0) | (scores > 1)).any():  # nan is an image that could not be read
+            raise UserError(f"{folder / name} is damaged: scores should be in 0 … 1")
         whole = SplitScores("", ids, scores.astype(np.float64, copy=False), codes, prefix=prefix)
         return {split: replace(whole.take(of == split), name=split) for split in dict.fromkeys(of.tolist())}

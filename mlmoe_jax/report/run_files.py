@@ -165,7 +165,13 @@ class RunFiles:
     @cached_property
     def label_space(self) -> LabelSpace | None:
         """The labels with their training statistics."""
-        return read_label_space(self.folder) if (self.folder / LABEL_SPACE).exists() else None
+        found = read_label_space(self.folder) if (self.folder / LABEL_SPACE).exists() else None
+        if found is not None and self.names and len(found.names) != len(self.names):
+            raise UserError(
+                f"{self.folder / LABEL_SPACE} is damaged: it has {len(found.names):,} labels, but {LABELS} has "
+                f"{len(self.names):,}"
+            )
+        return found
 
     @cached_property
     def cooccurrence(self) -> list[dict[str, str]] | None:

@@ -79,7 +79,9 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
     frozen = f", {backbone['frozen_parameters']:,} frozen parameters" if backbone else ""
     weights = f" (weights: {model.backbone.weights})"
     last = files.rows[-1] if files.rows else None
-    stopped = "" if last is None else f"{last['step']:,} steps, {last['epoch']:.4g} of {config.train.epochs} epochs"
+    stopped = "" if last is None else f"{last['step']:,} steps"
+    if last is not None and last.get("epoch") is not None:
+        stopped += f", {last['epoch']:.4g} of {config.train.epochs} epochs"
     when = files.finished
     return [
         ("model", what),

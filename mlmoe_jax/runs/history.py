@@ -49,4 +49,5 @@ def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
         for start in starts:
             if not all(isinstance(start[name], kind) for name, kind in _START.items()):
                 raise TypeError("a start should have a time, a step, versions, a device and a mesh")
+            datetime.fromisoformat(start["time"])  # ValueError if it is no time
         return starts

@@ -82,7 +82,7 @@ def test_a_folder_without_results(tmp_path, refusal):
         assert f"has no {name}; run --mode=eval --workdir=" in refusal(read, write_run(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("what", ["cut off", "no key", "labels", "rows", "codes", "kind", "objects"])
+@pytest.mark.parametrize("what", ["cut off", "no key", "labels", "rows", "codes", "kind", "objects", "range"])
 def test_damaged_scores(tmp_path, refusal, what):
     table = drawn_split("val", 4)
     folder = write_run(tmp_path / "run", table)
@@ -100,6 +100,8 @@ def test_damaged_scores(tmp_path, refusal, what):
             arrays["labels"] = table.codes + 7
         case "kind":
             arrays["scores"] = table.scores.astype(str)
+        case "range":
+            arrays["scores"] = table.scores + 1.5
         case "objects":
             arrays["ids"] = table.ids.astype(object)
     if what != "cut off":
@@ -107,7 +109,9 @@ def test_damaged_scores(tmp_path, refusal, what):
     assert f"{folder / SCORES} is damaged" in refusal(read_scores, folder)
 
 
-@pytest.mark.parametrize("stored", [[], {"val": 0.5}, {"val": {"mAP": "high"}}, {"val": {"mAP": True}}])
+@pytest.mark.parametrize(
+    "stored", [[], {"val": 0.5}, {"val": {"mAP": "high"}}, {"val": {"mAP": True}}, {"val": {"mAP": 10**400}}]
+)
 def test_damaged_results(tmp_path, refusal, stored):
     folder = write_run(tmp_path / "run")
     folder.write_json(RESULTS, stored)

@@ -182,7 +182,9 @@ def test_thresholds_are_written_and_read_back(tmp_path):
     assert read_thresholds(folder) == Thresholds({"a": 1.0, "b": np.inf})
 
 
-@pytest.mark.parametrize("stored", [[0.5], {"a": "high"}, {"thresholds": {"a": [1]}, "split": "val"}, {"a": True}])
+@pytest.mark.parametrize(
+    "stored", [[0.5], {"a": "high"}, {"thresholds": {"a": [1]}, "split": "val"}, {"a": True}, {"a": 10**400}]
+)
 def test_damaged_thresholds(tmp_path, refusal, stored):
     folder = RunFolder(tmp_path)
     assert "no thresholds.json" in refusal(read_thresholds, folder)

@@ -7,8 +7,9 @@ import pytest
 from helpers.made_run import make_run, section
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.compare import ComparedRun, match_images
-from mlmoe_jax.report import scores
+from mlmoe_jax.report import scores, training
 from mlmoe_jax.report.page import write_report
 from mlmoe_jax.report.resampling import resample
 from mlmoe_jax.report.run_files import RunFiles
@@ -30,6 +31,9 @@ DAMAGE = {
     "samples/index.json": lambda folder: with_keys(folder, "samples/index.json", grid=[2, "3"]),
     "samples/explained.npz": lambda folder: replaced(folder, "gates/co", np.zeros((2, 1), np.float16)),
     "scores.npz": lambda folder: folder.write_npz("scores.npz", ids=np.array(5), scores=1, labels=1, split=1),
+    "starts.json": lambda folder: folder.write_json(
+        "starts.json", [start | {"time": "yesterday"} for start in folder.read_json("starts.json", list)]
+    ),
     "label_space.npz": lambda folder: folder.write_npz("label_space.npz", names=np.array(["a"]), counts=np.eye(2)),
 }
 
@@ -114,3 +118,18 @@ def test_a_report_says_which_results_it_shows(tmp_path, no_bundle):
     assert "2001-09-09 01:46 UTC" in section(page, "summary"), "when the results that are shown were written"
     folder.write_json("eval/results.json", later | {"test": ours["test"]})
     assert "mAP_fall_from_test" in section(write_report(folder).read_text(), "metrics")
+
+
+def test_a_label_space_of_other_labels_is_one_sentence(tmp_path, refusal):
+    folder = make_run(tmp_path / "run")
+    folder.write_text("labels.txt", "a\nb\n")
+    (folder / "thresholds.json").unlink()
+    with pytest.raises(UserError, match="label_space.npz is damaged: it has 5 labels, but labels.txt has 2"):
+        _ = RunFiles(folder).label_space
+
+
+@pytest.mark.parametrize("row", [{"step": 80}, {"step": 80, "epoch": None}])
+def test_a_last_row_without_an_epoch(row, tmp_path):
+    folder = make_run(tmp_path / "run", samples=0)
+    folder.append_row(row)
+    assert "80 steps" in repr(training.header(RunFiles(folder)))
