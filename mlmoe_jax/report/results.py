@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mlmoe_jax.evaluation.compare import Change, Comparison, compare_runs
 from mlmoe_jax.evaluation.metrics.groups import GROUPS
 from mlmoe_jax.evaluation.metrics.predictions import CUTS, FIGURES, PREDICTIONS
@@ -54,7 +56,8 @@ def metrics(files: RunFiles, judged: Judged | None = None) -> Section:
             parts.append(_table(group.caption, meaning, splits))
     cuts = list(dict.fromkeys(cut for name in names if (cut := _cut(name))))
     if cuts:
-        parts += _at_cuts(cuts, splits, f"{files.settings(files.main_split.prefix).eval.threshold:g}", judged)
+        used = files.settings(files.main_split.prefix)
+        parts += _at_cuts(cuts, splits, f"{used.eval.threshold:g}", used.data.difficult_eval, judged)
     if left:
         rows = [[name, *(_plain(split.metrics.get(name)) for split in splits.values())] for name in left]
         parts.append(Table(("name", *splits), rows, "Other values of results.json, not in percent"))
@@ -81,21 +84,24 @@ def _table(caption: str, meanings: Mapping[str, str], splits: Mapping[str, Evalu
     return Table(("metric", *splits), rows, caption, meanings=[meanings[name] for name in shown])
 
 
-def _at_cuts(cuts: Sequence[str], splits: Mapping[str, Evaluated], threshold: str, judged: Judged | None) -> list[Any]:
+def _at_cuts(
+    cuts: Sequence[str], splits: Mapping[str, Evaluated], threshold: str, difficult: str, judged: Judged | None
+) -> list[Any]:
     """Return precision, recall and F1 at each cut: those at the threshold of the config, and the others collapsed."""
     parts: list[Any] = []
     for cut in sorted(cuts, key=lambda cut: cut != threshold):  # the threshold of the config first
         meaning = _meaning(cut, CUTS) or "see results.json"
         if cut == threshold:
             parts.append(_table(f"{PREDICTIONS.caption} at {cut}: {meaning}", FIGURES, splits, f"@{cut}"))
-            parts += [Note(_never(judged, float(cut)))] if judged else []
+            parts += [Note(_never(judged, float(cut), difficult))] if judged else []
         else:
             parts.append(Details(f"The same at {cut}", [_table(meaning, FIGURES, splits, f"@{cut}")]))
     return parts
 
 
-def _never(judged: Judged, threshold: float) -> str:
-    never = int((~(judged.table.scores >= threshold).any(axis=0)).sum())
+def _never(judged: Judged, threshold: float, difficult: str) -> str:
+    known = judged.table.targets(difficult)[1] != 0
+    never = int((~((judged.table.scores >= threshold) & known).any(axis=0)).sum())
     of = f"{never:,} of {len(judged.labels):,} labels are never predicted on {judged.name}"
     return f"{of} at {threshold:g}; CP and CF1 leave them out, precision_macro and F1_macro count them as 0."
 
@@ -278,13 +284,15 @@ def thresholds(files: RunFiles) -> Section:
     else:
         parts.append(Note("The thresholds are fixed; --mode=thresholds fits them on a split."))
     ordered = sorted(found.values.values())
-    if ordered and ordered[0] == ordered[-1]:
+    if ordered and math.isinf(ordered[0]):
+        parts.append(Note("No label is ever predicted."))
+    elif ordered and ordered[0] == ordered[-1]:
         parts.append(Note(f"Each label is predicted if its probability is at least {ordered[0]:g}."))
     elif ordered:
         given = [cut for cut in ordered if math.isfinite(cut)]
         text = "Each label is predicted if its probability is at least its own threshold"
         if given:
-            text += f": from {given[0]:.3g} to {given[-1]:.3g}, median {given[len(given) // 2]:.3g}"
+            text += f": from {given[0]:.3g} to {given[-1]:.3g}, median {np.median(given):.3g}"
         never = len(ordered) - len(given)
         parts.append(Note(f"{text}." + (f" {never:,} labels (with a dash) are never predicted." * bool(never))))
         columns = [("label", "text"), ("threshold", "number")]

@@ -9,7 +9,7 @@ from helpers.made_run import make_run, section
 import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.compare import ComparedRun, match_images
-from mlmoe_jax.report import scores, training
+from mlmoe_jax.report import results, scores, training
 from mlmoe_jax.report.page import write_report
 from mlmoe_jax.report.resampling import resample
 from mlmoe_jax.report.run_files import RunFiles
@@ -124,7 +124,7 @@ def test_a_label_space_of_other_labels_is_one_sentence(tmp_path, refusal):
     folder = make_run(tmp_path / "run")
     folder.write_text("labels.txt", "a\nb\n")
     (folder / "thresholds.json").unlink()
-    with pytest.raises(UserError, match="label_space.npz is damaged: it has 5 labels, but labels.txt has 2"):
+    with pytest.raises(UserError, match=r"label_space\.npz is damaged: it has 5 labels, but labels\.txt has 2"):
         _ = RunFiles(folder).label_space
 
 
@@ -133,3 +133,10 @@ def test_a_last_row_without_an_epoch(row, tmp_path):
     folder = make_run(tmp_path / "run", samples=0)
     folder.append_row(row)
     assert "80 steps" in repr(training.header(RunFiles(folder)))
+
+
+def test_sentences_about_thresholds(tmp_path):
+    folder = make_run(tmp_path / "run", samples=0)
+    assert "median 0.25" in repr(results.thresholds(RunFiles(folder))), "of 0.1, 0.2, 0.3 and 0.4"
+    folder.write_json("thresholds.json", dict.fromkeys(RunFiles(folder).names))
+    assert "No label is ever predicted." in repr(results.thresholds(RunFiles(folder)))
