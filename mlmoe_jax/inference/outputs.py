@@ -60,12 +60,19 @@ def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = Fals
 _COLUMNS = ("image", "labels", "error")  # of a CSV, before the scores
 
 
+def require_distinct_columns(names: Sequence[str]) -> None:
+    """Raise UserError if a label has the name of another column of a CSV with a column per label."""
+    if taken := [name for name in names if name in _COLUMNS]:
+        raise UserError(
+            f"the label {taken[0]} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
+        )
+
+
 def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
     """Return a function that writes a result as a row of `kind` csv or jsonl; write the heading of a CSV.
 
     Columns of a CSV: image, labels (see `spreadsheet.join_names`), error and one score per label; with top_k, the
     number of labels per result: image, error, and label_1, score_1, label_2, …, best first.
-    Raises UserError if a label has the name of another column of a CSV.
     Keys in JSONL: image, and either error, or labels and scores (with top_k only those of the best labels, best first),
     and gates {name: {label: weights}} if a result has them.
     """
@@ -74,10 +81,6 @@ def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None 
 
 def _csv_writer(file: TextIO, names: Sequence[str], top_k: int | None) -> Callable[[Result], None]:
     write_row = spreadsheet.row_writer(file)
-    if not top_k and (taken := [name for name in names if name in _COLUMNS]):
-        raise UserError(
-            f"the label {taken[0]} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
-        )
     ranks = range(1, (top_k or 0) + 1)
     ranked = [column for rank in ranks for column in (f"label_{rank}", f"score_{rank}")]
     write_row(["image", "error", *ranked] if top_k else [*_COLUMNS, *names])

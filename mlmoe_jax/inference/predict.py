@@ -18,7 +18,7 @@ from mlmoe_jax.data.readers import untimed
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images, is_one_image
-from mlmoe_jax.inference.outputs import Result, choose_target, row_writer
+from mlmoe_jax.inference.outputs import Result, choose_target, require_distinct_columns, row_writer
 from mlmoe_jax.inference.step import make_eval_step, probabilities
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import BEST, Run, open_run, read_label_space
@@ -223,6 +223,8 @@ def predict_files(
     folder.require_model()
     if top_k is not None:
         require_top_k(top_k, len(read_label_space(folder).names))
+    elif target.kind == "csv":
+        require_distinct_columns(read_label_space(folder).names)
     if batch_size is not None:
         _require_batch(batch_size)
     paths = _of_first_process(lambda: find_images(given))

@@ -66,12 +66,6 @@ def _is_threshold(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < 2**53 or value == math.inf
-    numbers = {name: math.inf if value is None else value for name, value in values.items()}
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise UserError(f"{folder / THRESHOLDS} gives {name} the threshold {value!r}; it should be a number")
-    with folder.reading(THRESHOLDS):  # an integer may be too large for a float
-        return Thresholds({name: float(value) for name, value in numbers.items()}, source)
 
 
 def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:

@@ -1,7 +1,6 @@
 """Prediction on the command line, in one process and in several, with a model whose logits are known."""
 
 import csv
-import io
 import json
 import os
 import signal
@@ -9,6 +8,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from helpers.devices import start_python
 from PIL import Image
 
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.inference.outputs import row_writer
 from mlmoe_jax.inference.predict import Predictor, predict_files
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -161,15 +160,13 @@ def test_names_are_printed_without_control_characters(command, capsys):
     assert r"\x1b[31m.png" in printed
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_label_with_the_name_of_a_column_needs_json_lines(refusal, kind):
-    def write():
-        row_writer(io.StringIO(), kind, ["cat", "error"])
-
-    if kind == "jsonl":
-        write()
-    else:
-        assert refusal(write).startswith("the label error has the name of a column of the CSV; write --output=….jsonl")
+def test_a_label_with_the_name_of_a_column_needs_json_lines(command, refusal, monkeypatch):
+    names = SimpleNamespace(names=("cat", "error"))
+    monkeypatch.setattr("mlmoe_jax.inference.predict.read_label_space", lambda folder: names)
+    sentence = refusal(command, "0.png")
+    assert sentence == "the label error has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
+    assert command("0.png", output="p.jsonl") == 0
+    assert command("0.png", top_k=1) == 0
 
 
 def test_thresholds_are_logged_unless_they_are_the_default(command, capsys, predictor, monkeypatch):
@@ -266,6 +263,8 @@ def twenty(tmp_path):
         Image.fromarray(color(10 * row)).save(tmp_path / f"{row:02}.png")
     RunFolder(tmp_path).write_json("config.json", {})
     (tmp_path / "checkpoints").mkdir()
+    with open(tmp_path / "label_space.npz", "wb") as file:
+        synthetic_label_space(len(NAMES), 1).save(file)
     (tmp_path / "02.png").write_bytes(b"")
     (tmp_path / "10.png").write_bytes(b"not an image")
     return tmp_path

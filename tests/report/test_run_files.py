@@ -76,6 +76,8 @@ def test_runs_with_equal_names_are_told_apart(tmp_path):
     third = RunFiles(make_run(tmp_path / "voc"))
     one.name_apart(third)
     assert (one.name, third.name) == ("coco", "voc")
+
+
 # -------------------------------------------------------------------------------------------------- a later evaluation
 def evaluated_later(folder, *, difficult="ignore", threshold=0.25):
     """Move the files of the training to eval/, as an evaluation with other settings would have written them."""
@@ -85,6 +87,8 @@ def evaluated_later(folder, *, difficult="ignore", threshold=0.25):
     config = RunFiles(folder).config
     config.data.difficult_eval, config.eval.threshold = difficult, threshold
     folder.write_text("eval/config.json", configuration.to_json(config))
+
+
 def test_results_of_an_evaluation_are_read_with_its_config(tmp_path):
     folder = make_run(tmp_path / "run", samples=0)
     old = RunFiles(folder)
