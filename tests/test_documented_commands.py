@@ -81,7 +81,8 @@ def check_main(arguments: list[str]) -> None:
 
 def check_module(name: str, arguments: list[str]) -> None:
     """Assert that a module that can be run has these flags, and that the configs among their values load."""
-    source = Path(importlib.util.find_spec(name).origin).read_text()
+    place = Path(importlib.util.find_spec(name).origin)
+    source = (place.with_name("__main__.py") if place.name == "__init__.py" else place).read_text()
     assert 'if __name__ == "__main__":' in source
     for word in arguments:
         if word.startswith("--") and not word.startswith("--config."):
