@@ -147,7 +147,9 @@ def test_what_changes_features_in_training_is_refused(tmp_path, refusal):
     assert "augment.randaugment=none" in refused(augment__randaugment="uda")
     assert "set augment.hue=0.0" in refused(augment__hue="0.1")
     assert "model.prompts.kind=deep changes them" in refused("vpt:dataset=digits")
-    assert "do not depend on the batch" in refused(model__backbone__batch_norm="trainable")
+    cnn = {"model__backbone__name": "resnet50", "model__backbone__batch_norm": "trainable"}
+    assert "do not depend on the batch" in refused(**cnn)
+    config_of(data__cache_features="float32", model__backbone__batch_norm="trainable")  # a ViT has none
 
     tuned = config_of("finetune:dataset=digits", data__cache_features="float32")
     text = refusal(train, tuned, RunFolder(tmp_path / "run"))
