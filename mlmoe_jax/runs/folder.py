@@ -3,10 +3,10 @@
 A run folder holds all that evaluation, prediction and reports need: `config.json`, `labels.txt`, `label_space.npz`,
 `preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
 `per_class.csv`, `cooccurrence.csv`, `scores.npz`, `gates.npz` if labels are routed over shared and task experts,
-`starts.json`, `checkpoints/`, and `skipped_images.csv` if images could not be read. A shared model has
-`adapter.safetensors` instead of checkpoints. Paths are etils.epath paths, so a
-folder can be local or in an object store. Files are replaced atomically: by renaming on local disk, and by the object
-store itself elsewhere.
+`starts.json`, `checkpoints/`, and `skipped_images.csv` if images could not be read. `--mode=eval` writes its results to
+`eval/`, with the config of the evaluation. A shared model has `adapter.safetensors` instead of checkpoints. Paths are
+etils.epath paths, so a folder can be local or in an object store. Files are replaced atomically: by renaming on local
+disk, and by the object store itself elsewhere.
 """
 
 from __future__ import annotations
