@@ -193,6 +193,8 @@ def from_json(text: str, source: str = "the stored config") -> ConfigDict:
     if stored.get("data.val_fraction"):
         known = {name for old in stored for name in RENAMED.get(old, (old,))}
         stored |= {name: value for name, value in EARLIER_SPLIT.items() if name not in known}
+    # Terms of weight 0 that no head gives had no effect, and were accepted once.
+    stored = {name: v for name, v in stored.items() if v or not name.startswith("loss.terms.") or name in KEYS}
     config, unknown = default_config(), []
     present = [(old, name, value) for old, value in stored.items() for name in RENAMED.get(old, (old,))]
     for old, name, value in present:

@@ -166,7 +166,7 @@ def _scale_by_adam(beta1: Schedule, b2: float, eps: float) -> optax.GradientTran
         b1, count = beta1(state.count), optax.safe_increment(state.count)
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g**2, state.nu, grads)
-        correct1, correct2 = -jnp.expm1(count * jnp.log(b1)), -jnp.expm1(count * math.log(b2))
+        correct1, correct2 = -jnp.expm1(count * jnp.log(b1)), -jnp.expm1(count * (math.log(b2) if b2 else -math.inf))
         updates = jax.tree.map(lambda m, v: m / correct1 / (jnp.sqrt(v / correct2) + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 

@@ -338,5 +338,7 @@ def test_group_prompts_of_a_head_without_groups_warn(head, count):
     assert sum("does not use label groups" in line for line in warnings(config)) == count
 
 
-def test_the_second_moment_needs_a_decay(refusal):
-    assert mistakes(refusal, optim__b2=0.0) == ["optim.b2 is 0.0 and must be a number above 0 and below 1"]
+def test_a_stored_term_of_weight_0_that_no_head_gives_is_still_read():
+    config = default_config()
+    config.loss.terms.entropy, config.optim.b2 = 0.0, 0.0
+    validate(from_json(to_json(config)))

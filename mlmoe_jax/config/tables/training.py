@@ -79,7 +79,7 @@ OPTIM = section(
         least=0,
         below=1,
     ),
-    b2=Number(0.999, "Decay of the second moment.", above=0, below=1),
+    b2=Number(0.999, "Decay of the second moment.", least=0, below=1),
     eps=Number(1e-8, "Term added to the denominator of Adam's update.", least=0),
     clip_norm=Number(
         0.0, "Largest norm of all trainable gradients together, to which larger ones are scaled; 0 is off.", least=0
