@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from mlmoe_jax.apps.tools.preflight.compile_check import tpu_compiler
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.augment import augment
 from mlmoe_jax.data.device_randaugment import FUNCTIONS, Draw, on_bytes
 from mlmoe_jax.data.randaugment import UDA
 from mlmoe_jax.data.transforms import PixelTransforms
-from mlmoe_jax.training.preflight.compile_check import tpu_compiler
 
 
 def costs(topology: str, size: int) -> dict[str, tuple[float, float]]:

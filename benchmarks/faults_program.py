@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mlmoe_jax.runtime.large_pages import LARGE_PAGES, TUNABLES
+from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES
 
 COMMAND = (
     "--config=mlvpt_digits",

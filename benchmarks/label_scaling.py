@@ -14,9 +14,9 @@ import contextlib
 import jax
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.tools.preflight.compile_check import Programs, capacity_elsewhere, examine, tpu_compiler
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, device_bytes
-from mlmoe_jax.training.preflight.compile_check import Programs, capacity_elsewhere, examine, tpu_compiler
 
 SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"), ("augment.where", "host")]
 

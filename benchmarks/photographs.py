@@ -28,13 +28,13 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.sources.voc import open_voc
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.large_pages import use_large_pages
 from mlmoe_jax.runtime.sharding import setup_jax
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.setup import open_data, with_features

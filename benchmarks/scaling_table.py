@@ -22,9 +22,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.tools.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_compiler
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.training.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_compiler
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "scaling_table.jsonl"

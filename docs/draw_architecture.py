@@ -25,7 +25,7 @@ AT_ONCE, LATER, NAMED = "at once", "later", "named"
 # Each floor may use those below it. Rooms on the same floor do not use one another.
 FLOORS = (
     (DOOR, "main"),
-    ("report",),
+    ("apps",),
     ("training",),
     ("evaluation",),
     ("inference",),

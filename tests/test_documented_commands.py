@@ -20,11 +20,11 @@ from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, p
 from helpers.paths import REPOSITORY
 from PIL import Image
 
+from mlmoe_jax.apps.cli.commands import parse
+from mlmoe_jax.apps.papers.reproduce.commands import requested
+from mlmoe_jax.apps.papers.sweep import grid
 from mlmoe_jax.config import default_config, load_config, split_references, validate
-from mlmoe_jax.main import parse
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.training.reproduce.commands import requested
-from mlmoe_jax.training.sweep import grid
 
 FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-keygen", "tensorboard", "xpk"}
 FOREIGN |= {"curl", "hf", "mkdir", "tar", "unzip"}

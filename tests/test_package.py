@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.inference import serving
+from mlmoe_jax.apps import serving
 from mlmoe_jax.models.backbones.catalog import CATALOG
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 import mlmoe_jax.config as configuration
 from benchmarks.fuzz_cases.hostile import TEXTS, Case, damaged_json
-from mlmoe_jax import main as program
+from mlmoe_jax.apps.cli import commands as program
+from mlmoe_jax.apps.cli.flags import FLAGS
 from mlmoe_jax.config.defaults import KEYS
-from mlmoe_jax.config.flags import FLAGS
 
 WORDS = (
     "nan",

@@ -19,7 +19,7 @@ from benchmarks.fuzz_cases.hostile import (
     read_all,
     write,
 )
-from mlmoe_jax import main as program
+from mlmoe_jax.apps.cli import commands as program
 from mlmoe_jax.data.sources import packed
 from mlmoe_jax.data.sources.open import open_split
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from benchmarks.fuzz_cases.hostile import Case, damaged, damaged_csv, damaged_json, damaged_npz, encoded, write
-from mlmoe_jax import main as program
+from mlmoe_jax.apps.cli import commands as program
 from mlmoe_jax.runs.folder import RunFolder
 
 DATA = b"image,labels,split\n" + b"".join(

@@ -276,7 +276,7 @@ def _rate(case: dict[str, Any]) -> protocol.Program:
 # ------------------------------------------------------------------------------------------------------- functions
 def largest_batch(case: dict[str, Any], capacity: int, start: int) -> dict[str, int]:
     """Return the largest training batch whose compiled step fits `capacity` bytes; nothing is executed."""
-    from mlmoe_jax.training.preflight.compile_check import Programs, examine, largest_fitting
+    from mlmoe_jax.apps.tools.preflight.compile_check import Programs, examine, largest_fitting
 
     config = config_of(case)
     programs = Programs(config, setup_jax(config, jax.devices()[:1], training=False), case["labels"])

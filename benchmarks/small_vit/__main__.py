@@ -30,11 +30,11 @@ from benchmarks.small_vit.probes import features_of, probe
 from benchmarks.small_vit.student import SHAPE, normalized
 from benchmarks.small_vit.teacher import SIDE, TEACHER, said_by_teacher
 from benchmarks.small_vit.training import BATCH, distill
+from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.data.sources.voc import open_voc
 from mlmoe_jax.data.split import POSITIVE
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.runtime.large_pages import use_large_pages
 
 
 def main() -> None:

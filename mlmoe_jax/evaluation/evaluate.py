@@ -12,11 +12,11 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.batch import targets
-from mlmoe_jax.data.check import require_readable
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split, few_positives
+from mlmoe_jax.data.split_checks import require_readable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import gate_shares, thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
@@ -25,7 +25,7 @@ from mlmoe_jax.evaluation.metrics.groups import GROUPS, evaluate_scores
 from mlmoe_jax.evaluation.results import EVALUATED, FALL, SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.gate_statistics import shared_entries
-from mlmoe_jax.inference.step import make_eval_step, probabilities
+from mlmoe_jax.models.apply import make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import (
     CONFIG,

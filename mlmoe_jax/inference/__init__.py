@@ -1,1 +1,1 @@
-"""The forward step, the Predictor, its inputs and outputs, explanations, exports; may use runs and the rooms below."""
+"""The Predictor, its inputs and outputs, features, explanations; may use runs and the rooms below."""

@@ -33,7 +33,7 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.step import apply
+from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.models.prompts import SIDES

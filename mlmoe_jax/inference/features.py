@@ -18,7 +18,7 @@ from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.step import make_feature_step
+from mlmoe_jax.models.apply import make_feature_step
 from mlmoe_jax.models.params import Params, fingerprint
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime import distributed

@@ -19,7 +19,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images, is_one_image
 from mlmoe_jax.inference.outputs import Result, choose_target, require_distinct_columns, row_writer
-from mlmoe_jax.inference.step import make_eval_step, probabilities
+from mlmoe_jax.models.apply import make_eval_step, probabilities
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import BEST, Run, open_run, read_label_space
 from mlmoe_jax.runs.shared import run_folder

@@ -1,1 +1,1 @@
-"""The training loop and its parts, and all that trains more than once; may use evaluation and the rooms below."""
+"""The training loop, its step, state, optimizer and selection; may use evaluation and the rooms below."""

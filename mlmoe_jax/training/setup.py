@@ -14,20 +14,20 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.config.validation import has_batch_statistics
-from mlmoe_jax.data.check import check_splits, require_readable
 from mlmoe_jax.data.image_cache import with_cache
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name, root_of
 from mlmoe_jax.data.split import UNKNOWN, Split
+from mlmoe_jax.data.split_checks import check_splits, require_readable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_candidates
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
 from mlmoe_jax.inference.gate_statistics import shared_entries
-from mlmoe_jax.inference.step import make_eval_step
+from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for

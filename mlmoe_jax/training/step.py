@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.prepare import Batch, Preprocess
-from mlmoe_jax.inference.step import apply
+from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.models.prompts import within_bounds
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, interleaved, placements

@@ -6,12 +6,12 @@ import pytest
 from flax import nnx
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.build import build_model, reads_final_norm
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs.assemble import trainable_rules
-from mlmoe_jax.training.preflight import cost
 
 METHODS = [
     "q2l_resnet101",

@@ -5,6 +5,7 @@ import pytest
 from flax import nnx
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.config.recipes.benchmarks import ema_decay
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -12,7 +13,6 @@ from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs.assemble import preprocess_for, trainable_rules
-from mlmoe_jax.training.preflight import cost
 
 BACKBONE = 86_580_480  # DINOv2-B
 

@@ -1,9 +1,9 @@
 import pytest
 
+from mlmoe_jax.apps.cli.reference import describe
 from mlmoe_jax.config import apply_overrides, default_config, from_json, to_json, validate, warnings
 from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.config.keys import ANY, AutoInteger, Choice, Number
-from mlmoe_jax.config.reference import describe
 from mlmoe_jax.data.sources.open import SOURCES
 from mlmoe_jax.evaluation.metrics.published import PRESETS
 from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, SPREADS

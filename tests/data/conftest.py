@@ -5,7 +5,7 @@ import pytest
 from etils.epath import testing as epath_testing
 from helpers.packing import config_of, write_voc
 
-from mlmoe_jax.data.pack import pack
+from mlmoe_jax.apps.tools.pack import pack
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from etils import epath
 from etils.epath import testing as epath_testing
 from helpers.packing import assert_same_split, config_of, files_of
 
-from mlmoe_jax.data import pack as packing
+from mlmoe_jax.apps.tools import pack as packing
+from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.data.pack import pack
 from mlmoe_jax.data.sources import packed
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, verify

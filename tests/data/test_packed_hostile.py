@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.packing import config_of, files_of
 
-from mlmoe_jax.data.pack import pack
+from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.data.sources.packed import open_packed, verify
 
 HOSTILE = [

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.pack import pack
 from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.sources.open import SOURCES, count_labels, open_split, open_splits, original_name
 from mlmoe_jax.data.sources.source import Source

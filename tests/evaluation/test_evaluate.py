@@ -25,7 +25,7 @@ from mlmoe_jax.evaluation.evaluate import (
     write_results,
 )
 from mlmoe_jax.evaluation.results import SplitScores, read_settings
-from mlmoe_jax.inference.step import make_eval_step, probabilities
+from mlmoe_jax.models.apply import make_eval_step, probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run

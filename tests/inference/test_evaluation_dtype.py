@@ -13,7 +13,7 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.evaluation.evaluate import evaluate_run
-from mlmoe_jax.inference.step import make_eval_step
+from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
 from mlmoe_jax.runs.folder import RunFolder

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -24,9 +25,8 @@ from mlmoe_jax.inference.explain import (
     write_samples,
 )
 from mlmoe_jax.inference.gate_statistics import gate_statistics, shared_entries, summarize_gates
-from mlmoe_jax.inference.step import make_eval_step
+from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.prompts import prompt_groups
-from mlmoe_jax.report.run_files import RunFiles
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import make_mesh, on_device

@@ -8,7 +8,7 @@ from flax import nnx
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.inference.step import make_eval_step
+from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.contracts import Prediction

@@ -15,6 +15,9 @@ from helpers import tiny
 from helpers.bench import Bench, drawn_batch, drawn_model
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mlmoe_jax.apps.tools.preflight import hlo
+from mlmoe_jax.apps.tools.preflight.compile_check import Programs
+from mlmoe_jax.apps.tools.prune import measure_importance
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.augment import augment
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -32,9 +35,6 @@ from mlmoe_jax.runs.assemble import Parts, split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import AXES, make_mesh, unpadded
-from mlmoe_jax.training.preflight import hlo
-from mlmoe_jax.training.preflight.compile_check import Programs
-from mlmoe_jax.training.prune import measure_importance
 
 # Ten labels: on two devices along `expert` five per device, on eight two per device with padding.
 LABELS, BATCH = 10, 16

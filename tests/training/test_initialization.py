@@ -15,6 +15,7 @@ from helpers.tiny import write_weights
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+from mlmoe_jax.apps.export.convert import export_official_run, import_run
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
@@ -30,7 +31,6 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
-from mlmoe_jax.training.convert import export_official_run, import_run
 from mlmoe_jax.training.initialization import initial_parts
 from mlmoe_jax.training.loop import train
 

@@ -1,0 +1,1 @@
+"""The command line: flags, one function per --mode, printing, exit codes."""

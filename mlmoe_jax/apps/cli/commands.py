@@ -1,0 +1,386 @@
+"""The command line: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`.
+
+Results go to stdout, everything else to stderr. Exit codes: 0, done; 1, `--mode=data` found problems, or
+`--mode=compile` found a step that does not fit its devices; 2, user error, explained in one sentence; 3, done, but from
+an older checkpoint, because the newest is damaged; 4, the disk is full, read-only or failing; 130, interrupted by
+SIGTERM or Ctrl-C (training saves a checkpoint first).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from mlmoe_jax.apps.cli.flags import parse_flags as parse
+from mlmoe_jax.apps.cli.large_pages import use_large_pages
+from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
+from mlmoe_jax.runtime import disk
+from mlmoe_jax.runtime.text import printable
+
+# Modes in which all processes take part; in every other mode only the first one works.
+TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
+_HELP = "--help="  # with a section or a key of the config; a bare --help is argparse's
+
+
+def _load_config(
+    flags: argparse.Namespace,
+    overrides: list[tuple[str, str]],
+    *,
+    validate: bool = True,
+    run: Callable = lambda: None,
+):
+    """Load the config that the flags name; run: as in `load_config`."""
+    import mlmoe_jax.config as configuration
+
+    if flags.config is None:
+        raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
+    loaded = configuration.load_config(flags.config, overrides, run=run)
+    if validate:
+        configuration.validate(loaded)
+    return loaded
+
+
+def _workdir(flags: argparse.Namespace):
+    from mlmoe_jax.runs.shared import run_folder
+
+    if flags.workdir is None:
+        raise UserError(f"--mode={flags.mode} needs --workdir=FOLDER")
+    return run_folder(flags.workdir)
+
+
+def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
+    """Return the config and the folder of a run that starts or resumes: --workdir, or a name made of the command."""
+    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.runs.naming import RUNS, default_folder, run_name
+    from mlmoe_jax.runs.restore import stored_config
+
+    def resumed():
+        if flags.sweep:  # its runs are in folders of their own
+            return None
+        name = run_name(flags.config, overrides, mode=flags.mode)  # a file that chooses is for data of one's own
+        folder = RunFolder(f"{RUNS}/{name}" if flags.workdir is None else flags.workdir)
+        folder.require_place()
+        return stored_config(folder)
+
+    config = _load_config(flags, overrides, validate=validate, run=resumed)
+    if flags.workdir is None:
+        from mlmoe_jax.runtime.progress import status
+
+        flags.workdir = default_folder(flags.config, overrides, config, mode=flags.mode, sweep=flags.sweep)
+        status(f"run folder: {flags.workdir}")
+    return config, _workdir(flags)
+
+
+def _no_config(flags: argparse.Namespace) -> None:
+    if flags.config is not None:
+        raise UserError(f"--mode={flags.mode} takes its config from the run folder; leave --config out")
+
+
+def _no_overrides(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
+    if overrides:
+        raise UserError(f"--mode={flags.mode} takes no config keys; leave --config.{overrides[0][0]} out")
+
+
+def _train(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    if flags.sweep and flags.profile:
+        raise UserError("--profile traces one training; leave it out of a --sweep")
+    if flags.sweep:
+        return _sweep(flags, overrides)
+    config, folder = _new_run(flags, overrides)
+    from mlmoe_jax.training.loop import train
+    from mlmoe_jax.training.profiling import Window
+
+    window = Window.parse(flags.profile) if flags.profile else None
+    return _finish_training(lambda: train(config, folder, profile=window), config, folder, flags)
+
+
+def _prune(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config, folder = _new_run(flags, overrides)
+    from mlmoe_jax.apps.tools.prune import prune
+
+    return _finish_training(lambda: prune(config, folder), config, folder, flags)
+
+
+def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Namespace) -> int:
+    """Train, write the samples that the config requests and print the results; or print that training was stopped."""
+    from mlmoe_jax.inference.explain import write_requested_samples
+    from mlmoe_jax.training.loop import Stopped
+
+    try:
+        results = run()
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return INTERRUPTED
+    write_requested_samples(folder, config)
+    _print_results(results, flags)
+    if config.eval.select_on == "test":
+        print("selected on test, as published", file=sys.stderr)
+    print(f"run folder: {folder}", file=sys.stderr if flags.json else sys.stdout)
+    return 0
+
+
+def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    from mlmoe_jax.apps.papers.sweep.grid import METHOD, Point, combine, method_points
+    from mlmoe_jax.apps.papers.sweep.grid import parse as parse_sweep
+    from mlmoe_jax.apps.papers.sweep.run import sweep
+    from mlmoe_jax.config import default_config
+
+    swept = parse_sweep(flags.sweep, default_config())
+    if both := {one.key for one in swept} & {key for key, _ in overrides}:
+        raise UserError(f"{min(both)} is set by --sweep and by --config.{min(both)}; leave one out")
+    methods = next((one.values for one in swept if one.key == METHOD), None)
+    if methods is None:  # the config without the swept values need not be valid
+        config, folder = _new_run(flags, overrides, validate=False)
+        bases = [Point("", {}, config)]
+    elif flags.config is None:
+        bases, folder = method_points(methods, overrides), _workdir(flags)
+    else:
+        raise UserError("--sweep=config=… names the configs; leave --config out")
+    points = combine(bases, [one for one in swept if one.key != METHOD])
+    return sweep(points, folder, as_json=flags.json)
+
+
+def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    if flags.config is not None:
+        raise UserError("--mode=reproduce takes its configs from --table; leave --config out")
+    from mlmoe_jax.apps.papers.reproduce.commands import WORKDIR, dry_run, requested
+
+    options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
+    request = requested(flags.table, overrides=overrides, **options)
+    workdir = flags.workdir or WORKDIR
+    if flags.dry_run:
+        print(dry_run(request, workdir))
+        return 0
+    from mlmoe_jax.apps.papers.reproduce.run import reproduce
+    from mlmoe_jax.runs.folder import RunFolder
+
+    return reproduce(request, RunFolder(workdir), as_json=flags.json)
+
+
+def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    folder = _workdir(flags)
+    from mlmoe_jax.evaluation.evaluate import evaluate_opened, require_good_thresholds
+    from mlmoe_jax.runs.restore import open_run
+
+    require_good_thresholds(folder)
+    run = open_run(folder, overrides, which=flags.checkpoint)
+    _print_results(evaluate_opened(folder, run), flags)
+    return OUTDATED if run.outdated else DONE
+
+
+def _thresholds(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    folder = _workdir(flags)
+    from mlmoe_jax.evaluation.fit_thresholds import fit_run
+
+    return fit_run(folder, overrides, as_json=flags.json)
+
+
+def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    folder = _workdir(flags)
+    if not flags.images:
+        raise UserError("--mode=predict needs --images=FOLDER or image files")
+    from mlmoe_jax.inference.predict import predict_files
+    from mlmoe_jax.runs.shared import is_shared
+
+    here = f"predictions.{'jsonl' if flags.gates else 'csv'}" if is_shared(flags.workdir) and not flags.json else None
+    return predict_files(
+        folder,
+        flags.images,
+        flags.output or here,
+        overrides,
+        checkpoint=flags.checkpoint,
+        batch_size=flags.batch_size,
+        top_k=flags.top_k,
+        gates=flags.gates,
+        as_json=flags.json,
+    )
+
+
+def _serve(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    from mlmoe_jax.apps import serving
+
+    serving.require_libraries()
+    from mlmoe_jax.apps.serving.server import serve
+
+    return serve(_workdir(flags), overrides, host=flags.host, port=flags.port, checkpoint=flags.checkpoint)
+
+
+def _compare(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    _no_overrides(flags, overrides)
+    if len(flags.workdir) != 2:
+        raise UserError("--mode=compare needs --workdir=FOLDER twice, once for each run")
+    from mlmoe_jax.apps.tools.compare_output import compare_folders
+    from mlmoe_jax.runs.folder import RunFolder
+
+    first, second = map(RunFolder, flags.workdir)
+    return compare_folders(first, second, split=flags.split, output=flags.output, as_json=flags.json, pairs=flags.pairs)
+
+
+def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    _no_overrides(flags, overrides)
+    folder = _workdir(flags)
+    from mlmoe_jax.apps.report.page import write_report
+    from mlmoe_jax.runs.folder import RunFolder
+
+    against = RunFolder(flags.against) if flags.against else None
+    path = write_report(folder, against=against, output=flags.output, cost=flags.cost, wanted_pairs=flags.pairs)
+    print(f"report: {path}")
+    return 0
+
+
+def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    if bool(flags.config) == bool(flags.configs):
+        raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
+    import mlmoe_jax.config as configuration
+    from mlmoe_jax.apps.tools.preflight.cost import format_summary, summarize
+    from mlmoe_jax.runtime.storage import to_json
+
+    rows = {}
+    for reference in [flags.config] if flags.config else configuration.split_references(flags.configs):
+        loaded = configuration.load_config(reference, overrides)
+        configuration.validate(loaded)
+        rows[reference] = summarize(loaded)
+    if flags.json:
+        print(to_json(rows if flags.configs else rows[flags.config], indent=2))
+    else:
+        print(format_summary(rows))
+    return 0
+
+
+def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config = _load_config(flags, overrides)
+    from mlmoe_jax.apps.tools.preflight.compile_check import print_check
+
+    what = {"find_batch": flags.find_batch, "num_labels": flags.labels, "quick": flags.quick}
+    return print_check(config, flags.topology, as_json=flags.json, **what)
+
+
+def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config = _load_config(flags, overrides)
+    from mlmoe_jax.apps.tools.check import print_checkup
+
+    return print_checkup(config, flags.json, flags.sample)
+
+
+def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config = _load_config(flags, overrides)
+    if not flags.output:
+        raise UserError("--mode=pack needs --output=FOLDER, a folder or an address such as gs://bucket/folder")
+    from mlmoe_jax.apps.tools.pack import pack
+
+    return pack(config, flags.output)
+
+
+def _features(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config = _load_config(flags, overrides)
+    if not flags.output:
+        raise UserError("--mode=features needs --output=FOLDER")
+    from mlmoe_jax.apps.tools.feature_files import write_features
+
+    return write_features(config, flags.output)
+
+
+def _import(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    config, folder = _new_run(flags, overrides)
+    from mlmoe_jax.apps.export.convert import import_run
+
+    import_run(config, folder)
+    print(f"run folder: {folder}")
+    return 0
+
+
+def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    folder = _workdir(flags)
+    if not flags.output:
+        raise UserError("--mode=export needs --output=FILE, a .safetensors or .npz file, or a folder with --format")
+    from mlmoe_jax.apps.export.convert import export
+
+    how = {"checkpoint": flags.checkpoint, "include_frozen": flags.include_frozen}
+    return export(folder, flags.output, flags.format, overrides, **how)
+
+
+def _push(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    _no_config(flags)
+    _no_overrides(flags, overrides)
+    if not flags.repo:
+        raise UserError("--mode=push needs --repo=USER/NAME, the name that the model gets on the hub")
+    from mlmoe_jax.apps.hub.push import push
+
+    how = {"private": flags.private, "revision": flags.revision, "license_name": flags.license}
+    return push(_workdir(flags), flags.repo, output=flags.output, **how)
+
+
+def _print_results(results: dict, flags: argparse.Namespace) -> None:
+    from mlmoe_jax.evaluation.evaluate import format_results
+    from mlmoe_jax.runtime.storage import to_json
+
+    print(to_json(results, indent=2) if flags.json else format_results(results, every=flags.verbose))
+    if not (flags.json or flags.verbose):
+        print("results.json has all metrics, and --verbose prints them", file=sys.stderr)
+
+
+MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
+    "train": _train,
+    "reproduce": _reproduce,
+    "eval": _eval,
+    "thresholds": _thresholds,
+    "predict": _predict,
+    "serve": _serve,
+    "compare": _compare,
+    "report": _report,
+    "summary": _summary,
+    "compile": _compile,
+    "data": _data,
+    "pack": _pack,
+    "features": _features,
+    "prune": _prune,
+    "import": _import,
+    "export": _export,
+    "push": _push,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; return its exit code."""
+    from mlmoe_jax.runtime.preemption import interruptible
+
+    try:
+        with interruptible():
+            code = _run(arguments)
+            disk.flush_output()
+            return code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        known = error if isinstance(error, UserError) else disk.no_room(error)
+        if known is None:
+            raise
+        print(f"error: {printable(str(known))}", file=sys.stderr)
+        return known.exit_code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if topics := [word.removeprefix(_HELP) for word in arguments if word.startswith(_HELP)]:
+        from mlmoe_jax.apps.cli.reference import describe
+
+        print("\n\n".join(map(describe, topics)))
+        return DONE
+    flags, overrides = parse(arguments)
+    from mlmoe_jax.runtime import distributed
+
+    return distributed.run(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
+
+
+def console() -> None:
+    """Entry point of the installed `mlmoe` command."""
+    use_large_pages()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""The reference of all config keys: the text of `--help=optim`, and the page docs/configuration.md.
+
+`python -m mlmoe_jax.apps.cli.reference > docs/configuration.md` writes the page.
+"""
+
+import textwrap
+from collections.abc import Mapping
+
+from mlmoe_jax.config.defaults import CONFIG, SECTIONS, key_named
+from mlmoe_jax.config.keys import Choice, Key, Section
+from mlmoe_jax.config.loading import why_unknown
+from mlmoe_jax.errors import UserError
+
+ROOT = "config"  # the name of the whole table
+_WIDTH = 100
+
+_INTRODUCTION = """\
+# Configuration
+
+Every key of the config, in the order of the table that defines it. A config file sets keys as attributes,
+`config.optim.learning_rate = 3e-4`; the command line sets them as `--config.optim.learning_rate=3e-4`, with the values
+of a list separated by commas or as a Python tuple. `--help=optim` prints one section of this page,
+`--help=optim.learning_rate` one key, and `--help=config` the list of sections. Unless a key has a limit of its own, the
+largest integer is 1,000,000 and the largest other number 1,000,000,000.
+
+This page is generated: `python -m mlmoe_jax.apps.cli.reference > docs/configuration.md`.
+"""
+
+
+def describe(topic: str) -> str:
+    """Return the help text of a dotted section or key, or of `config`, the whole table.
+
+    Raises UserError, with the nearest key, for an unknown section or key.
+    """
+    name = topic.removeprefix(f"{ROOT}.")
+    if name == ROOT:
+        return _describe_section("", CONFIG)
+    if name in SECTIONS:
+        return _describe_section(name, SECTIONS[name])
+    key = key_named(name)
+    if key is None:
+        raise UserError(f"config section or key '{name}' {why_unknown(name)}")
+    return "\n".join(_describe_key(name, key))
+
+
+def _describe_section(name: str, section: Section) -> str:
+    lines = [*_wrapped(f"{name or ROOT}: {section.doc}", ""), ""]
+    prefix = f"{name}." if name else ""
+    for entry, key in _keys(section).items():
+        lines += [*_describe_key(f"{prefix}{entry}", key), ""]
+    below = {entry: one for entry, one in section.entries.items() if isinstance(one, Section)}
+    if below:
+        lines.append("sections, each with its own --help=SECTION:")
+    for entry, one in below.items():
+        lines += _wrapped(f"{prefix}{entry}: {one.doc}", "  ", below="    ")
+    return "\n".join(lines).rstrip()
+
+
+def _describe_key(name: str, key: Key) -> list[str]:
+    lines = _wrapped(f"{name}: {_takes(key)}; default {key.text_of(key.default) or 'empty'}", "", below="    ")
+    lines += _wrapped(key.doc, "    ")
+    for choice, meaning in _meanings(key).items():
+        lines += _wrapped(f"{choice}: {meaning}", "      ", below="        ")
+    return lines
+
+
+def _wrapped(text: str, indent: str, *, below: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent if below is None else below,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _keys(section: Section) -> dict[str, Key]:
+    """Return the keys directly in a section; NAME stands for those that may be added."""
+    keys = {name: one for name, one in section.entries.items() if isinstance(one, Key)}
+    return keys if section.further is None else {**keys, "NAME": section.further}
+
+
+def _takes(key: Key) -> str:
+    return f"{key.takes} ({key.unit})" if key.unit else key.takes
+
+
+def _meanings(key: Key) -> Mapping[str, str]:
+    return key.of if isinstance(key, Choice) and isinstance(key.of, Mapping) else {}
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+def page() -> str:
+    """Return docs/configuration.md."""
+    parts = [_INTRODUCTION, _table("", CONFIG)]
+    for name, section in SECTIONS.items():
+        parts += [f"## {name}\n\n{section.doc}\n", _table(f"{name}.", section)]
+    return "\n".join(parts)
+
+
+def _table(prefix: str, section: Section) -> str:
+    rows = [_row(f"{prefix}{name}", key) for name, key in _keys(section).items()]
+    return "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def _row(name: str, key: Key) -> str:
+    default = f"`{key.text_of(key.default)}`" if key.text_of(key.default) else "empty"
+    meaning = "".join(f"<br>`{choice}`: {text}" for choice, text in _meanings(key).items())
+    cells = (f"`{name}`", _takes(key), default, f"{key.doc}{meaning}")
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

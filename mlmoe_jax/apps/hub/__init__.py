@@ -1,0 +1,1 @@
+"""Sharing a run: the model card and the upload to the hub."""

@@ -1,0 +1,119 @@
+"""`--mode=push`: share a trained model on the Hugging Face hub, without the published backbone.
+
+What is shared is a run folder with the selected values in place of checkpoints, and a model card. It holds no paths of
+this machine, no image, and no score of a single image.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.apps.hub.card import write_card
+from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.errors import DONE, OUTDATED
+from mlmoe_jax.evaluation.results import hidden_evaluations, read_results, read_scores
+from mlmoe_jax.pretrained import hub
+from mlmoe_jax.runs.adapter import write_adapter
+from mlmoe_jax.runs.assemble import Parts, abstract_parts
+from mlmoe_jax.runs.folder import ADAPTER, RESULTS, RunFolder
+from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
+from mlmoe_jax.runs.shared import CARD, FILES
+from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
+from mlmoe_jax.runtime.progress import megabytes, status
+from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.runtime.storage import require_new, whole_folder
+
+# Keys that name places on this machine, other than the weights of the backbone, whose file name is kept.
+_PLACES = ("data.root", "data.table", "data.images", "data.classes", "model.head.graph.word_vectors", "init_from")
+
+
+def push(
+    folder: RunFolder,
+    repository: str,
+    *,
+    revision: str = "",
+    private: bool = False,
+    license_name: str = "",
+    output: str | None = None,
+) -> int:
+    """Upload a run to the hub as user/name, or only write what would be uploaded to the new folder `output`.
+
+    revision: a branch, which is created; "" = main. private: show the repository to its owner only. license_name: an
+    identifier of the hub such as apache-2.0, for the model card. Prints what was done, and returns the exit code: 3 if
+    the newest checkpoint is damaged and an older one was used.
+
+    Raises UserError for a name that is not user/name, a run without results or values, an output that exists, a missing
+    token, and a hub that refuses or cannot be reached.
+    """
+    hub.require_repository(repository)
+    address = hub.Address(repository, hub.require_revision(revision) if revision else "main")
+    target = require_new(output) if output else None
+    if target is None:
+        hub.require_token()
+    folder.require_model()
+    read_results(folder)  # known before anything that takes time
+    for hidden in hidden_evaluations(folder).values():
+        status(hidden)
+    with tempfile.TemporaryDirectory() as temporary:
+        with whole_folder(target or Path(temporary) / "model") as place:
+            outdated = write_shared(folder, RunFolder(place), address, license_name)
+        place = target or Path(temporary) / "model"
+        sizes = {name: (place / name).stat().st_size for name in FILES if (place / name).exists()}
+        values = f"adapter {megabytes(sizes[ADAPTER])}, all {len(sizes)} files {megabytes(sum(sizes.values()))}"
+        if target is None:
+            where = hub.upload_model(place, address, list(FILES), private=private)
+            print(f"{address}: {values}; {where}")
+        else:
+            print(f"{values}; written to {target}, and nothing was uploaded; leave --output out to upload it")
+    return OUTDATED if outdated else DONE
+
+
+def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, license_name: str = "") -> bool:
+    """Write what is shared of a run to an existing folder; return whether the newest checkpoint is damaged.
+
+    Raises UserError as `open_run` does, and if the run has no results.
+    """
+    config, space = read_run(folder)
+    results, scores = read_results(folder), read_scores(folder)
+    parts = parts_of_run(folder, config, space)
+    restored = restored_values(folder, parts, make_mesh(config.mesh))
+    thresholds, shared = read_thresholds(folder), _portable(config)
+    write_adapter(target, restored.selected, restored.notes)
+    preprocess = read_preprocess(folder, config.data.image_size)
+    write_run_metadata(target, shared, space, preprocess, parts.frozen, _unpublished(config, space, parts))
+    write_thresholds(target, thresholds)
+    target.write_json(RESULTS, results)
+    card = write_card(
+        target, address, shared, space, results=results, scores=scores, thresholds=thresholds, license_name=license_name
+    )
+    target.write_text(CARD, card)
+    return restored.step < restored.newest
+
+
+def _portable(config: ConfigDict) -> ConfigDict:
+    """Return a config without places, devices and logs of this machine, which stores unpublished frozen weights."""
+    shared, default = config.copy_and_resolve_references(), default_config()
+    for section in ("mesh", "log"):
+        shared[section] = default[section]
+    for key in _PLACES:
+        *sections, name = key.split(".")
+        here, there = shared, default
+        for section in sections:
+            here, there = here[section], there[section]
+        here[name] = there[name]
+    if shared.model.prompts.groups not in ("computed", "published"):
+        shared.model.prompts.groups = "computed"  # the label space has the groups
+    shared.model.backbone.weights = Path(shared.model.backbone.weights).name
+    shared.checkpoint.include_frozen = "auto"
+    return shared
+
+
+def _unpublished(config: ConfigDict, space, parts: Parts) -> Collection[str]:
+    """Return the paths of the frozen values to share: those that no published file has."""
+    if config.init_from or config.checkpoint.include_frozen == "auto":
+        return parts.unpublished
+    return abstract_parts(config, space).unpublished

@@ -1,0 +1,124 @@
+"""What `--mode=reproduce` trains: the runs of a table, and the commands that a user could type instead.
+
+It only reads the data files of the papers, so that --dry-run answers at once.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mlmoe_jax.apps.papers.paper import SMALL, Paper, Recipe, Result, Row, find, selected
+from mlmoe_jax.config.loading import load_config
+from mlmoe_jax.errors import UserError
+
+PROGRAM = "python -m mlmoe_jax.main"
+WORKDIR = "runs/reproduce"  # one folder for all tables: they share runs
+
+Overrides = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A table with the rows to train.
+
+    dataset: another data set for all rows, or "". seeds: of every run; () = that of its config. roots: data set ->
+    folder; one under "" is for all. overrides: of config keys, for every run.
+    """
+
+    paper: Paper
+    result: Result
+    rows: tuple[Row, ...]
+    dataset: str = ""
+    seeds: tuple[int, ...] = ()
+    roots: Mapping[str, str] = field(default_factory=dict)
+    overrides: Overrides = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of its files, such as mlvpt.4, or mlvpt.4-digits with another data set."""
+        return f"{self.result.id}-{self.dataset}" if self.dataset else self.result.id
+
+    def runs_of(self, recipe: Recipe | None) -> list[Recipe]:
+        """Return the runs of a recipe, one per seed; [] without a recipe."""
+        return [] if recipe is None else [recipe.with_seed(seed) for seed in self.seeds] or [recipe]
+
+    @property
+    def runs(self) -> list[Recipe]:
+        """All different runs of the rows, in their order."""
+        recipes = [recipe for row in self.rows for recipe in (row.over, row.recipe)]
+        return list(dict.fromkeys(run for recipe in recipes for run in self.runs_of(recipe)))
+
+    def overrides_of(self, run: Recipe) -> Overrides:
+        """Return all overrides of a run: of its row, its data folder, and those of the request."""
+        root = self.roots.get(run.dataset, self.roots.get(""))
+        return [*run.overrides, *([("data.root", root)] if root else []), *self.overrides]
+
+
+def requested(
+    table: str, *, only: str = "", dataset: str = "", root: str = "", seeds: str = "", overrides: Overrides = ()
+) -> Request:
+    """Return the request of the flags of `--mode=reproduce`; UserError for one that is wrong."""
+    paper, result = find(table, dataset)
+    rows = tuple(selected(result.rows, only))
+    request = Request(paper, result, rows, dataset, _seeds(seeds), _roots(root), list(overrides))
+    if dataset and dataset not in SMALL:
+        load_config(request.runs[0].reference, [])  # refuses an unknown data set
+    names = sorted({run.dataset for run in request.runs})
+    if "" in request.roots and len(names) > 1:
+        each = ",".join(f"{name}=FOLDER" for name in names)
+        raise UserError(f"{table} has the data sets {', '.join(names)}; give each its folder, --root={each}")
+    if unknown := [name for name in request.roots if name and name not in names]:
+        raise UserError(f"--root names {', '.join(unknown)}, but {table} has the data sets {', '.join(names)}")
+    varied = {key for run in request.runs for key, _ in run.overrides} | ({"data.root"} if request.roots else set())
+    if both := varied & {key for key, _ in overrides}:
+        raise UserError(f"{min(both)} is set by {table} itself; leave --config.{min(both)} out")
+    return request
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise UserError(f"--seeds={text} is not a list of different integers, such as --seeds=0,1,2")
+    return tuple(map(int, parts))
+
+
+def _roots(text: str) -> dict[str, str]:
+    """Return {"": FOLDER}, or the folders of DATASET=FOLDER,DATASET=FOLDER."""
+    if "=" not in text:
+        return {"": text} if text else {}
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(name and folder for name, _, folder in parts):
+        raise UserError(f"--root={text} is neither a folder nor DATASET=FOLDER,DATASET=FOLDER")
+    return {name.strip(): folder for name, _, folder in parts}
+
+
+def training_command(request: Request, run: Recipe, workdir: str) -> str:
+    """Return the command that trains one run into the folder in which `--mode=reproduce` looks for it."""
+    words = [f"--config={run.reference}", f"--workdir={workdir}/{run.name}"]
+    words += [f"--config.{key}={text}" for key, text in request.overrides_of(run)]
+    return f"{PROGRAM} {shlex.join(words)}"
+
+
+def commands_after(request: Request, workdir: str) -> list[str]:
+    """Return the commands that show what a figure shows, for use after the trainings, on the runs of the first seed."""
+    folders = {}
+    for row in request.rows:
+        for method, recipe in zip(row.settings["method"].split(" − "), (row.recipe, row.over), strict=False):
+            if runs := request.runs_of(recipe):
+                folders[method] = f"{workdir}/{runs[0].name}"
+    try:
+        words = [[word.format_map(folders) for word in shlex.split(one)] for one in request.result.then]
+    except KeyError:  # --only has left out one of the runs
+        return []
+    return [f"{PROGRAM} {shlex.join(one)}" for one in words]
+
+
+def dry_run(request: Request, workdir: str) -> str:
+    """Return all commands, one per line, as a shell script with comments."""
+    runs, after = request.runs, commands_after(request, workdir)
+    lines = [f"# {request.paper.name}, {request.result.title}", f"# number of runs: {len(runs)}"]
+    lines += [training_command(request, run, workdir) for run in runs]
+    lines += [f"# not in this package: {row.label}" for row in request.rows if row.recipe is None]
+    return "\n".join([*lines, *(["# afterwards"] if after else []), *after])

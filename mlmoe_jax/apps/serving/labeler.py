@@ -1,0 +1,146 @@
+"""From the bytes of images to results: decoding, and a model that is compiled for a few batch sizes in advance."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image
+
+from mlmoe_jax.data.images import FORMATS, BadImage, Decoding, open_image
+from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.explain import make_explain_step, prompt_places
+from mlmoe_jax.inference.predict import SIZES, Predictor, fitting_size
+from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.models.contracts import LABELS, PROMPTS
+from mlmoe_jax.models.heads.catalog import head_of
+from mlmoe_jax.runtime.memory import shortage_explained
+from mlmoe_jax.runtime.sharding import shard_batch
+
+LABELED, EXPLAINED = "labeled", "explained"  # kinds of batches: without and with attention
+# Batch sizes per device; attention maps of many labels are large.
+BATCH_SIZES = {LABELED: SIZES, EXPLAINED: SIZES[:2]}
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of the model for one image: logits f32[K], gates f32[K,E] by name, and if it was explained attention
+    f32[Q,N] by name, over the N patches of `grid` = (rows, columns)."""
+
+    logits: np.ndarray
+    gates: dict[str, np.ndarray]
+    attention: dict[str, np.ndarray] | None = None
+    grid: tuple[int, int] | None = None
+
+
+class Labeler:
+    """The model of a predictor, for batches of decoded images; `sizes`: kind -> batch sizes, increasing.
+
+    gate_entries: gate -> names of its E entries; {} without gates.
+    """
+
+    def __init__(self, predictor: Predictor):
+        self.predictor, self._run = predictor, predictor.run
+        self.gate_entries = head_of(self._run.config).gate_entries(self._run.config)
+        run, data = self._run, self._run.config.data
+        parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
+        self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}
+        self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
+        self._transform = make_host_transform(data, None, training=False)
+        reduced = smallest_useful_side(data, None, training=False) if data.reduced_decoding else 0
+        self._decoding = Decoding.of(data, reduced)
+        Image.init()
+        self._formats = [name for name in FORMATS if name in Image.OPEN]  # Pillow reads AVIF since 11.3
+        self._most_pixels = int(run.config.serve.megapixels * 1e6)
+
+    def compile(self, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Compile every program that `label` runs, or those before `stopping` returns True.
+
+        Raises UserError if the scores are not finite or memory is short.
+        """
+        side = self._run.preprocess.image_size
+        blank = np.zeros((side, side, 3), np.uint8)
+        for kind, size in ((kind, size) for kind, sizes in self.sizes.items() for size in sizes):
+            if stopping():
+                return
+            with shortage_explained("label on a device with more memory"):
+                outputs = self.label([blank] * size, kind)
+            if not np.isfinite(outputs[0].logits).all():
+                raise UserError(
+                    "the model returns scores that are not finite: its training has diverged; train it again"
+                )
+
+    def programs(self) -> int:
+        """Return the number of compiled programs."""
+        return sum(step._cache_size() for step in self._steps.values())
+
+    def read(self, content: bytes, name: str) -> np.ndarray:
+        """Decode an encoded image to the input of the model, u8[H,W,3]; BadImage if it cannot be, or is too large.
+
+        name: of the image, for the error.
+        """
+        try:
+            with Image.open(io.BytesIO(content), formats=self._formats) as header:
+                pixels = header.width * header.height
+        except Exception:  # `open_image` knows the reason
+            pixels = 0
+        if pixels > self._most_pixels:
+            raise BadImage(
+                f"cannot read {name} as an image: it has {pixels:,} pixels, and at most {self._most_pixels:,} are read"
+            )
+        return self._transform(open_image(content, name=name, decoding=self._decoding), np.random.default_rng(0))
+
+    def label(self, images: Sequence[np.ndarray], kind: str) -> list[Output]:
+        """Apply the model to at most the largest number of images of a kind, u8[H,W,3] each."""
+        size = fitting_size(len(images), self.sizes[kind])
+        stacked = np.zeros((size, *images[0].shape), np.uint8)
+        stacked[: len(images)] = images
+        mask = (np.arange(size) < len(images)).astype(np.float32)
+        batch = shard_batch({"image": stacked, "mask": mask, "id": np.arange(size, dtype=np.int32)}, self._run.mesh)
+        output = self._steps[kind](self._run.values, self._run.frozen, batch)
+        if kind == LABELED:
+            found = jax.device_get({name: output[name] for name in ("logits", "gates")})
+            return [Output(found["logits"][row], _of_row(found["gates"], row)) for row in range(len(images))]
+        prediction = jax.device_get(output["prediction"])
+        return [
+            Output(
+                prediction.logits[row],
+                _of_row(prediction.gates, row),
+                _of_row(prediction.attention, row),
+                prediction.grid,
+            )
+            for row in range(len(images))
+        ]
+
+    def queries(self, attention: str) -> list[str]:
+        """Return the names of the Q queries of an attention map, such as `prompts`."""
+        if attention == LABELS:
+            return list(self.predictor.names)
+        config = self._run.config
+        if attention != PROMPTS:
+            return ["class token"]
+        if (places := prompt_places(config)) is None:
+            return [f"prompt {number + 1}" for number in range(config.model.prompts.count)]
+        return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in places]
+
+    def describe(self) -> dict[str, Any]:
+        """Return labels with thresholds, names of gate entries, and the image size, as JSON values."""
+        thresholds = [None if value == float("inf") else value for value in self.predictor.thresholds.tolist()]
+        return {
+            "labels": [
+                {"name": name, "threshold": threshold}
+                for name, threshold in zip(self.predictor.names, thresholds, strict=True)
+            ],
+            "gates": self.gate_entries,
+            "image_size": self._run.preprocess.image_size,
+        }
+
+
+def _of_row(arrays: dict[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
+    """Return the part of one image; static gates have one row for all."""
+    return {name: values[row % len(values)] for name, values in arrays.items()}

@@ -1,0 +1,1 @@
+"""Commands around a training: check, pack, prune, compare, compile."""

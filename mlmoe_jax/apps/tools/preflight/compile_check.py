@@ -1,0 +1,370 @@
+"""Compile the training and evaluation step of a config for a device topology, and report memory and collectives.
+
+Nothing is allocated or executed: model, state and batches are shapes only. For a TPU topology, the compiler in libtpu
+runs on any host; without a topology, the local devices are used. Sizes are bytes per device. A device is one chip, or
+half a chip on TPU v2, v3, v4 and 7x, whose chips appear as two devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from mlmoe_jax.apps.tools.preflight import hlo
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import sharding
+from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.text import counted
+from mlmoe_jax.training.setup import abstract_steps
+
+# Without these variables libtpu queries the metadata service of the cloud.
+WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+# XLA's O0: the program is slower, but its memory and its collectives are nearly the same (docs/scaling.md).
+QUICK = {"optimization_level": 9}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step that can be compiled; its arguments have shapes and shardings only.
+
+    held: bytes per device that training holds in addition to the arguments while the step runs.
+    """
+
+    lower: Callable[[], jax.stages.Lowered]
+    arguments: dict[str, Any]
+    batch_size: int
+    held: int
+
+
+class Programs:
+    """The training step and the evaluation step of a config on a mesh, as training builds them, for any batch size.
+
+    num_labels: 0 = the number of labels of the data set, which must be present unless it is a published one.
+    """
+
+    def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
+        parts, self._steps = abstract_steps(config, mesh, num_labels)
+        self.num_labels = self._steps.num_labels
+        state = jax.eval_shape(self._steps.initial_state, parts)
+        self.state = sharding.abstract(state, mesh, self._steps.label_axes)
+
+    def training(self, batch_size: int) -> Program:
+        """Return the training step. A device also holds the values selected so far and the next batch."""
+        batch = self.batch(batch_size)
+        return Program(
+            lambda: self._steps.train_step.lower(self.state, batch),
+            {"state": self.state, "batch": batch},
+            batch_size,
+            held=device_bytes(self.state.ema) + device_bytes(batch),
+        )
+
+    def evaluation(self, batch_size: int, training_batch_size: int) -> Program:
+        """Return the evaluation step. A device also holds the other values of the training state, and batches."""
+        batch, state, waiting = self.batch(batch_size), self.state, self.batch(training_batch_size)
+        return Program(
+            lambda: self._steps.eval_step.lower(state.ema, state.frozen, batch),
+            {"values": state.ema, "frozen": state.frozen, "batch": batch},
+            batch_size,
+            held=device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting)),
+        )
+
+    def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes of a global batch of the pipeline; see data/batch.py."""
+        side, labels = self._steps.preprocess.image_size, self.num_labels
+        where = NamedSharding(self._steps.mesh, sharding.BATCH)
+        shapes = {
+            "image": ((size, side, side, 3), jnp.uint8),
+            "label": ((size, labels), jnp.float32),
+            "label_mask": ((size, labels), jnp.float32),
+            "mask": ((size,), jnp.float32),
+            "id": ((size,), jnp.int32),
+        }
+        return {name: jax.ShapeDtypeStruct(*shape, sharding=where) for name, shape in shapes.items()}
+
+
+# --------------------------------------------------------------------------------------------------- devices
+@contextlib.contextmanager
+def tpu_compiler(topology: str) -> Iterator[Sequence[Any]]:
+    """Yield the devices of a TPU topology such as `v5e:4x4`, for compilation inside the block without a TPU.
+
+    Until the end of the block, JAX uses the CPU and environment variables keep libtpu from looking for a TPU. Raises
+    UserError without libtpu, or for an unknown topology.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError('--topology needs the TPU compiler, which also runs without a TPU: pip install "jax[tpu]"')
+    platforms = jax.config.jax_platforms
+    added = {name: value for name, value in WITHOUT_TPU.items() if name not in os.environ}
+    os.environ.update(added)
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        yield _devices_of(topology)
+    finally:
+        for name in added:
+            del os.environ[name]
+        jax.config.update("jax_platforms", platforms)
+
+
+def _devices_of(topology: str) -> Sequence[Any]:
+    from jax.experimental import topologies
+
+    single = topology.rpartition(":")[2] in ("1x1", "1x1x1")
+    options = {"chips_per_host_bounds": (1, 1, 1)} if single else {}
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        reason = str(error).partition(": ")[2].strip().splitlines()[0].partition(". ")[0].rstrip(".")
+        raise UserError(
+            f"--topology={topology} is unknown to the TPU compiler ({reason}); write it like v5e:4x4, v5p:2x2x2 or "
+            "v6e:16x16"
+        ) from error
+
+
+def capacity_elsewhere(device: Any) -> tuple[int, str]:
+    """Return the memory of a device of a topology in bytes, and the source of this number.
+
+    No attribute has it, so it is parsed from the compiler's error for a program that is too large for any device.
+    """
+    where = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec())
+    too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=where)
+    try:
+        jax.jit(lambda x: x).lower(too_large).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if shortage := memory_shortage(str(error)):
+            return shortage[1], "the compiler's limit"
+        raise
+    raise ValueError(f"the compiler accepts a program of one terabyte for {device.device_kind}")
+
+
+def memory_shortage(message: str) -> tuple[int, int] | None:
+    """Return (needed, available) in bytes from an error message of the TPU compiler; None if it is not about memory."""
+    for pattern in (
+        r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm",
+        r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)",
+    ):
+        if found := re.search(pattern, message):
+            unit = {letter: 1024**power for power, letter in enumerate(("", "K", "M", "G", "T"))}
+            return round(float(found[1]) * unit[found[2]]), round(float(found[3]) * unit[found[4]])
+    return None
+
+
+# --------------------------------------------------------------------------------------------------- compiling
+def examine(program: Program, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
+    """Compile a step; return memory, FLOPs and collectives per device, and `fits` (None if the capacity is unknown).
+
+    If the compiler itself runs out of memory, only `needed` is known, as a lower bound. quick: see QUICK.
+    """
+    report = {
+        "batch_size": program.batch_size,
+        "batch_a_device": program.batch_size // devices,
+        "held": program.held,
+        "largest": largest_arrays(program.arguments),
+    }
+    started = time.perf_counter()
+    lowered = program.lower()
+    report["lower_seconds"] = time.perf_counter() - started
+    started = time.perf_counter()
+    try:
+        compiled = lowered.compile(compiler_options=QUICK if quick else None)
+    except jax.errors.JaxRuntimeError as error:
+        if (shortage := memory_shortage(str(error))) is None:
+            raise
+        return report | {"fits": False, "needed": shortage[0] + program.held, "refused": True}
+    report["compile_seconds"] = time.perf_counter() - started
+    memory, cost = memory_parts(compiled), compiled.cost_analysis()
+    found = hlo.collectives(compiled.as_text(), devices)
+    needed = required(memory) + program.held
+    return report | {
+        "fits": None if capacity is None else needed <= capacity,
+        "needed": needed,
+        "refused": False,
+        "memory": memory,
+        "flops": cost["flops"],
+        "bytes_accessed": cost["bytes accessed"],
+        "collectives": hlo.totals(found),
+        "uncounted": sorted({one.kind for one in found if not one.counted}),
+    }
+
+
+def largest_arrays(arguments: dict[str, Any], count: int = 8) -> list[dict[str, Any]]:
+    """Return the largest arguments: path, shape, type, spec and bytes per device."""
+    rows = [
+        {
+            "path": "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path),
+            "shape": list(leaf.shape),
+            "dtype": str(leaf.dtype),
+            "spec": str(leaf.sharding.spec),
+            "bytes": device_bytes(leaf),
+        }
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arguments)
+    ]
+    return sorted(rows, key=lambda row: -row["bytes"])[:count]
+
+
+def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
+    """Return the largest size that fits, to an eighth of the power of two below it; 0 if even 1 does not fit.
+
+    All sizes below one that fits are assumed to fit. start: the first size to try, at least 1.
+    """
+    size = 2 ** (start.bit_length() - 1)
+    if fits(size):
+        while fits(2 * size):
+            size *= 2
+    else:
+        while size := size // 2:
+            if fits(size):
+                break
+        else:
+            return 0
+    low, high, step = size, 2 * size, max(1, size // 8)
+    while high - low > step:
+        middle = low + (high - low) // 2 // step * step
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# --------------------------------------------------------------------------------------------------- the command
+def check(
+    config: ConfigDict, topology: str = "", *, find_batch: bool = False, num_labels: int = 0, quick: bool = False
+) -> dict[str, Any]:
+    """Compile both steps of a config for a topology, or for the local devices; return the whole report.
+
+    find_batch: search for the largest training batch per device, instead of using `train.batch_size`.
+    num_labels: see Programs. quick: see QUICK.
+    Raises UserError if mesh or batch do not match the devices, or if the topology is unknown.
+    """
+    if num_labels < 0:
+        raise UserError(f"--labels={num_labels} is not a number of labels; give 1 or more")
+    with tpu_compiler(topology) if topology else contextlib.nullcontext(jax.devices()) as devices:
+        mesh = sharding.setup_jax(config, devices, training=not find_batch)
+        capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
+        if find_batch and capacity is None:
+            raise UserError(f"--find-batch needs the memory of a device, which is {source}; name a --topology")
+        reports = _examine_both(config, Programs(config, mesh, num_labels), mesh, capacity, find_batch, quick)
+    fits = [report["fits"] for report in reports.values()]
+    return {
+        "topology": topology or "local",
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "chips": len({tuple(getattr(device, "coords", (device.id,))) for device in devices}),
+        "mesh": dict(mesh.shape),
+        "capacity": capacity,
+        "capacity_source": source,
+        "quick": quick,
+        "fits": None if None in fits else all(fits),
+        "steps": reports,
+    }
+
+
+def _examine_both(
+    config: ConfigDict, programs: Programs, mesh: Mesh, capacity: int | None, find_batch: bool, quick: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the reports of the training step and of the evaluation step, by name."""
+
+    def examined(name: str, program: Program) -> dict[str, Any]:
+        images = program.batch_size // mesh.size
+        status(f"compiling the {name} step, {counted(images, 'image')} per device on {counted(mesh.size, 'device')}")
+        return examine(program, mesh.size, capacity, quick=quick)
+
+    if find_batch:
+        unit = config.train.accumulate * mesh.size
+        train = _largest_batch(
+            lambda size: examined("train", programs.training(size * unit)),
+            max(1, config.train.batch_size // unit),
+            capacity,
+        )
+    else:
+        train = examined("train", programs.training(config.train.batch_size))
+    evaluation = programs.evaluation(config.eval.batch_size * mesh.size, train["batch_size"])
+    return {"train": train, "eval": examined("eval", evaluation)}
+
+
+def _largest_batch(examined: Callable[[int], dict[str, Any]], start: int, capacity: int) -> dict[str, Any]:
+    """Return the report of the largest size that fits, or of 1 if none fits; start: the first size to try."""
+    seen: dict[int, dict[str, Any]] = {}
+
+    def fits(size: int) -> bool:
+        seen[size] = examined(size)
+        status(f"  {_verdict(seen[size], capacity)}")
+        return seen[size]["fits"]
+
+    return seen[largest_fitting(fits, start) or 1]
+
+
+def print_check(config: ConfigDict, topology: str = "", *, as_json: bool = False, **options: Any) -> int:
+    """Print the report of `check`, which takes `options`; return 1 if a step does not fit, else 0."""
+    report = check(config, topology, **options)
+    print(to_json(report, indent=2) if as_json else format_report(report))
+    return 1 if report["fits"] is False else 0
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """Return a report of `check` as text, with the verdict at the end."""
+    mesh = ", ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
+    capacity = report["capacity"]
+    known = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
+    lines = [
+        f"{report['topology']}: {counted(report['chips'], 'chip')}, {counted(report['devices'], 'device')} "
+        f"({report['device']})",
+        f"mesh: {mesh}",
+        f"memory per device: {known} ({report['capacity_source']})",
+    ]
+    if report["quick"]:
+        lines.append("compiled with minimal optimization: sizes may be a few percent off")
+    for name, step in report["steps"].items():
+        images = counted(step["batch_a_device"], "image")
+        lines += ["", f"{name} step, batch {step['batch_size']:,}: {images} per device"]
+        lines += _step_lines(step)
+    lines.append("")
+    lines += [f"{name}: {_verdict(step, capacity)}" for name, step in report["steps"].items()]
+    return "\n".join(lines)
+
+
+def _step_lines(step: dict[str, Any]) -> list[str]:
+    if step["refused"]:
+        lines = ["  the compiler ran out of memory"]
+    else:
+        sizes = ", ".join(f"{part} {size / GIB:.3f}" for part, size in step["memory"].items())
+        lines = [
+            f"  per device: {step['flops'] / 1e9:,.1f} GFLOPs, {step['bytes_accessed'] / 1e9:,.2f} GB accessed",
+            f"  memory, GiB: {sizes}, held in addition {step['held'] / GIB:.3f}",
+            f"  compiled in {step['compile_seconds']:.0f} s",
+        ]
+        lines += [
+            f"  {kind}: {row['count']:,} per step, {row['bytes']:,} bytes per device"
+            for kind, row in step["collectives"].items()
+        ] or ["  no collectives"]
+        if step["uncounted"]:
+            lines.append(f"  counted once, although in loops of unknown length: some of {', '.join(step['uncounted'])}")
+    width = max(len(row["path"]) for row in step["largest"])
+    lines.append("  largest arguments, bytes per device")
+    for row in step["largest"]:
+        shape = f"{row['dtype']}[{','.join(map(str, row['shape']))}]"
+        lines.append(f"    {row['path']:<{width}}  {row['bytes']:>13,}  {shape}  {row['spec']}")
+    return lines
+
+
+def _verdict(step: dict[str, Any], capacity: int | None) -> str:
+    needs = f"needs {step['needed'] / GIB:.2f} GiB"
+    if capacity is None:
+        return f"{needs}; whether it fits is unknown"
+    return f"{'fits' if step['fits'] else 'does not fit'}: {needs} of {capacity / GIB:.2f} GiB"

@@ -1,0 +1,231 @@
+"""E2VPT's pruning (E2VPT, sec. 3.3): train with masks, rank, prune, rewind, choose.
+
+1. Train with a learned mask for every prompt and every segment of it. 2. Measure the importance of each mask. 3. For
+every level of pruning, mask the least important prompts and segments, restart from the same initial values with these
+masks fixed, and train. 4. Choose the level with the best `eval.select_metric` on the selection split. Each training has
+its own run folder, and finished stages are not repeated, so the same command resumes a stopped pruning. The files of
+the chosen level are copied to the target folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
+
+import mlmoe_jax.config as configuration
+from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
+from mlmoe_jax.data.prepare import Batch
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.results import Results, training_results
+from mlmoe_jax.models.apply import apply
+from mlmoe_jax.models.params import Params
+from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
+from mlmoe_jax.runs.restore import Run, open_run
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.memory import shortage_explained
+from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.sharding import REPLICATED, on_device
+from mlmoe_jax.training.loop import train
+from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.resume import require_same_config
+from mlmoe_jax.training.selection import require_metric, selection_split
+from mlmoe_jax.training.setup import training_batches
+
+STAGES, TABLE = "prune", "prune.csv"
+SEARCH, LEVELS, IMPORTANCE = f"{STAGES}/search", f"{STAGES}/levels", f"{STAGES}/importance_{{}}.npz"
+MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
+
+
+@dataclass(frozen=True)
+class Level:
+    """The prompts and segments that are kept, as in the config keys `kept_tokens` and `kept_segments`."""
+
+    name: str
+    kept_tokens: str
+    kept_segments: tuple[str, ...]
+
+
+def prune(config: ConfigDict, folder: RunFolder) -> Results:
+    """Run the whole procedure in a folder; return the metrics of the chosen training, as fractions.
+
+    Raises UserError for a config without prunable prompts or without a selection split, and loop.Stopped after SIGTERM
+    or Ctrl-C, once the current training is saved.
+    """
+    _require_prunable(config)
+    search = copy.deepcopy(config)
+    search.model.prompts.pruning = "learned"
+    if (folder / CONFIG).exists() and not (folder / STAGES).exists():
+        raise UserError(f"{folder} holds a run of another mode, which pruning would replace; choose another --workdir")
+    require_same_config(search, folder.below(SEARCH))
+    with folder.writing_by_first():
+        _train_once(search, folder.below(SEARCH), "training with learned masks")
+        importance = _importance(folder, config)
+        levels = make_levels(importance, config.prune)
+        results = {}
+        for number, level in enumerate(levels, start=1):
+            of_level = at_level(config, level)
+            results[level] = _train_once(
+                of_level, folder.below(f"{LEVELS}/{level.name}"), f"level {number} of {len(levels)}, {level.name}"
+            )
+            if distributed.is_first():
+                _write_table(folder, results, config.eval.select_metric)
+        split, metric = selection_split(config), config.eval.select_metric
+        best = max(results, key=lambda level: np.nan_to_num(results[level][split][metric], nan=-np.inf))
+        status(f"chosen by {metric} on {split}: {best.name}")
+        if distributed.is_first():
+            _adopt(folder, folder.below(f"{LEVELS}/{best.name}"))
+    return results[best]
+
+
+def _adopt(folder: RunFolder, chosen: RunFolder) -> None:
+    """Copy the files of the chosen level in place of those of a level that was chosen before."""
+    (folder / CONFIG).unlink(missing_ok=True)
+    if (folder / CHECKPOINTS).exists():
+        folder.inside(CHECKPOINTS).rmtree()
+    levels = [folder.below(f"{LEVELS}/{entry.name}") for entry in (folder / LEVELS).iterdir() if entry.is_dir()]
+    for name in {name for level in levels for name in level.files()} - {*chosen.files(), ".lock"}:
+        folder.inside(name).unlink(missing_ok=True)
+    folder.adopt(chosen)
+
+
+def at_level(config: ConfigDict, level: Level) -> ConfigDict:
+    """Return the config of the training that restarts with the masks of a level, fixed."""
+    pruned = copy.deepcopy(config)
+    prompts = pruned.model.prompts
+    prompts.pruning, prompts.kept_tokens, prompts.kept_segments = "fixed", level.kept_tokens, level.kept_segments
+    return pruned
+
+
+def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> list[Level]:
+    """Return every combination of token and segment levels of `config.prune`; levels with equal masks appear once.
+
+    importance: `tokens` f64[P] and `segments` f64[P,S], S segments per prompt. The lowest values are pruned first;
+    segments are compared within their prompt. At least one prompt is kept, and `prune.keep_segments` segments of each.
+    """
+    levels: dict[tuple, Level] = {}
+    for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
+        kept_tokens = _kept(importance["tokens"], tokens, at_least=1)
+        kept_segments = tuple(
+            _kept(row, segments, at_least=prune_config.keep_segments) for row in importance["segments"]
+        )
+        name = f"tokens={tokens:g},segments={segments:g}"
+        levels.setdefault((kept_tokens, kept_segments), Level(name, kept_tokens, kept_segments))
+    return list(levels.values())
+
+
+def _kept(importance: np.ndarray, level: float, *, at_least: int) -> str:
+    """Return 0 for the fraction `level` of entries with the lowest importance and 1 for the others, as a string."""
+    count = min(round(level * len(importance)), max(0, len(importance) - at_least))
+    least = np.argsort(importance, kind="stable")[:count]
+    return "".join("0" if index in least else "1" for index in range(len(importance)))
+
+
+def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray]:
+    """Return the mean over training batches of ∂loss/∂mask for the masks `tokens` f64[P] and `segments` f64[P,S].
+
+    how: `signed`, as in the authors' code, or `absolute`, the mean of the absolute value, as in the paper's definition
+    (Michel et al., sec. 4.1). The authors' code also updates the weights while it measures; here they are constant.
+    """
+    config = run.config
+    split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
+    size = config.train.batch_size
+    steps = steps_per_epoch(len(split), size)
+    step = _importance_step(run, split.labels)
+    total = {name: np.zeros(run.values[path].shape) for name, path in MASKS.items()}
+    progress = Progress("measure importance", steps, size)
+    batches = on_device(progress.waiting(training_batches(config, split, SkippedImages(split))), run.mesh)
+    with shortage_explained("lower train.batch_size"):
+        for number, batch in zip(range(steps), batches, strict=False):
+            gradient = jax.device_get(step(run.values, run.frozen, batch, jax.random.key(config.seed + number)))
+            for name, value in gradient.items():
+                total[name] += np.abs(value) if how == "absolute" else value
+            progress.advance()
+    progress.close()
+    return {name: value / steps for name, value in total.items()}
+
+
+def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
+    """Return the jitted gradient of the training loss with respect to the masks.
+
+    labels: codes i8[N,K] of the training split.
+    """
+    objective = training_objective(run.config, labels)
+
+    def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
+        values = {**values, **frozen} | {path: masks[name] for name, path in MASKS.items()}
+        prediction, _ = apply(
+            run.definition,
+            values,
+            batch,
+            run.preprocess,
+            run.mesh,
+            run.label_axes,
+            augmentation=run.config.augment,
+            key=key,
+        )
+        return objective(prediction, batch)[0]
+
+    @partial(jax.jit, out_shardings=NamedSharding(run.mesh, REPLICATED))
+    def step(values: Params, frozen: Params, batch: Batch, key: jax.Array) -> Params:
+        masks = {name: values[path] for name, path in MASKS.items()}
+        return jax.grad(loss_of)(masks, values, frozen, batch, key)
+
+    return step
+
+
+# ------------------------------------------------------------------------------------------------------------ parts
+def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
+    """Measure the importance of the learned masks, or read it if an earlier call has stored it."""
+    name = IMPORTANCE.format(config.prune.importance)
+    if distributed.broadcast_from_first((folder / name).exists()):
+        return folder.read_npz(name)
+    measured = measure_importance(open_run(folder.below(SEARCH), [("eval.dtype", "same")]), how=config.prune.importance)
+    if distributed.is_first():
+        folder.write_npz(name, **measured)
+    return measured
+
+
+def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
+    """Return the results of a training; start or resume it unless it is finished."""
+    require_same_config(config, folder)
+    if (finished := training_results(folder)) is not None:
+        status(f"{title}: already finished")
+        return finished
+    status(title)
+    return train(config, folder)
+
+
+def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) -> None:
+    """Write prune.csv: mAP, and the metric by which the level is chosen, of every split and level."""
+    splits, rows = next(iter(results.values())), []
+    columns = [(split, name) for split in splits for name in dict.fromkeys(("mAP", metric))]
+    for level, measured in results.items():
+        kept = sum(
+            row.count("1") for row, token in zip(level.kept_segments, level.kept_tokens, strict=True) if token == "1"
+        )
+        figures = (measured[split][name] for split, name in columns)
+        rows.append([level.name, level.kept_tokens.count("1"), kept, *figures])
+    folder.write_csv(TABLE, ["level", "prompts", "segments", *map("/".join, columns)], rows)
+
+
+def _require_prunable(config: ConfigDict) -> None:
+    configuration.validate(config)
+    require_metric(config)
+    if config.model.prompts.kind != "e2vpt":
+        raise UserError(
+            f"--mode=prune prunes the prompts of E2VPT, not those of kind {config.model.prompts.kind}; start from "
+            "configs/e2vpt.py"
+        )
+    if config.model.prompts.pruning != "none":
+        raise UserError("--mode=prune sets model.prompts.pruning itself; leave it at none")
+    if config.eval.select_on == "none":
+        raise UserError("--mode=prune chooses a level by its eval.select_metric: set eval.select_on to val or test")

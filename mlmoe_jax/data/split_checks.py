@@ -1,0 +1,99 @@
+"""Checks that run before each training and evaluation: readable images, labels, and disjoint splits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.errors import UserError
+
+EXAMPLES = 5  # listed per problem
+TRIED = 16  # images per split that are read before a training or an evaluation
+
+
+def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
+    """Raise UserError if more than half of TRIED images of a split, spread over all of it, cannot be read.
+
+    It names the first of them. So it does if most images were left out because they have no file. data_config:
+    `config.data`.
+    """
+    decoding = Decoding.of(data_config)
+    for split in splits:
+        lost = len(split.missing) if split.missing else 0
+        if lost > len(split):
+            where = split.missing.images.path(0) or split.missing.ids[0]
+            raise UserError(
+                f"{lost:,} of the {lost + len(split):,} images of split {split.name} have no file, the first is "
+                f"{where}; correct data.root, data.images or the paths in the table"
+            )
+        rows = sorted(set(np.linspace(0, len(split) - 1, TRIED).round().astype(int).tolist())) if len(split) else []
+        errors = [error for row in rows if (error := _why_unreadable(split, row, decoding))]
+        if 2 * len(errors) > len(rows):
+            raise UserError(
+                f"{len(errors)} of {len(rows)} images of split {split.name} that were tried cannot be read, the first "
+                f"because {errors[0]}"
+            )
+
+
+def _why_unreadable(split: Split, row: int, decoding: Decoding) -> str:
+    try:
+        split.images.read(row, decoding)
+    except BadImage as error:
+        return str(error)
+    return ""
+
+
+def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
+    """Check labels and ids, without reading images; return warnings, one sentence each.
+
+    others: the splits for validation and test; splits of the same name are taken to be the same.
+    Raises UserError for a split without images or positive labels, and for an id that is in two splits.
+    """
+    splits = list({split.name: split for split in (train, *others)}.values())
+    for split in splits:
+        if not len(split):
+            raise UserError(f"split {split.name} has no images; check the data set or name another split")
+        if not (split.labels == POSITIVE).any():
+            raise UserError(
+                f"split {split.name} has no image with a positive label, so nothing can be learned from it or measured "
+                "on it; correct its labels, name another split, or hold out more with data.val_fraction"
+            )
+    ids = {split.name: set(split.ids) for split in splits}
+    for first, second in itertools.combinations(splits, 2):
+        if not ids[first.name].isdisjoint(ids[second.name]):
+            shared = repeats(first.ids, second.ids)
+            raise UserError(
+                f"split {second.name} shares {len(shared):,} of its {len(second):,} images with split {first.name}, "
+                f"the first is {second.ids[shared[0][1]]}; correct the lists or name other splits"
+            )
+    return label_warnings(train)
+
+
+def label_warnings(train: Split) -> list[str]:
+    """Return a sentence about the classes without a positive image; [] if there are none."""
+    without = [name for name, count in zip(train.classes, count_labels(train, POSITIVE), strict=True) if not count]
+    if not without:
+        return []
+    listed = ", ".join(without[:EXAMPLES]) + (", …" if len(without) > EXAMPLES else "")
+    return [
+        f"split {train.name} has no positive image of {len(without):,} of its {len(train.classes):,} classes, which "
+        f"cannot be learned: {listed}"
+    ]
+
+
+def count_labels(split: Split, value: int) -> list[int]:
+    """Return the number of labels with a code per class."""
+    return (split.labels == value).sum(axis=0).tolist()
+
+
+def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Return (i, j) for each second[j] that is in `first`; i is its first position there."""
+    seen: dict[Hashable, int] = {}
+    for i, value in enumerate(first):
+        seen.setdefault(value, i)
+    return [(seen[value], j) for j, value in enumerate(second) if value in seen]

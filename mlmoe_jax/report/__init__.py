@@ -1,1 +1,0 @@
-"""The HTML page about a run folder, written by `page.write_report`; may use training and the rooms below."""

@@ -1,0 +1,394 @@
+"""The commands as a user runs them, on a reduced digits and a tiny random backbone."""
+
+import csv
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import small_program, tiny
+from helpers.commands import refused
+from PIL import Image
+
+from mlmoe_jax.apps.cli import commands as main
+from mlmoe_jax.apps.cli.flags import MODES
+from mlmoe_jax.data.sources.digits import open_scenes
+from mlmoe_jax.runs.metric_log import TIMING
+from mlmoe_jax.runtime.version import __version__
+
+SMALL = (*small_program.SMALL, "--config.seed=3")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Return a function that starts the program in a folder of its own, with its backbone in the weights cache."""
+    folder = tmp_path_factory.mktemp("program")
+    return small_program.program_in(folder, COLUMNS="200")
+
+
+@pytest.fixture(scope="module")
+def trained(program, tmp_path_factory):
+    """Return a finished run folder, and what its training printed."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    done = program("--config=mlvpt_digits", f"--workdir={folder}", "--json", *SMALL)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+@pytest.fixture
+def here(command, program, monkeypatch):
+    """Return a function that runs the program in this process, without the seconds that its start takes."""
+    small_program.use(monkeypatch, program.place["cwd"])
+    return command
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def table_of(path: Path) -> list[dict]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def same_training(first: list[dict], second: list[dict]) -> None:
+    """Assert that two runs took the same steps, bit for bit; only timings may differ."""
+    strip = [[{k: v for k, v in row.items() if k not in TIMING} for row in rows] for rows in (first, second)]
+    assert strip[0] == strip[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ help
+def test_every_mode_has_a_sentence(capsys):
+    assert MODES.keys() == main.MODES.keys()
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(re.search(rf"^  {mode} +{re.escape(sentence)}$", text, re.M) for mode, sentence in MODES.items())
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"mlmoe_jax {__version__}\n")
+
+
+# ------------------------------------------------------------------------------------------------- train and eval
+def test_training_leaves_a_complete_run_folder(trained):
+    folder, done = trained
+    results = json.loads(done.stdout)
+    assert set(results) == {"val", "test", "test_shift"}
+    assert 0 < results["test"]["mAP"] < 1
+    for name in ("config.json", "labels.txt", "label_space.npz", "preprocess.json", "thresholds.json", "backbone.json"):
+        assert (folder / name).is_file(), name
+    assert not (folder / "frozen.safetensors").exists(), "the catalogue has these weights"
+    assert json.loads((folder / "results.json").read_text()) == results
+    scores = np.load(folder / "scores.npz")
+    assert scores["scores"].shape == (60 + 70 + 70, 10)
+    assert sorted(set(scores["split"])) == ["test", "test_shift", "val"]
+    assert "parameters trainable" in done.stderr
+
+
+def test_each_step_has_one_row_with_its_evaluation(trained):
+    folder, _ = trained
+    rows = rows_of(folder)
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    for row in rows:
+        assert {"loss", "loss/co", "loss/dc_gate", "gradient_norm", "learning_rate", "epoch"} <= set(row)
+        evaluated = row["step"] in (4, 8)
+        assert ("val/raw/mAP" in row) == ("val/ema/mAP_envelope" in row) == evaluated
+
+
+def test_eval_reproduces_training_to_the_last_digit(program, here, trained):
+    folder, done = trained
+    again = program("--mode=eval", f"--workdir={folder}", "--json")
+    assert again.returncode == 0, again.stderr
+    trained_results, results = json.loads(done.stdout), json.loads(again.stdout)
+    assert set(results) == {"test", "test_shift"}
+    assert results == {name: trained_results[name] for name in results}
+    changes = ("--config.data.test_splits=val", "--config.eval.batch_size=20", "--config.report.samples=2")
+    other = here("--mode=eval", f"--workdir={folder}", *changes)
+    assert other.returncode == 0, other.stderr
+    index = json.loads((folder / "samples" / "index.json").read_text())
+    assert (index["split"], len(index["samples"])) == ("val", 2)
+    assert f"{100 * trained_results['val']['mAP']:.2f}" in other.stdout
+    assert [line.split()[0] for line in other.stdout.splitlines()] == [
+        "metric,", "mAP", "CF1@0.5", "OF1@0.5", "AUC_macro", "precision@1"
+    ]  # fmt: skip
+    assert f"results go to {folder}/eval" in other.stderr
+
+
+def test_rerunning_a_finished_training_only_evaluates(here, trained):
+    folder, done = trained
+    before = rows_of(folder)
+    again = here("--config=mlvpt_digits", f"--workdir={folder}", "--json", *SMALL)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == json.loads(done.stdout)
+    assert rows_of(folder) == before
+    assert len(json.loads((folder / "starts.json").read_text())) == 1, "nothing was left to train"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupted_run_resumes_with_identical_results(program, here, trained, tmp_path, number):
+    folder, done = trained
+    command = ("--config=mlvpt_digits", f"--workdir={tmp_path / 'b'}", "--json", *SMALL)
+    stopped = program(*command, SIGNAL_AFTER=f"{number.value} 3")
+    assert stopped.returncode == (130 if number == signal.SIGTERM else -signal.SIGKILL), stopped.stderr
+    assert 3 <= len(rows_of(tmp_path / "b")) < 8
+    again = here(*command)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == json.loads(done.stdout)
+    same_training(rows_of(tmp_path / "b"), rows_of(folder))
+    assert len(json.loads((tmp_path / "b" / "starts.json").read_text())) == 2
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_skipped(program, trained, tmp_path):
+    folder, done = trained
+    copy = tmp_path / "c"
+    shutil.copytree(folder, copy)
+    newest = max((path for path in (copy / "checkpoints").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+    largest = max((p for p in newest.rglob("*") if p.is_file() and "state" in str(p)), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    largest.write_bytes(content)
+    again = program("--config=mlvpt_digits", f"--workdir={copy}", "--json", *SMALL)
+    assert again.returncode == 0, again.stderr
+    assert f"checkpoint {newest.name} is damaged and was skipped" in again.stderr
+    assert json.loads(again.stdout) == json.loads(done.stdout)
+    same_training(rows_of(copy), rows_of(folder))
+
+
+def test_results_of_an_older_checkpoint_have_their_own_exit_code(here, trained, photos, tmp_path):
+    copy = tmp_path / "c"
+    shutil.copytree(trained[0], copy)
+    before, newest = sorted(int(path.name) for path in (copy / "checkpoints").iterdir())
+    (copy / "checkpoints" / str(newest) / "notes" / "metadata").write_text("{}")
+    warning = f"--checkpoint={before} takes them without this warning and its exit code 3"
+    fallen_back = here("--mode=eval", f"--workdir={copy}", "--json")
+    assert fallen_back.returncode == 3, fallen_back.stderr
+    assert warning in fallen_back.stderr
+    asked_for = here("--mode=eval", f"--workdir={copy}", "--json", f"--checkpoint={before}")
+    assert asked_for.returncode == 0, asked_for.stderr
+    assert warning not in asked_for.stderr
+    assert json.loads(asked_for.stdout) == json.loads(fallen_back.stdout)
+    refused(here("--mode=eval", f"--workdir={copy}", "--checkpoint=1"), f"steps {before}, {newest}, not of 1")
+    refused(here("--mode=eval", f"--workdir={copy}", "--checkpoint=last"), "is not best, latest or the step of a check")
+    predict = ("--mode=predict", f"--workdir={copy}", f"--images={photos}", f"--output={tmp_path / 'p.csv'}")
+    assert here(*predict).returncode == 3
+    assert here(*predict, "--checkpoint=latest").returncode == 3
+    assert here(*predict, f"--checkpoint={before}").returncode == 0
+
+
+def test_another_config_cannot_resume_in_the_same_folder(here, trained):
+    folder, _ = trained
+    done = here("--config=mlvpt_digits", f"--workdir={folder}", *SMALL, "--config.loss.gamma_neg=3")
+    refused(done, "a different config", "loss.gamma_neg was 2.0 and is 3.0")
+
+
+@pytest.mark.slow
+def test_a_random_backbone_is_stored_with_the_run(program, tmp_path):
+    folder = tmp_path / "random"
+    small = (*SMALL, "--config.train.epochs=1", "--config.data.test_splits=test")
+    small = tuple(item for item in small if item != "--config.train.epochs=2")
+    done = program(
+        "--config=linear_probe:dataset=digits",
+        f"--workdir={folder}",
+        "--json",
+        "--config.model.backbone.weights=none",
+        *small,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "frozen.safetensors").exists()
+    again = program("--mode=eval", f"--workdir={folder}", "--json")
+    assert json.loads(again.stdout)["test"] == json.loads(done.stdout)["test"]
+    (folder / "frozen.safetensors").write_bytes(b"nothing of use")
+    refused(program("--mode=eval", f"--workdir={folder}"), "frozen.safetensors is damaged")
+
+
+@pytest.mark.slow
+def test_changed_frozen_weights_are_detected(program, trained, tmp_path):
+    folder, _ = trained
+    copy = tmp_path / "changed"
+    shutil.copytree(folder, copy)
+    described = json.loads((copy / "backbone.json").read_text())
+    described["fingerprint"] = "0" * 64
+    (copy / "backbone.json").write_text(json.dumps(described))
+    refused(program("--mode=eval", f"--workdir={copy}"), "frozen weights", "not those")
+
+
+# --------------------------------------------------------------------------------------------------------- predict
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    random = np.random.RandomState(0)
+    for name in ("b.png", "a.jpg", "c.png"):
+        Image.fromarray(random.randint(0, 255, (40, 60, 3), np.uint8)).save(folder / name)
+    return folder
+
+
+def test_predict_writes_one_row_per_image(program, here, trained, photos, tmp_path):
+    done = program("--mode=predict", f"--workdir={trained[0]}", f"--images={photos}", f"--output={tmp_path / 'p.csv'}")
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 images labeled" in done.stdout
+    rows = table_of(tmp_path / "p.csv")
+    assert [Path(row["image"]).name for row in rows] == ["a.jpg", "b.png", "c.png"]
+    for row in rows:
+        above = [str(k) for k in range(10) if float(row[str(k)]) >= 0.5]
+        assert [name for name in row["labels"].split(";") if name] == above
+    lines = tmp_path / "p.jsonl"
+    done = here("--mode=predict", f"--workdir={trained[0]}", "--images", photos / "c.png", f"--output={lines}")
+    assert done.returncode == 0, done.stderr
+    only = json.loads(lines.read_text())
+    assert only["scores"]["4"] == pytest.approx(float(rows[2]["4"]), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_path):
+    """An image as a file, with the run folder alone, scores as it did as part of the data set."""
+    folder, _ = trained
+    (tmp_path / "scenes").mkdir()
+    tiny.use_scenes(monkeypatch)
+    for row, image in enumerate(open_scenes("test").images.array[:5]):
+        Image.fromarray(image).save(tmp_path / "scenes" / f"{row}.png")
+    output = tmp_path / "p.jsonl"
+    done = program("--mode=predict", f"--workdir={folder}", f"--images={tmp_path / 'scenes'}", f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    ours = np.array([[*json.loads(line)["scores"].values()] for line in output.read_text().splitlines()])
+    stored = np.load(folder / "scores.npz")
+    expected = stored["scores"][stored["split"] == "test"][:5]
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_predictor_accepts_paths_bytes_and_arrays(program, trained, photos):
+    code = (
+        "import runner, sys, numpy as np\nfrom PIL import Image\nfrom mlmoe_jax.inference.predict import Predictor\n"
+        "predictor, folder = Predictor.from_run(sys.argv[1]), sys.argv[2]\n"
+        "path = f'{folder}/a.jpg'\n"
+        "pixels = np.asarray(Image.open(path).convert('RGB'))\n"
+        "results = predictor([path, open(path, 'rb').read(), pixels, b'nothing'], batch_size=3)\n"
+        "assert [bool(r.error) for r in results] == [False, False, False, True], results\n"
+        "assert results[0].scores == results[1].scores == results[2].scores\n"
+        "assert list(results[0].scores) == [str(k) for k in range(10)]\n"
+        "assert predictor([]) == []\n"
+    )
+    subprocess.run([sys.executable, "-c", code, trained[0], photos], **program.place, check=True)
+
+
+@pytest.mark.slow
+def test_an_unreadable_image_is_reported_and_the_rest_are_labeled(program, trained, photos, tmp_path):
+    for photo in photos.iterdir():
+        shutil.copy(photo, tmp_path)
+    (tmp_path / "bad.jpg").write_text("this is no image")
+    done = program(
+        "--mode=predict", f"--workdir={trained[0]}", f"--images={tmp_path}", f"--output={tmp_path / 'p.csv'}"
+    )
+    refused(done, "bad.jpg", "image")
+    rows = {Path(row["image"]).name: row for row in table_of(tmp_path / "p.csv")}
+    assert len(rows) == 4
+    assert rows["bad.jpg"]["error"]
+    assert not rows["a.jpg"]["error"]
+    assert "3 of 4 images labeled" in done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--mode=eval", "--workdir={tmp}"], ["not the run folder", "config.json"]),
+        (["--mode=eval", "--workdir={tmp}/nothing"], ["no run folder"]),
+        (["--mode=predict", "--workdir={tmp}", "--images={tmp}"], ["not the run folder"]),
+        (["--mode=predict", "--workdir={run}"], ["--images"]),
+        (["--mode=predict", "--workdir={run}", "--images={tmp}"], ["contains no images"]),
+        (["--mode=predict", "--workdir={run}", "--images={tmp}/x.jpg"], ["does not exist"]),
+        (["--mode=predict", "--workdir={run}", "--images={tmp}", "--output=x.txt"], [".csv or .jsonl"]),
+        (["--mode=eval", "--workdir={run}", "--config.loss.eps=1"], ["keys under data, eval"]),
+        (["--mode=eval", "--workdir={run}", "--config=mlvpt_digits"], ["leave --config out"]),
+        (["--mode=eval", "--workdir={run}", "--config.data.image_size=60"], ["patch size"]),
+        (["--mode=eval", "--workdir={damaged}"], ["label_space.npz is damaged"]),
+        (["--mode=trian"], ["trian", "--help"]),
+        (["--workdir={tmp}"], ["needs --config"]),
+        (["--mode=eval"], ["needs --workdir"]),
+        (["--config=mlvpt_digit", "--workdir={tmp}"], ["did you mean 'mlvpt_digits'"]),
+        (["--config=mlvpt_digits", "--config=linear_probe", "--workdir={tmp}"], ["2 times"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.optim.learing_rate=1"], ["learning_rate"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.model.prompts.masks=none"], ["model.prompts.pruning"]),
+        (["--help=optm"], ["did you mean 'optim'"]),
+        (
+            ["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=many"],
+            ["train.epochs", "an integer above 0"],
+        ),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs"], ["no value"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=0"], ["train.epochs", "above 0"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.mesh.data=3"], ["mesh", "device"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.data.image_size=60"], ["patch size"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.model.backbone.name=vit_huge"], ["vit_digits"]),
+        (
+            [
+                "--config=mlvpt_dinov2:dataset=voc2012,root={tmp}",
+                "--config.model.backbone.weights=none",
+                "--workdir={tmp}/new",
+            ],
+            ["VOC"],
+        ),
+        (["--config=mlvpt_dinov2:datset=voc2012", "--workdir={tmp}/new"], ["did you mean 'dataset'"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}/file/run"], ["cannot make the run folder"]),
+        (["--mode=export", "--workdir={run}"], ["needs --output=FILE"]),
+        (["--mode=export", "--workdir={run}", "--output={tmp}/a"], ["needs --format=stablehlo, onnx"]),
+        (["--mode=export", "--workdir={run}", "--output={tmp}", "--format=stablehlo"], ["already exists"]),
+        (["--mode=export", "--workdir={tmp}", "--output={tmp}/a", "--format=stablehlo"], ["not the run folder"]),
+        (
+            ["--mode=export", "--workdir={run}", "--output={tmp}/a.npz", "--include-frozen=auto"],
+            ["is for --format=safetensors"],
+        ),
+        (["--mode=export", "--workdir={run}", "--output={tmp}/a.npz", "--checkpoint=first"], ["not best, latest"]),
+        (["--mode=export", "--workdir={run}", "--output={tmp}/a.pth"], ["would need PyTorch", ".safetensors"]),
+        (["--mode=import", "--config=mlvpt_digits", "--workdir={tmp}/new"], ["needs --config.init_from"]),
+        (
+            ["--mode=import", "--config=mlvpt_digits", "--workdir={tmp}/new", "--config.init_from={tmp}/a.npz"],
+            ["there is no weights file"],
+        ),
+        (["--mode=prune", "--config=mlvpt_digits", "--workdir={tmp}/new"], ["configs/e2vpt.py"]),
+        (["--mode=eval", "--workdir={run}", "--sweep=config.seed=1,2"], ["--sweep is for --mode=train"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_mistakes_get_one_sentence(command, trained, tmp_path, arguments, parts):
+    (tmp_path / "file").write_text("")
+    damaged = tmp_path.parent / f"{tmp_path.name}-damaged"
+    if any("{damaged}" in argument for argument in arguments):
+        shutil.copytree(trained[0], damaged)
+        (damaged / "label_space.npz").write_bytes(b"PK nothing of use")
+    filled = [argument.format(tmp=tmp_path, run=trained[0], damaged=damaged) for argument in arguments]
+    refused(command(*filled), *parts)
+
+
+@pytest.mark.slow
+def test_a_run_is_exported_under_the_authors_names_and_imported_again(program, trained, tmp_path):
+    """Exported, imported without training, and evaluated: the same metrics as the run itself has."""
+    file, folder = tmp_path / "official.safetensors", tmp_path / "imported"
+    done = program("--mode=export", f"--workdir={trained[0]}", f"--output={file}")
+    assert done.returncode == 0, done.stderr
+    assert "ml_vpt layout" in done.stdout
+    done = program(
+        "--mode=import", "--config=mlvpt_digits", f"--workdir={folder}", f"--config.init_from={file}", *SMALL
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"run folder: {folder}"
+    done = program("--mode=eval", f"--workdir={folder}", "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((trained[0] / "results.json").read_text())
+    assert json.loads(done.stdout) == {name: results[name] for name in ("test", "test_shift")}
+
+
+def test_help_names_every_flag(program):
+    done = program("--help")
+    assert done.returncode == 0
+    for flag in ("mode", "config", "configs", "sweep", "workdir", "images", "output", "sample", "json"):
+        assert f"--{flag}" in done.stdout

@@ -1,0 +1,166 @@
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import REPOSITORY
+
+from mlmoe_jax.apps.cli.reference import describe, page
+from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS
+from mlmoe_jax.config.keys import ANY, Choice, Integer, Key, Number, section
+from mlmoe_jax.main import main
+
+
+# -------------------------------------------------------------------------------------------------------- the table
+@pytest.mark.parametrize("name", [*KEYS, *SECTIONS])
+def test_everything_has_a_sentence(name):
+    doc = (KEYS.get(name) or SECTIONS[name]).doc
+    assert doc[0].isupper()
+    assert doc.endswith(".")
+    assert ". " not in doc.replace("eq. ", "equation "), "one sentence"
+    assert "\n" not in doc
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_default_is_allowed_and_reads_back(name):
+    key = KEYS[name]
+    assert key.allows(key.default)
+    if isinstance(key.default, bool | int | float | str):
+        assert key.read(str(key.default)) == key.default
+
+
+@pytest.mark.parametrize("name", [name for name, key in KEYS.items() if isinstance(key, Number)])
+def test_every_number_has_a_range_or_says_that_it_has_none(name):
+    key = KEYS[name]
+    assert (key.above is None) != (key.least is None)
+    assert isinstance(key.default, int if isinstance(key, Integer) else float)
+    if key.least == ANY:
+        assert key.most is None
+        assert key.below is None
+
+
+@pytest.mark.parametrize("name", [name for name, key in KEYS.items() if isinstance(key, Choice)])
+def test_choices_with_a_meaning_have_one_each(name):
+    choices = KEYS[name].of
+    assert len(set(choices)) == len(list(choices)) > 1
+    if isinstance(choices, dict):
+        assert all(meaning and not meaning.endswith(".") for meaning in choices.values())
+
+
+def test_kinds_say_what_they_take():
+    ranges = {
+        "any number": {"least": ANY},
+        "a number above 0": {"above": 0},
+        "a number above 0 and at most 1": {"above": 0, "most": 1},
+        "a number of at least 0": {"least": 0},
+        "a number from 0 to 1": {"least": 0, "most": 1},
+        "a number from 0 to below 1": {"least": 0, "below": 1},
+    }
+    assert [Number(0.5, "", **limits).takes for limits in ranges.values()] == list(ranges)
+    assert Integer(1, "", least=0).takes == "an integer of at least 0"
+    assert not Integer(1, "", least=0).allows(True)
+    with pytest.raises(NotImplementedError):
+        Key(0, "").read("0")
+
+
+# --------------------------------------------------------------------------------------------------------- help
+def test_help_of_a_key(capsys):
+    assert main(["--help=optim.learning_rate"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == f"optim.learning_rate: a number above 0; default 0.001\n    {KEYS['optim.learning_rate'].doc}\n"
+    assert describe("train.log_every").startswith("train.log_every: an integer above 0 (steps); default 20\n")
+
+
+def test_help_of_a_section(capsys):
+    assert main(["--help=model.prompts"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"model.prompts: {SECTIONS['model.prompts'].doc}\n\nmodel.prompts.kind: one of none, deep")
+    assert "deep: VPT-deep" in shown
+    inside = [name for name in KEYS if name.startswith("model.prompts.")]
+    assert [line.partition(":")[0] for line in shown.splitlines() if line.startswith("model.")][1:] == inside
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_help_names_the_sections_below():
+    assert "\n  model.head: " in describe("model")
+    assert "model.head.kind" not in describe("model")
+    whole = describe("config")
+    assert all(f"\n  {name}: " in whole for name, entry in CONFIG.entries.items() if not isinstance(entry, Key))
+    assert "\nseed: an integer from 0 to 4,294,967,295; default 0\n" in whole
+    assert describe("config.optim") == describe("optim")
+
+
+def test_help_of_an_open_section_says_so():
+    assert "\nloss.terms.NAME: any number; default 0.0\n" in describe("loss.terms")
+    assert describe("loss.terms.mine").startswith("loss.terms.mine: any number")
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        ("optm", "does not exist; did you mean 'optim'?"),
+        ("learning_rate", "does not exist; did you mean 'optim.learning_rate'?"),
+        ("model.prompts.mask", "has been renamed; use 'model.prompts.attention_mask'"),
+        ("", "does not exist; the config has seed, data, "),
+    ],
+)
+def test_help_of_something_unknown(topic, says, refusal, capsys):
+    sentence = refusal(describe, topic)
+    assert sentence.startswith(f"config section or key '{topic}' {says}")
+    assert main([f"--help={topic}"]) == 2
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+
+
+def test_help_needs_no_jax():
+    code = "import sys; from mlmoe_jax.main import main; main(['--help=optim']); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_plain_help_needs_no_table_of_keys():
+    code = (
+        "import sys\nfrom mlmoe_jax.main import main\ntry: main(['--help'])\n"
+        "except SystemExit: sys.exit(bool({'jax', 'PIL', 'mlmoe_jax.config.defaults'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_a_training_imports_nothing_of_what_only_few_need():
+    code = (
+        "import sys, mlmoe_jax.training.loop; rare = {'sklearn', 'matplotlib', 'scipy.stats', 'tensorflow_datasets'}; "
+        "sys.exit(bool(rare & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_plain_help_mentions_it(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    assert "--help=optim" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------------------------- the page
+def test_the_page_in_the_repository_is_up_to_date():
+    written = (REPOSITORY / "docs" / "configuration.md").read_text()
+    assert written == page(), "run python -m mlmoe_jax.apps.cli.reference > docs/configuration.md"
+
+
+def test_the_page_has_every_key_once():
+    rows = [line for line in page().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(KEYS) + 1  # and NAME of loss.terms
+    assert all(sum(row.startswith(f"| `{name}` |") for row in rows) == 1 for name in KEYS)
+    assert r"p(j \| i)" in page()
+
+
+def test_recipes_are_there_without_their_module():
+    from mlmoe_jax import config
+    from mlmoe_jax.config.recipes import benchmarks, prompt_tuning
+
+    assert config.use_dataset is benchmarks.use_dataset
+    assert config.use_ml_vpt is prompt_tuning.use_ml_vpt
+    assert config.prompt_tuning is prompt_tuning.prompt_tuning
+    with pytest.raises(AttributeError, match="use_nothing"):
+        _ = config.use_nothing
+
+
+def test_a_section_keeps_the_order_of_its_entries():
+    assert list(section("Two keys.", b=Integer(1, "", above=0), a=Integer(2, "", above=0)).entries) == ["b", "a"]

@@ -1,0 +1,308 @@
+"""Exported programs: the same probabilities as the run, in a process that has no code of ours."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import published_run, tiny
+from helpers.devices import run_python
+from helpers.documents import blocks
+from helpers.paths import REPOSITORY
+from PIL import Image
+from safetensors.numpy import load_file, safe_open
+
+from mlmoe_jax import load_config
+from mlmoe_jax.apps.export import run as export
+from mlmoe_jax.apps.export.onnx import write_onnx
+from mlmoe_jax.apps.export.program import image_shape, largest_difference, program_of
+from mlmoe_jax.apps.export.standalone import Model
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.transforms import make_host_transform
+from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.runs.assemble import abstract_parts, assemble, preprocess_for
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import Run
+from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
+from mlmoe_jax.runtime.sharding import make_mesh
+
+PROGRAMS = [block.text for block in blocks(REPOSITORY / "docs" / "export.md", "python")]
+RUN = "runs/digits"  # as in the page
+OURS = ("mlmoe_jax", "flax", "orbax", "ml_collections", "grain", "etils")
+# Runs in the exported folder; the modules of OURS cannot be imported.
+_FRESH = f"""
+import sys
+sys.modules.update(dict.fromkeys({OURS}))
+folder, images, scores, *paths = sys.argv[1:]
+sys.path.insert(0, folder)
+import numpy as np
+from load import Model
+model = Model()
+pixels = np.load(images)
+found = {{str(size): model(pixels[:size]) for size in (1, 2, 5)}}
+np.savez(scores, read=model(np.stack([model.read(path) for path in paths])), **found)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run, one image file of each kind, and the exported folder."""
+    folder = tmp_path_factory.mktemp("exported")
+    with published_run.config_of(folder) as config:
+        config.model.frozen_dtype = "bfloat16"
+        config.model.head.graph.word_vectors = f"{folder}/vectors.txt"
+        published_run.write_run(RunFolder(folder / RUN), config)
+        write_thresholds(RunFolder(folder / RUN), Thresholds({"a": 0.25, "b": float("inf"), "c": 0.5}))
+        assert export.export_run(RunFolder(folder / RUN), str(folder / "out"), "stablehlo") == 0
+        yield folder
+
+
+def image_files(folder: Path) -> list[str]:
+    """Files of every kind that a reader has to treat in its own way."""
+    draw = np.random.default_rng(3).integers
+    photo = Image.fromarray(draw(0, 256, (30, 20, 3)).astype(np.uint8))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    photo.save(folder / "turned.jpg", exif=turned)
+    Image.fromarray(draw(0, 256, (9, 31, 4)).astype(np.uint8), "RGBA").save(folder / "transparent.png")
+    photo.convert("L").save(folder / "gray.png")
+    photo.quantize(8).save(folder / "palette.gif")
+    return [str(folder / name) for name in ("turned.jpg", "transparent.png", "gray.png", "palette.gif")]
+
+
+def test_a_program_gives_the_scores_of_the_predictor_without_our_code(made, tmp_path):
+    predictor = Predictor.from_run(made / RUN)
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 3)).astype(np.uint8)
+    np.save(tmp_path / "images.npy", pixels)
+    paths = image_files(tmp_path)
+    run_python(_FRESH, made / "out", tmp_path / "images.npy", tmp_path / "scores.npz", *paths)
+    found = np.load(tmp_path / "scores.npz")
+    for name, given in {"5": list(pixels), "2": list(pixels[:2]), "1": list(pixels[:1]), "read": paths}.items():
+        expected = [list(result.scores.values()) for result in predictor(given)]
+        np.testing.assert_allclose(found[name], expected, atol=1e-6, rtol=0, err_msg=name)
+        assert found[name].dtype == np.float32
+    assert np.ptp(found["5"], axis=0).min() > 1e-3, "the scores depend on the image"
+
+
+def test_the_folder_describes_itself(made):
+    out = made / "out"
+    names = {"model.stablehlo", "weights.safetensors", "model.json", "load.py", "README.md"}
+    assert {path.name for path in out.iterdir()} == names
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1, "no file is for its owner only"
+    described = json.loads((out / "model.json").read_text())
+    assert described["labels"] == list(published_run.CLASSES)
+    assert described["thresholds"] == [0.25, None, 0.5]
+    assert described["input"]["shape"] == ["B", 8, 8, 3]
+    assert described["platforms"] == ["cpu", "cuda", "tpu"]
+    assert described["model"]["head"]["graph"]["word_vectors"] == "vectors.txt"
+    assert str(made) not in (out / "model.json").read_text() + (out / "README.md").read_text()
+    assert Model(out).thresholds.tolist() == [0.25, np.inf, 0.5]
+    with pytest.raises(ValueError, match=r"uint8 \[B,8,8,3\], not float64"):
+        Model(out)(np.zeros((1, 8, 8, 3)))
+
+
+def test_a_key_that_the_format_needs_may_be_given(made, tmp_path, refusal, monkeypatch):
+    needed = replace(export.PROGRAMS["stablehlo"], fixed=(("eval.dtype", "float32"),))
+    monkeypatch.setitem(export.PROGRAMS, "stablehlo", needed)
+    folder = RunFolder(made / RUN)
+    sentence = refusal(export.export_run, folder, tmp_path / "a", "stablehlo", [("eval.dtype", "bfloat16")])
+    assert sentence == "--format=stablehlo needs eval.dtype=float32, not bfloat16; leave --config.eval.dtype out"
+    assert export.export_run(folder, tmp_path / "b", "stablehlo", [("eval.dtype", "float32")]) == 0
+
+
+def test_the_loader_labels_files_on_the_command_line(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [str(made / "out"), *sys.path])
+    spec = importlib.util.spec_from_file_location("load", made / "out" / "load.py")
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    [path, *_] = image_files(tmp_path)
+    [result] = Predictor.from_run(made / RUN)([path])
+    capsys.readouterr()
+    assert loader.main([path, str(tmp_path / "gone.jpg")]) == 2
+    printed = capsys.readouterr()
+    best = sorted(result.labels, key=lambda label: -result.scores[label])
+    text = "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best)
+    assert printed.out == f"{path}  {text or '(no label reaches its threshold)'}\n"
+    assert printed.err.startswith(f"error: cannot read {tmp_path / 'gone.jpg'}")
+    assert loader.main([]) == 2
+
+    def broken(*_, **__):
+        raise SyntaxError("broken PNG file")
+
+    monkeypatch.setattr(Image, "open", broken)
+    assert loader.main([path]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: cannot read {path}: broken PNG file"
+
+
+@pytest.mark.parametrize("resize", ["square", "crop"])
+def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
+    config = load_config("linear_probe:dataset=digits")
+    config.data.image_size, config.data.resize = 16, resize
+    model = object.__new__(Model)
+    how = {
+        "image_size": 16,
+        **{key: config.data[key] for key in ("resize", "crop_fraction", "exif", "reduced_decoding")},
+    }
+    model.description = {"preprocess": how}
+    for height, width in ((40, 23), (19, 64), (16, 16), (2, 1700), (1900, 2)):
+        pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "image.png")
+        expected = make_host_transform(config.data, None, training=False)(pixels)
+        np.testing.assert_array_equal(model.read(tmp_path / "image.png"), expected, err_msg=f"{height} × {width}")
+
+
+def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch, capsys):
+    folder = RunFolder(made / RUN)
+    sizes = {}
+    for frozen in ("always", "auto", "never"):
+        file = tmp_path / f"{frozen}.safetensors"
+        assert export.export_run(folder, str(file), "safetensors", include_frozen=frozen) == 0
+        sizes[frozen] = set(load_file(file))
+    run = Predictor.from_run(made / RUN).run
+    assert sizes["always"] == {*run.values, *run.frozen}
+    assert sizes["auto"] == sizes["never"] == set(run.values), "the backbone is published"
+    assert f"; {len(run.values)} tensors, " in capsys.readouterr().out
+    with safe_open(tmp_path / "always.safetensors", "np") as opened:
+        described = json.loads(opened.metadata()["description"])
+    assert described["labels"] == list(published_run.CLASSES)
+
+    monkeypatch.chdir(made)
+    (tmp_path / "always.safetensors").rename(made / "model.safetensors")
+    names: dict = {}
+    exec(PROGRAMS[3], names)
+    pixels = np.random.default_rng(1).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
+    mean, std = (np.array(described["preprocess"][name]) for name in ("mean", "std"))
+    scores = jax.nn.sigmoid(names["model"](jax.numpy.asarray((pixels / 255 - mean) / std, np.float32)).logits)
+    np.testing.assert_allclose(scores, Model(made / "out")(pixels), atol=1e-6)
+
+
+def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, refusal, monkeypatch):
+    folder = RunFolder(made / RUN)
+
+    def refuse(output, kind="stablehlo"):
+        return refusal(export.export_run, folder, str(output), kind)
+
+    assert refuse(made / "out") == f"{made / 'out'} already exists; remove it or set another --output"
+    assert "there is no folder" in refuse(tmp_path / "no" / "out")
+    assert "local path" in refuse("gs://bucket/out")
+    for name, kind in (("a.onnx", "onnx"), ("a.safetensors", "stablehlo")):
+        monkeypatch.setattr(export, "require_converter", lambda: None)
+        assert f"should be a folder, which will hold the program and its labels for --format={kind}" in refuse(
+            tmp_path / name, kind
+        )
+    assert "should be a .safetensors file" in refuse(tmp_path / "a", "safetensors")
+    monkeypatch.setattr(export, "largest_difference", lambda run, label: float("nan"))
+    assert "differs from the run by nan" in refuse(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------------- as documented
+def test_the_documented_programs_run_in_an_exported_folder(made, monkeypatch):
+    by_loader, of_jax, *_ = PROGRAMS
+    monkeypatch.chdir(made / "out")
+    block = f"import sys\nsys.modules.update(dict.fromkeys({OURS}))\nsys.path.insert(0, '')\n"
+    assert len(run_python(block + by_loader).splitlines()) == 3
+    assert run_python(block + of_jax) == "(2, 3)\n"
+
+
+# ----------------------------------------------------------------------------------------------------- every method
+SMALL = {"data.image_size": 32, "model.head.decoder.width": 16, "model.head.decoder.hidden": 32}
+ON_VIT = {"model.backbone.name": "vit_digits", "data.image_size": 32}
+ON_RESNET = SMALL | {"model.backbone.name": "resnet50"}
+
+
+def random_run(reference: str, assembled=assemble, **changes) -> Run:
+    """The run of a config with random weights; with `abstract_parts`, of shapes alone."""
+    config = load_config(reference, {"model.backbone.weights": "none", "model.matmul_precision": "highest", **changes})
+    space = synthetic_label_space(6, 2)
+    parts = assembled(config, space)
+    values = {**parts.trainable, **parts.stats}
+    mesh = make_mesh(config.mesh)
+    return Run(config, space, preprocess_for(config), parts.definition, values, parts.frozen, mesh, None, {"step": 0})
+
+
+@pytest.fixture
+def small_backbones(monkeypatch):
+    tiny.use_vit(monkeypatch)
+    entry = catalog.entry("resnet50")
+    small = replace(entry.shape, blocks=(1,) * 4, stem=8)
+    monkeypatch.setitem(catalog.CATALOG, "resnet50", replace(entry, shape=small))
+    precision = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", "highest")
+    yield
+    jax.config.update("jax_default_matmul_precision", precision)
+
+
+METHODS = {path.stem for path in (REPOSITORY / "configs").glob("*.py")} - {"pretrain_digits"}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_takes_any_number_of_images(method, small_backbones):
+    run = random_run(method, abstract_parts, **(ON_RESNET if "resnet" in method or "20k" in method else ON_VIT))
+    returned = jax.eval_shape(program_of(run), {**run.values, **run.frozen}, image_shape(run))
+    assert str(returned.shape) == "(B, 6)"
+
+
+@pytest.mark.parametrize("backbone", ["efficientnet_lite0", "convnext_tiny"])
+def test_so_does_every_family_of_cnns(backbone):
+    run = random_run("linear_probe", abstract_parts, **{"data.image_size": 32, "model.backbone.name": backbone})
+    returned = jax.eval_shape(program_of(run), {**run.values, **run.frozen}, image_shape(run))
+    assert str(returned.shape) == "(B, 6)"
+
+
+# -------------------------------------------------------------------------------------------------------------- ONNX
+CASES = {
+    "ML-VPT": ("mlvpt_digits", ON_VIT),
+    "DR-MoE": ("drmoe_resnet101", ON_RESNET),
+}
+
+
+SLOW = {
+    "EfficientNet": ("linear_probe", {"data.image_size": 32, "model.backbone.name": "efficientnet_lite0"}),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_onnx_runtime_gives_the_same_probabilities(name, small_backbones, tmp_path):
+    runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
+    reference, changes = (CASES | SLOW)[name]
+    run = random_run(reference, **changes)
+    write_onnx(run, tmp_path)
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    [given], [returned] = session.get_inputs(), session.get_outputs()
+    assert (given.name, given.type, given.shape) == ("image", "tensor(uint8)", ["B", 32, 32, 3])
+    assert (returned.name, returned.shape) == ("probability", ["B", 6])
+
+    def label(images):
+        apart = [session.run(None, {"image": images[rows]})[0] for rows in (slice(0, 1), slice(1, None))]
+        together = session.run(None, {"image": images})[0]
+        np.testing.assert_allclose(np.concatenate(apart), together, atol=1e-5)
+        return together
+
+    assert largest_difference(run, label) < 1e-4
+
+
+def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
+    assert export.export_run(RunFolder(made / RUN), str(made / "onnx"), "onnx") == 0
+    assert "raw weights of step 20 as onnx; " in capsys.readouterr().out
+    pixels = np.random.default_rng(2).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
+    np.testing.assert_allclose(Model(made / "onnx")(pixels), Model(made / "out")(pixels), atol=1e-6)
+    assert Model(made / "onnx").description["opset"] == 21
+    monkeypatch.chdir(made / "onnx")
+    exec(PROGRAMS[2], {})
+    assert capsys.readouterr().out == "(2, 3)\n"
+
+
+def test_a_head_that_cannot_be_converted_is_named(small_backbones, tmp_path, refusal):
+    run = random_run("linear_probe", abstract_parts, **ON_VIT)
+    run.config.model.head.kind = "cnn_rnn"
+    sentence = refusal(write_onnx, run, tmp_path)
+    assert sentence.startswith("jax2onnx cannot convert the head cnn_rnn on vit_digits (its beam search")

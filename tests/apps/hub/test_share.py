@@ -1,0 +1,282 @@
+"""Sharing a run on a local hub: what is uploaded, and that it is the same model for whoever downloads it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from helpers import hub_site, published_run
+from safetensors.numpy import load, load_file, save
+
+from mlmoe_jax.apps.hub import push as share
+from mlmoe_jax.apps.hub.card import _plain
+from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.main import main, parse
+from mlmoe_jax.runs.adapter import LAYOUT
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.shared import FILES, run_folder
+from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
+from mlmoe_jax.training.initialization import initial_parts
+
+CUTS = {"a": 0.25, "b": float("inf"), "c": 0.5}
+METRICS = {"mAP": 0.75, "CF1@0.5": 0.5, "ECE_pooled": 0.125, "precision@1": float("nan")}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A finished run whose config names places of this machine, and its config."""
+    folder = tmp_path_factory.mktemp("shared")
+    with published_run.config_of(folder) as config:
+        config.data.root, config.log.wandb, config.data.test_splits = "/home/me/images", "my-project", ("test",)
+        run = RunFolder(folder / "run")
+        published_run.write_run(run, config)
+        write_thresholds(run, Thresholds(CUTS, {"split": "val", "goal": "f1"}))
+        run.write_json("results.json", {"val": METRICS, "test": METRICS})
+        scores = np.array([[0.9, 0.1, 0.2], [0.4, 0.6, 0.3]])
+        codes = np.array([[1, 0, 0], [0, 1, 0]], np.int8)
+        of = {"ids": np.array(["/home/me/1.jpg", "2.jpg"]), "scores": scores, "labels": codes}
+        run.write_npz("scores.npz", **of, split=np.array(["test", "test"]))
+        yield run, config
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with hub_site.running(monkeypatch) as running:
+        yield running
+
+
+@pytest.fixture
+def pushed(made, hub):
+    assert main(["--mode=push", f"--workdir={made[0]}", "--repo=user/name", "--license=apache-2.0"]) == 0
+    return hub.repositories["user/name"]["main"]
+
+
+def images() -> list[np.ndarray]:
+    return list(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8))
+
+
+# ------------------------------------------------------------------------------------------------------- what is shared
+def test_a_push_is_one_commit_without_the_backbone_and_without_places(made, pushed, hub, capsys):
+    assert set(pushed) == set(FILES) - {"frozen.safetensors"}
+    assert [path.rpartition("/")[0] for method, path, _ in hub.requests if "/commit/" in path] == [
+        "/api/models/user/name/commit"
+    ]
+    everything = b"".join(pushed.values())
+    assert b"/home/me" not in everything
+    assert b"my-project" not in everything
+    assert b"2.jpg" not in everything
+    assert json.loads(pushed["results.json"])["test"]["mAP"] == 0.75
+    assert json.loads(pushed["thresholds.json"])["thresholds"] == {"a": 0.25, "b": None, "c": 0.5}
+    assert hub_site.TOKEN not in "".join(capsys.readouterr())
+
+
+def test_the_model_card(pushed):
+    text = pushed["README.md"].decode()
+    _, metadata, body = text.split("---\n", 2)
+    about = yaml.safe_load(metadata)
+    assert (about["license"], about["library_name"], about["pipeline_tag"]) == (
+        "apache-2.0",
+        "mlmoe_jax",
+        "image-classification",
+    )
+    assert {"mlmoe_jax", "multi-label", "tiny"} <= set(about["tags"])
+    assert about["metrics"] == ["mAP", "CF1@0.5", "precision@1"]
+    [result] = about["model-index"][0]["results"]
+    assert result["dataset"]["split"] == "test"
+    assert [(one["type"], one["value"]) for one in result["metrics"]] == [("mAP", 75.0), ("CF1@0.5", 50.0)]
+    assert "--workdir=hf:user/name --images" in body
+    assert "| a | 2 | 100.00 | 0.25 |" in body, "label, training images, AP, threshold"
+    assert "| b | 3 | 100.00 | never |" in body
+    assert "| c | 4 | – | 0.5 |" in body
+    assert "fitted on val" in body
+    assert json.loads(pushed["backbone.json"])["fingerprint"] in body
+
+
+def test_a_dry_run_writes_the_same_and_uploads_nothing(made, pushed, hub, tmp_path, capsys, monkeypatch):
+    hub.requests.clear()
+    monkeypatch.delenv("HF_TOKEN")
+    command = ["--mode=push", f"--workdir={made[0]}", "--repo=user/name", "--license=apache-2.0"]
+    later = made[0] / "eval/results.json"  # of another evaluation, which the model card does not show
+    made[0].write_json("eval/results.json", {name: {"mAP": 0.123} for name in made[0].read_json("results.json")})
+    try:
+        assert main([*command, f"--output={tmp_path / 'out'}"]) == 0
+    finally:
+        later.unlink()
+    told = capsys.readouterr()
+    assert "nothing was uploaded" in told.out
+    assert "eval/ has another evaluation of it, which is not shown" in told.err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == pushed
+    assert hub.requests == []
+    assert main([*command, f"--output={tmp_path / 'out'}"]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert Predictor.from_run(tmp_path / "out")(images()) == Predictor.from_run(made[0].path)(images())
+
+
+def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, refusal):
+    _, config = made
+    own = config.copy_and_resolve_references()
+    own.model.backbone.weights = str(tmp_path / "mine.safetensors")
+    shutil.copy(Path(made[0].path).parent / "cache" / "tiny.safetensors", own.model.backbone.weights)
+    run = RunFolder(tmp_path / "run")
+    published_run.write_run(run, own)
+    run.write_json("results.json", {"test": METRICS})
+    shutil.copy(made[0] / "scores.npz", tmp_path / "run" / "scores.npz")
+    assert share.push(run, "user/own") == 0
+    files = hub.repositories["user/own"]["main"]
+    assert json.loads(files["config.json"])["model"]["backbone"]["weights"] == "mine.safetensors"
+    Path(own.model.backbone.weights).unlink()
+    shutil.rmtree(tmp_path / "run")
+    assert len(Predictor.from_run("hf:user/own")(images())) == 3
+    del files["frozen.safetensors"]
+    files["config.json"] = files["config.json"].replace(b"mine.safetensors", b"/etc/passwd")
+    assert "has not all of its frozen weights, which are not published" in refusal(Predictor.from_run, "hf:user/own")
+
+
+# ---------------------------------------------------------------------------------------------------------- using one
+def test_a_shared_model_gives_the_same_probabilities_and_thresholds(made, pushed):
+    ours, theirs = Predictor.from_run(made[0].path), Predictor.from_run("hf:user/name")
+    assert ours(images()) == theirs(images())
+    np.testing.assert_array_equal(ours.thresholds, theirs.thresholds)
+    assert theirs.run.step == 20, "at which the values were selected"
+
+
+def test_predict_writes_into_the_working_directory(pushed, tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(images()[0]).save("a.png")
+    assert main(["--mode=predict", "--workdir=hf:user/name@main", "--images=a.png"]) == 0
+    assert Path("predictions.csv").is_file()
+    assert not (run_folder("hf:user/name") / "predictions.csv").exists()
+    assert main(["--mode=predict", "--workdir=hf:user/name", "--images=a.png", "--checkpoint=latest"]) == 2
+    assert "selected values only" in capsys.readouterr().err
+
+
+def test_a_run_starts_from_a_shared_model(made, pushed):
+    run, config = made
+    overrides = parse(["--config=x", "--init-from=hf:user/name"])[1]
+    assert overrides == [("init_from", "hf:user/name")]
+    started = config.copy_and_resolve_references()
+    started.init_from = "hf:user/name"
+    space = Predictor.from_run(run.path).run.label_space
+    parts = initial_parts(started, space)
+    expected = load_file(run_folder("hf:user/name") / "adapter.safetensors")
+    for path, value in parts.trainable.items():
+        np.testing.assert_array_equal(value, expected[path])
+
+
+def test_a_revision_is_kept_apart(made, pushed, hub):
+    before = dict(pushed)
+    assert main(["--mode=push", f"--workdir={made[0]}", "--repo=user/name", "--revision=v2", "--license=mit"]) == 0
+    assert pushed == before
+    assert b"license: mit" in hub.repositories["user/name"]["v2"]["README.md"]
+    assert "license: mit" in run_folder("hf:user/name@v2").read_text("README.md")
+    assert "apache-2.0" in run_folder("hf:user/name").read_text("README.md")
+
+
+def test_what_an_earlier_push_left_is_deleted_and_other_files_stay(made, pushed, hub):
+    pushed |= {"frozen.safetensors": b"old", "notes.txt": b"of the user"}
+    assert share.push(made[0], "user/name") == 0
+    assert set(hub.repositories["user/name"]["main"]) == set(FILES) - {"frozen.safetensors"} | {"notes.txt"}
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+def changed(content: bytes, tensors: dict | None = None, **about) -> bytes:
+    """Return an adapter with other tensors, or other entries of its description."""
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    described = json.loads(header["__metadata__"]["mlmoe_jax"]) | about
+    return save({**load(content), **(tensors or {})}, {"mlmoe_jax": json.dumps(described)})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "expected"),
+    [
+        ("adapter.safetensors", lambda b: b[: len(b) // 2], "is damaged"),
+        ("adapter.safetensors", lambda b: save({"x": np.zeros(3, np.float32)}), "has no 'mlmoe_jax'"),
+        ("adapter.safetensors", lambda b: changed(b, layout=LAYOUT + 1), "update mlmoe_jax"),
+        ("adapter.safetensors", lambda b: changed(b, origin=[]), "is damaged"),
+        ("backbone.json", lambda b: b.replace(b'"fingerprint": "', b'"fingerprint": "0'), "are not those"),
+        ("config.json", lambda b: b"\x80\x04", "is damaged"),
+        ("label_space.npz", lambda b: b"PK", "is damaged"),
+        ("thresholds.json", lambda b: b'{"a": "x"}', "should be a number"),
+    ],
+)
+def test_a_damaged_model_is_one_sentence(made, pushed, refusal, name, change, expected):
+    pushed[name] = change(pushed[name])
+    assert expected in refusal(Predictor.from_run, "hf:user/name")
+
+
+def test_an_adapter_of_another_model_is_refused(made, pushed, refusal):
+    adapter = pushed["adapter.safetensors"]
+    first = min(load(adapter))
+    for tensors, count in (({first: np.zeros((1, 2), np.float32)}, 1), ({first: np.zeros(1), "x": np.zeros(1)}, 2)):
+        pushed["adapter.safetensors"] = changed(adapter, tensors)
+        text = refusal(Predictor.from_run, "hf:user/name")
+        assert f"{count} tensors are not those of its config, such as {first}" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--repo=name"], "is not the name of a model on the hub"),
+        (["--repo=user/na me"], "is not the name of a model on the hub"),
+        (["--repo=../etc"], "is not the name of a model on the hub"),
+        (["--repo=user/name", "--revision=../x"], "is not the name of a branch"),
+        ([], "--mode=push needs --repo=USER/NAME"),
+        (["--repo=user/name", "--config.seed=1"], "takes no config keys"),
+    ],
+)
+def test_wrong_arguments(made, hub, capsys, arguments, expected):
+    assert main(["--mode=push", f"--workdir={made[0]}", *arguments]) == 2
+    assert expected in capsys.readouterr().err
+    assert hub.requests == []
+
+
+def test_a_run_without_results_is_not_shared(made, hub, refusal, tmp_path):
+    shutil.copytree(made[0].path, tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    assert "has no results.json; run --mode=eval" in refusal(share.push, RunFolder(tmp_path / "run"), "user/name")
+    assert hub.requests == []
+
+
+def test_without_a_token_nothing_is_uploaded(made, hub, refusal, monkeypatch, tmp_path):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    assert "there is no token for the hub" in refusal(share.push, made[0], "user/name")
+    assert hub.requests == []
+
+
+def test_a_public_model_is_not_taken_for_a_private_one(made, pushed, hub, refusal):
+    before = dict(pushed)
+    assert "exists and is public" in refusal(share.push, made[0], "user/name", private=True)
+    assert pushed == before
+    assert share.push(made[0], "user/secret", private=True) == 0
+    assert hub.private == {"user/secret"}
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "expected"),
+    [
+        ("/api/repos/create", 401, "the token for the hub may not write to user/name"),
+        ("/commit/", 403, "the token for the hub may not write to user/name"),
+        ("/commit/", 500, "cannot be uploaded, because the hub responds with 500"),
+        ("/commit/", 400, "the hub refuses hf:user/name with the status 400"),
+    ],
+)
+def test_refusals_of_the_hub(made, hub, refusal, part, status, expected, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    hub.fail[part] = status
+    text = refusal(share.push, made[0], "user/name")
+    assert expected in text
+    assert hub_site.TOKEN not in text
+
+
+@pytest.mark.parametrize("mode", ["eval", "report", "thresholds", "train", "compare"])
+def test_modes_that_write_take_no_model_of_the_hub(refusal, mode):
+    assert "--local-dir=FOLDER" in refusal(parse, [f"--mode={mode}", "--workdir=hf:user/name"])
+
+
+def test_names_of_others_are_text_in_markdown():
+    assert _plain("a|b <img src=x>\n`c` [d](e)") == r"a\|b &lt;img src=x&gt; \`c\` \[d\](e)"

@@ -1,0 +1,123 @@
+"""What `--mode=reproduce` would train: its flags, and the commands of its dry run."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from mlmoe_jax.apps.papers.paper import PAPERS, load
+from mlmoe_jax.apps.papers.reproduce.commands import WORKDIR, commands_after, dry_run, requested
+from mlmoe_jax.config import load_config, validate
+from mlmoe_jax.main import main, parse
+from mlmoe_jax.runs.assemble import preprocess_for
+
+TABLES = [result.id for name in PAPERS for result in load(name).results()]
+
+
+def commands_of(script: str) -> list[list[str]]:
+    """The arguments of every command of a dry run."""
+    lines = [shlex.split(line) for line in script.splitlines() if not line.startswith("#")]
+    assert all(line[:3] == ["python", "-m", "mlmoe_jax.main"] for line in lines)
+    return [line[3:] for line in lines]
+
+
+@pytest.mark.parametrize("dataset", ["", "digits"])
+@pytest.mark.parametrize("table", TABLES)
+def test_every_command_is_understood_and_its_config_is_valid(table, dataset):
+    request = requested(table, dataset=dataset, overrides=[("train.epochs", "1")])
+    folders = set()
+    for arguments in commands_of(dry_run(request, "runs/reproduce")):
+        flags, overrides = parse(arguments)
+        if flags.mode == "train":
+            config = load_config(flags.config, overrides)
+            validate(config)
+            preprocess_for(config)
+            assert config.train.epochs == 1
+            assert config.data.name == (dataset or dict(parse_items(flags.config))["dataset"])
+            folders.add(flags.workdir)
+        else:  # what comes afterwards uses the folders of the runs
+            assert flags.mode in ("report", "eval")
+            assert {folder for folder in (flags.workdir, flags.against) if folder} <= folders
+    assert len(folders) == len(request.runs)
+
+
+def parse_items(reference: str) -> list[list[str]]:
+    return [item.split("=") for item in reference.partition(":")[2].split(",")]
+
+
+def test_a_small_data_set_has_a_run_only_once():
+    assert len(requested("mlvpt.1").runs) == 48
+    assert len(requested("mlvpt.1", dataset="digits").runs) == 4
+    assert len(requested("mlvpt.fig3", dataset="digits").runs) == 3
+
+
+def test_tables_share_runs():
+    both = {run.name for run in requested("mlvpt.1").runs} & {run.name for run in requested("mlvpt.4").runs}
+    assert {name.partition(",")[0] for name in both} == {"vpt", "e2vpt", "gatevpt", "mlvpt_dinov2"}
+
+
+def test_seeds_roots_and_overrides_are_in_the_commands():
+    request = requested(
+        "mlvpt.3",
+        only="VPT,DINOv2-B",
+        root="nuswide=/n,vg256=/v g",
+        seeds="0, 2",
+        overrides=[("train.epochs", "1")],
+    )
+    script = dry_run(request, "gs://bucket/all")
+    assert "# number of runs: 4" in script
+    flags, overrides = parse(commands_of(script)[3])
+    name = "vpt,backbone=dinov2_vitb14,dataset=vg256,resolution=224,seed=2"
+    assert flags.workdir == f"gs://bucket/all/{name}"
+    assert overrides == [("seed", "2"), ("data.root", "/v g"), ("train.epochs", "1")]
+    assert requested("mlvpt.4", root="/coco").overrides_of(requested("mlvpt.4").runs[0]) == [("data.root", "/coco")]
+
+
+def test_what_comes_afterwards_needs_all_its_runs():
+    assert len(commands_after(requested("mlvpt.7"), WORKDIR)) == 1
+    assert commands_after(requested("mlvpt.7", only="ML-VPT"), WORKDIR) == []
+    (command,) = commands_after(requested("drmoe.fig4", seeds="5,6"), WORKDIR)
+    assert (
+        "--workdir=runs/reproduce/drmoe_resnet101,backbone=resnet101,dataset=voc2007,resolution=448,seed=5" in command
+    )
+    assert "--against=runs/reproduce/hsq_resnet101,backbone=resnet101,dataset=voc2007,resolution=448,seed=5" in command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (
+            ["--table=mlvpt.3", "--root=/data"],
+            "nuswide, vg256; give each its folder, --root=nuswide=FOLDER,vg256=FOLDER",
+        ),
+        (["--table=mlvpt.1", "--root=voc2007=/data"], "--root names voc2007, but mlvpt.1 has the data sets coco2014"),
+        (["--table=mlvpt.1", "--root=coco2014="], "neither a folder nor DATASET=FOLDER"),
+        (["--table=mlvpt.1", "--seeds=0,x"], "not a list of different integers"),
+        (["--table=mlvpt.1", "--seeds=1,1"], "not a list of different integers"),
+        (["--table=mlvpt.1", "--dataset=coco"], "dataset=coco is not one of digits"),
+        (["--table=mlvpt.1", "--only=nothing"], "no row of the table matches --only=nothing"),
+        (["--table=drmoe.5", "--config.model.head.routing.gate_hidden=3"], "gate_hidden is set by drmoe.5 itself"),
+        (["--table=drmoe.5", "--seeds=1", "--config.seed=3"], "seed is set by drmoe.5 itself"),
+        (["--table=drmoe.5", "--config=vpt"], "takes its configs from --table; leave --config out"),
+        (["--table=drmoe.9"], "--table=drmoe.9 is not among drmoe.1"),
+        ([], "such as mlvpt.1"),
+    ],
+)
+def test_user_errors(arguments, part, capsys):
+    assert main(["--mode=reproduce", "--dry-run", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert part in shown.err
+
+
+def test_a_dry_run_prints_and_needs_no_jax():
+    code = (
+        "import sys; from mlmoe_jax.main import main;"
+        "main(['--mode=reproduce', '--table=mlvpt.4', '--dry-run', '--root=/d']); sys.exit('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert len(commands_of(done.stdout)) == 7
+    assert done.stderr == ""

@@ -1,0 +1,297 @@
+"""Published numbers beside those of runs: what is measured, and how it is shown and written."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.papers.paper import find
+from mlmoe_jax.apps.papers.reproduce import output
+from mlmoe_jax.apps.papers.reproduce.commands import Request, requested
+from mlmoe_jax.apps.papers.reproduce.measure import Measurements
+from mlmoe_jax.apps.papers.sweep import execute as executing
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.evaluation.metrics.published import preset
+from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, LABELS, RESULTS, SCORES, RunFolder
+
+NAMES = ("car", "traffic light", "aeroplane")
+
+
+def write_run(folder: RunFolder, config, seed: int) -> dict[str, np.ndarray]:
+    """Write a finished run with drawn scores of ten images; return scores and label codes."""
+    draw = np.random.default_rng(seed)
+    codes = (draw.random((10, 3)) < 0.5).astype(np.int8)
+    codes[0], codes[1] = 1, 0
+    scores = draw.random((10, 3))
+    split = np.full(10, config.data.test_splits[0])
+    folder.write_text(CONFIG, configuration.to_json(config))
+    folder.write_text(LABELS, "\n".join(NAMES) + "\n")
+    folder.write_npz(SCORES, ids=np.arange(10).astype(str), scores=scores, labels=codes, split=split)
+    together = np.array([[0, 3, 0], [3, 0, 0], [0, 0, 0]])
+    space = LabelSpace(NAMES, together, np.array([8, 4, 5]), 20, *np.zeros((2, 3), np.int32))
+    with open(folder / LABEL_SPACE, "wb") as file:
+        space.save(file)
+    folder.write_json(RESULTS, {str(split[0]): {"mAP": 0.5}})
+    return {"scores": scores, "codes": codes, "frequency": space.frequency}
+
+
+def finish(request: Request, folder: RunFolder) -> dict[str, dict]:
+    """Write all runs of a request; return the scores by the name of the run."""
+    written = {}
+    for seed, run in enumerate(request.runs):
+        config = configuration.load_config(run.reference, request.overrides_of(run))
+        written[run.name] = write_run(folder.below(run.name), config, seed)
+    return written
+
+
+def outcomes_of(request: Request, folder: RunFolder):
+    measurements = Measurements(request, folder)
+    return [measurements.outcome(row) for row in request.rows]
+
+
+# ------------------------------------------------------------------------------------------------------ measurements
+def test_metrics_are_those_of_the_papers_evaluator(tmp_path):
+    request, folder = requested("mlvpt.1", only="ML-VPT,dinov2-b,224"), RunFolder(tmp_path)
+    (written,) = finish(request, folder).values()
+    (outcome,) = outcomes_of(request, folder)
+    expected = preset("mlvpt", written["scores"], written["codes"], frequency=written["frequency"])
+    assert outcome.ours == {column: pytest.approx(100 * expected[column]) for column in outcome.row.numbers}
+    assert outcome.difference("mAP") == pytest.approx(100 * expected["mAP"] - 87.5)
+    assert outcome.spread == {}
+    assert outcome.state == ""
+
+
+def test_exchanged_headers_and_the_evaluator_of_a_row(tmp_path):
+    request, folder = requested("drmoe.1", only="Q2L"), RunFolder(tmp_path)
+    (written,) = finish(request, folder).values()
+    (outcome,) = outcomes_of(request, folder)
+    expected = preset("q2l", written["scores"], written["codes"], frequency=None)
+    assert outcome.ours["OF1"] == pytest.approx(100 * expected["CF1"])
+    assert outcome.ours["CF1"] == pytest.approx(100 * expected["OF1"])
+    assert expected["CF1"] != expected["OF1"]
+
+
+def test_seeds_are_averaged_and_methods_subtracted(tmp_path):
+    request, folder = requested("mlvpt.fig3", only="coco2014", seeds="0,1"), RunFolder(tmp_path)
+    written = finish(request, folder)
+    of = {row.row.settings["method"]: row for row in outcomes_of(request, folder)}
+
+    def found(method: str) -> list[float]:
+        runs = [one for name, one in written.items() if name.startswith(method)]
+        return [100 * preset("mlvpt", one["scores"], one["codes"], frequency=one["frequency"])["mAP"] for one in runs]
+
+    vpt, gvpt = found("vpt,"), found("gvpt,")
+    assert len(vpt) == 2
+    assert of["VPT"].ours["mAP"] == pytest.approx(np.mean(vpt))
+    assert of["VPT"].spread["mAP"] == pytest.approx(np.std(vpt, ddof=1))
+    assert of["GVPT − VPT"].ours["mAP"] == pytest.approx(np.mean(np.subtract(gvpt, vpt)))
+    assert of["GVPT − VPT"].spread["mAP"] == pytest.approx(np.std(np.subtract(gvpt, vpt), ddof=1))
+
+
+def test_labels_and_pairs(tmp_path):
+    folder = RunFolder(tmp_path)
+    of_labels = requested("drmoe.6", only="HSQ")
+    (written,) = finish(of_labels, folder).values()
+    (outcome,) = outcomes_of(of_labels, folder)
+    one = {name: value[:, 2:] for name, value in written.items() if name != "frequency"}
+    assert outcome.ours["AP aeroplane"] == pytest.approx(100 * preset("drmoe", **one, frequency=None)["mAP"])
+    assert math.isnan(outcome.ours["AP sofa"])
+    pairs = requested("mlvpt.fig1")
+    finish(pairs, folder)
+    (outcome,) = outcomes_of(pairs, folder)
+    assert outcome.ours["p(car | traffic light)"] == 3 / 4
+    assert math.isnan(outcome.ours["p(dog | frisbee)"])
+
+
+def test_costs_need_no_training(tmp_path):
+    request = requested("mlvpt.4", only="linear probing", dataset="digits")
+    (outcome,) = outcomes_of(request, RunFolder(tmp_path))
+    assert outcome.ours["trainable, M"] == pytest.approx(1290 / 1e6)
+    assert outcome.ours["total, M"] == pytest.approx(1_026_058 / 1e6)
+    assert "mAP" not in outcome.ours
+    assert outcome.state == "not reproduced here"
+
+
+@pytest.mark.slow
+def test_the_costs_on_the_page_are_those_of_the_models(tmp_path):
+    for outcome in outcomes_of(requested("mlvpt.4"), RunFolder(tmp_path)):
+        shown = {column: value for column, value in outcome.row.ours.items() if value is not None}
+        assert len(shown) == 3
+        assert outcome.ours == pytest.approx(shown, abs=1e-4)  # MACs have four digits, parameters all
+        assert outcome.ours["trainable, M"] == pytest.approx(shown["trainable, M"], abs=1e-9)
+        assert outcome.ours["total, M"] == pytest.approx(shown["total, M"], abs=1e-9)
+
+
+def test_what_this_package_lacks(tmp_path):
+    request = requested("drmoe.originals", only="ML-Decoder")
+    (outcome,) = outcomes_of(request, RunFolder(tmp_path))
+    assert (outcome.ours, outcome.state) == ({}, "this package does not have it")
+
+
+# ------------------------------------------------------------------------------------------------------------ output
+@pytest.fixture
+def two(tmp_path):
+    """ML-VPT's table 2 on DINOv2-B with one run finished: (request, outcomes, folder)."""
+    folder = RunFolder(tmp_path)
+    finish(requested("mlvpt.2", only="ML-VPT,dinov2-b,224"), folder)
+    request = requested("mlvpt.2", only="dinov2-b,224")
+    return request, outcomes_of(request, folder), folder
+
+
+def test_the_text_has_three_lines_per_row_and_every_caveat(two):
+    request, outcomes, _ = two
+    text = output.format_text(request, outcomes)
+    lines = text.splitlines()
+    assert lines[0] == "ML-VPT, table 2: Prompt tuning of six frozen backbones on VOC 2007"
+    at = next(k for k, line in enumerate(lines) if line.startswith("ML-VPT, DINOv2-B"))
+    ours = outcomes[-1]
+    assert lines[at].split()[-4:] == ["published", "96.4", "91.0", "92.3"]
+    assert lines[at + 1].split() == ["ours", *(f"{ours.ours[c]:.2f}" for c in ("mAP", "CF1", "OF1"))]
+    assert lines[at + 2].split()[0] == "difference"
+    assert lines[at + 2].split()[1] == f"{ours.difference('mAP'):+.2f}"
+    assert "not reproduced here" in lines[3 + 1]
+    plain = " ".join(text.split())
+    assert all(request.paper.notes[note] in plain for note in request.result.notes)
+    assert "evaluator of mlvpt" in text
+
+
+def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
+    request = requested("mlvpt.1", only="GateVPT,in1k,224")
+    text = output.format_text(request, outcomes_of(request, RunFolder(tmp_path)))
+    assert "75.6?" in text
+    number = next(line for line in text.splitlines() if "75.6?" in line).split()[-1]
+    assert f"[{number.rpartition(',')[2]}] {request.paper.readings['one_of_two']}" in " ".join(text.split())
+
+
+def test_a_figure_of_images_says_which_runs_are_there(tmp_path):
+    request, folder = requested("mlvpt.7"), RunFolder(tmp_path)
+    finish(requested("mlvpt.7", only="VPT"), folder)
+    lines = output.format_text(request, outcomes_of(request, folder)).splitlines()
+    assert lines[3].split() == ["VPT,", "DINOv2-B,", "coco2014,", "224", "trained"]
+    assert lines[4].split() == ["ML-VPT,", "DINOv2-B,", "coco2014,", "224", "not", "trained"]
+
+
+def test_on_other_data_there_is_no_difference(tmp_path):
+    request, folder = requested("mlvpt.2", dataset="digits", only="VPT,dinov2-b,224"), RunFolder(tmp_path)
+    finish(request, folder)
+    text = output.format_text(request, outcomes_of(request, folder))
+    assert "on digits instead of the published data" in text
+    assert "difference" not in text
+
+
+def test_files(two):
+    request, outcomes, folder = two
+    output.write_tables(request, outcomes, folder)
+    with open(folder / "mlvpt.2.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 3
+    last = rows[-3]
+    assert (last["column"], last["metric"], last["published"]) == ("mAP", "mlvpt/mAP", "96.4")
+    assert float(last["ours"]) == pytest.approx(outcomes[-1].ours["mAP"])
+    assert float(last["difference"]) == pytest.approx(outcomes[-1].difference("mAP"))
+    assert (rows[0]["ours"], rows[0]["difference"], rows[0]["uncertain"]) == ("", "", "False")
+    assert set(last["caveats"].split()) == set(request.result.notes)
+    assert last["config"] == "mlvpt_dinov2:backbone=dinov2_vitb14,dataset=voc2007,resolution=224"
+    assert (folder / last["run"] / RESULTS).exists()
+    text = (folder / "mlvpt.2.md").read_text()
+    widths = {line.count(" | ") for line in text.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
+    assert "| ML-VPT, DINOv2-B, voc2007, 224 | published | 96.4 |" in text
+
+
+def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(output, "draw", lambda panels, x, **options: drawn.append((panels, x, options)) or b"image")
+    request, folder = requested("drmoe.4"), RunFolder(tmp_path)
+    finish(request, folder)
+    outcomes = outcomes_of(request, folder)
+    assert output.figure(request, outcomes) == b"image"
+    ((panels, x, options),) = drawn
+    assert list(panels) == ["mAP", "OF1", "CF1"]
+    assert (x, options["x_label"]) == ([2, 4, 6], "shared_experts")
+    published, ours = panels["mAP"]
+    assert (published.label, published.y) == ("coco2014, published", (85.2, 85.9, 85.7))
+    assert (ours.label, list(ours.y)) == ("coco2014, ours", [outcome.ours["mAP"] for outcome in outcomes])
+
+
+def test_a_figure_over_labels(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(output, "draw", lambda panels, x, **options: drawn.append((panels, x)))
+    request, folder = requested("drmoe.fig4"), RunFolder(tmp_path)
+    finish(request, folder)
+    output.figure(request, outcomes_of(request, folder))
+    ((panels, x),) = drawn
+    published, ours = panels["AP"]
+    assert len(x) == len(published.y) == 20
+    assert ours.x == ("aeroplane", "car")  # the labels of VOC that the runs have
+    assert published.y[0] == 0.3
+
+
+def test_a_figure_without_any_number_is_not_drawn(tmp_path):
+    request = requested("mlvpt.fig5")
+    assert output.figure(request, outcomes_of(request, RunFolder(tmp_path))) is None
+
+
+# ---------------------------------------------------------------------------------------------------------- the whole
+NO_SAMPLES = "--config.report.samples=0"  # samples need the model of a run, which `trainings` does not make
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Replace training by writing drawn scores; lists the trained runs."""
+    trained = []
+
+    def train(config, folder):
+        trained.append(folder.path.name)
+        write_run(folder, config, len(trained))
+
+    monkeypatch.setattr(executing, "train", train)
+    return trained
+
+
+def test_only_what_is_missing_is_trained_and_all_that_is_there_is_shown(trainings, tmp_path, capsys):
+    from mlmoe_jax.main import main
+
+    flags = ["--mode=reproduce", "--table=mlvpt.fig3", "--dataset=digits", f"--workdir={tmp_path}", NO_SAMPLES]
+    assert main([*flags, "--only=VPT"]) == 0
+    assert trainings == ["vpt,dataset=digits"]
+    assert not (tmp_path / ".lock").read_text()
+    capsys.readouterr()
+    assert main([*flags, "--json"]) == 0
+    assert trainings == ["vpt,dataset=digits", "gvpt,dataset=digits", "mlvpt_dinov2,dataset=digits"]
+    entries = json.loads(capsys.readouterr().out)
+    assert len(entries) == 10 * 3
+    assert all(entry["ours"] is not None for entry in entries)
+    assert (tmp_path / "mlvpt.fig3-digits.png").read_bytes().startswith(b"\x89PNG")
+    with open(tmp_path / "mlvpt.fig3-digits.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 30
+    assert main([*flags, "--only=VPT", "--config.train.epochs=1"]) == 2
+    assert "train.epochs was 8 and is 1" in capsys.readouterr().err
+
+
+def test_a_run_with_another_config_is_not_in_the_table(trainings, tmp_path, capsys):
+    """As a trial of one epoch, before the table itself is trained."""
+    from mlmoe_jax.main import main
+
+    flags = ["--mode=reproduce", "--table=mlvpt.fig3", "--dataset=digits", f"--workdir={tmp_path}", NO_SAMPLES]
+    assert main([*flags, "--only=VPT", "--config.train.epochs=1"]) == 0
+    capsys.readouterr()
+    assert main([*flags, "--only=GVPT"]) == 0
+    told = "vpt,dataset=digits is not in the table, because it was trained differently: train.epochs was 1 and is 8"
+    assert capsys.readouterr().err.count(told) == 1
+    with open(tmp_path / "mlvpt.fig3-digits.csv", newline="") as file:
+        ours = {row["row"].partition(",")[0]: row["ours"] for row in csv.DictReader(file)}
+    assert ours["GVPT"]
+    assert not ours["VPT"]
+
+
+def test_the_commands_after_a_figure_are_named(trainings, tmp_path, capsys):
+    from mlmoe_jax.main import main
+
+    assert find("mlvpt.fig7")[1].then
+    assert main(["--mode=reproduce", "--table=mlvpt.7", "--dataset=digits", f"--workdir={tmp_path}", NO_SAMPLES]) == 0
+    shown = capsys.readouterr()
+    assert f"--workdir={tmp_path}/mlvpt_dinov2,dataset=digits --against={tmp_path}/vpt,dataset=digits" in shown.err

@@ -1,0 +1,211 @@
+"""The grid of a sweep: its flags, the names of its folders, its runs and their results."""
+
+import math
+
+import pytest
+
+import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.papers.sweep.grid import SweepAxis, as_text, folder_name, parse, plan, selection_of, short_names
+from mlmoe_jax.config import default_config, flatten, load_config
+from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
+from mlmoe_jax.training.resume import changed_keys
+
+GROUPS = "model.prompts.num_groups"
+
+
+# ------------------------------------------------------------------------------------------------------ the flag
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        ("config.model.prompts.num_groups=2,3, 5,8", GROUPS, (2, 3, 5, 8)),
+        ("seed=0", "seed", (0,)),
+        ("optim.learning_rate=1e-3,1", "optim.learning_rate", (0.001, 1.0)),
+        ("train.save_backbone=true,0", "train.save_backbone", (True, False)),
+        ("optim.name=adamw,sgd", "optim.name", ("adamw", "sgd")),
+        ("data.val_split=,val", "data.val_split", ("", "val")),
+        ("data.images=a=b,c", "data.images", ("a=b", "c")),
+        ("data.test_splits=('test','val'),('test',)", "data.test_splits", (("test", "val"), ("test",))),
+        ("data.test_splits=test,val", "data.test_splits", (("test",), ("val",))),
+        (
+            "config=vpt,gvpt:sides=co,per_group=2,mlvpt_digits",
+            "config",
+            ("vpt", "gvpt:sides=co,per_group=2", "mlvpt_digits"),
+        ),
+        ("augment.crop_scale=(0.1,1.0),[0.5,1.0]", "augment.crop_scale", ((0.1, 1.0), (0.5, 1.0))),
+    ],
+)
+def test_values_of_a_flag_have_the_type_of_the_key(text, key, values):
+    config = default_config()
+    before = flatten(config)
+    (swept,) = parse([text], config)
+    assert (swept.key, swept.values) == (key, values)
+    assert list(map(type, swept.values)) == list(map(type, values))
+    assert flatten(config) == before
+
+
+@pytest.mark.parametrize(
+    ("texts", "part"),
+    [
+        (["seed"], "--sweep=seed is not KEY=VALUE"),
+        (["seed="], "--sweep=seed= is not KEY=VALUE"),
+        (["=1,2"], "is not KEY=VALUE"),
+        (["sede=1"], "did you mean 'seed'"),
+        (["optim=1"], "'optim' is a section"),
+        (["seed=1,x"], "--sweep key 'seed' takes an integer from 0 to 4,294,967,295 such as 0, not 'x'"),
+        (["seed=1,2,"], "not ''"),
+        (["seed=1", "config.seed=2"], "--sweep is given twice for seed"),
+        (["optim.learning_rate=0.1,1e-1"], "gives optim.learning_rate the value 0.1 twice"),
+        (["augment.crop_scale=(0.1,1.0"], "bracket"),
+        (["config=vpt,vpt"], "gives config the value vpt twice"),
+    ],
+)
+def test_mistakes_in_the_flag(refusal, texts, part):
+    assert part in refusal(parse, texts, default_config())
+
+
+# --------------------------------------------------------------------------------------------------- folder names
+def test_names_are_as_short_as_the_config_allows():
+    keys = [GROUPS, "seed", "train.batch_size", "optim.name", "model.head.kind", "data.name"]
+    assert list(short_names(keys, default_config()).values()) == [
+        "num_groups",
+        "seed",
+        "train.batch_size",
+        "optim.name",
+        "head.kind",
+        "data.name",
+    ]
+
+
+def test_folder_names_are_safe_distinct_and_independent_of_the_order_of_flags():
+    assert (
+        folder_name({"seed": 0, "num_groups": 2}) == folder_name({"num_groups": 2, "seed": 0}) == "num_groups=2,seed=0"
+    )
+    plain = [1e-5, 1e20, True, -1, "adamw", "", ("test", "val")]
+    assert [folder_name({"k": value}) for value in plain] == [
+        *("k=1e-05", "k=1e+20", "k=true", "k=-1", "k=adamw", "k=", "k=test+val"),
+    ]
+    odd = ["a/b", "a_b", "a b", "../x", "a,b", "x" * 300, "x" * 301, ("a+b",), ("a", "b"), (), ("",), (("^b$", 1.0),)]
+    names = [folder_name({"k": value}) for value in odd]
+    assert len(set(names)) == len(odd)
+    for name in names:
+        assert len(name) < 80
+        assert not set(name) & set("/ ,\\:*?\"<>|'$^()")
+
+
+# ---------------------------------------------------------------------------------------------------------- the plan
+def test_the_grid_has_every_combination_with_its_own_config(tmp_path):
+    config = default_config()
+    runs = plan(config, RunFolder(tmp_path), [SweepAxis(GROUPS, (2, 3)), SweepAxis("seed", (0, 1))])
+    assert [run.name for run in runs] == [f"num_groups={g},seed={s}" for g in (2, 3) for s in (0, 1)]
+    for run in runs:
+        assert run.values == {GROUPS: run.config.model.prompts.num_groups, "seed": run.config.seed}
+        assert str(run.folder) == str(tmp_path / run.name)
+        assert run.results is None
+    assert (config.seed, config.model.prompts.num_groups) == (0, 5)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_published_learning_rate_follows_a_swept_backbone(tmp_path):
+    config = load_config("mlvpt_dinov2", [])
+    backbones = parse(["config.model.backbone.name=dinov2_vitb14,dinov2_vits14"], config)
+    rates = {
+        run.values["model.backbone.name"]: run.config.optim.learning_rate
+        for run in plan(config, RunFolder(tmp_path), backbones)
+    }
+    assert rates == {"dinov2_vitb14": 1e-4, "dinov2_vits14": 5e-4}
+
+
+def test_a_tuple_is_swept(tmp_path):
+    values = (("test",), ("test", "test_shift"))
+    runs = plan(default_config(), RunFolder(tmp_path), [SweepAxis("data.test_splits", values)])
+    assert tuple(run.config.data.test_splits for run in runs) == values
+
+
+@pytest.mark.parametrize(
+    ("swept", "part"),
+    [
+        (SweepAxis("train.epochs", (1, 0)), "the run epochs=0 cannot be trained: the config has mistakes"),
+        (
+            SweepAxis("data.image_size", (64, 60)),
+            "the run image_size=60 cannot be trained: data.image_size is 60",
+        ),
+        (SweepAxis("model.backbone.name", ("vit_digits", "vit_huge")), "run backbone.name=vit_huge cannot be trained"),
+    ],
+)
+def test_a_value_that_cannot_be_trained_is_refused_before_any_training(tmp_path, refusal, swept, part):
+    assert part in refusal(plan, default_config(), RunFolder(tmp_path), [swept])
+
+
+def test_a_config_that_only_a_swept_key_makes_valid(tmp_path):
+    config = default_config()
+    config.data.val_split = ""
+    (run,) = plan(config, RunFolder(tmp_path), [SweepAxis("eval.select_on", ("test",))])
+    assert run.config.eval.select_on == "test"
+
+
+def test_only_finished_runs_have_results(tmp_path):
+    config, folder = default_config(), RunFolder(tmp_path)
+    config.train.log_every = 7  # may differ when a run resumes
+    for seed, results in ((0, {"test": {"mAP": 0.5, "mAP_envelope": math.nan}}), (1, None)):
+        other = default_config()
+        other.seed = seed
+        run = RunFolder(tmp_path / f"seed={seed}")
+        run.write_text(CONFIG, configuration.to_json(other))
+        if results:
+            run.write_json(RESULTS, results)
+    runs = plan(config, folder, [SweepAxis("seed", (0, 1, 2))])
+    assert runs[0].results["test"]["mAP"] == 0.5
+    assert math.isnan(runs[0].results["test"]["mAP_envelope"])
+    assert [run.results for run in runs[1:]] == [None, None]
+
+
+@pytest.mark.parametrize("trace", ["checkpoints", "results.json"])
+def test_runs_with_a_different_config_are_refused_before_any_training(tmp_path, refusal, trace):
+    for seed in (0, 2):
+        other = default_config()
+        other.seed, other.loss.gamma_neg = seed, 3.0
+        run = RunFolder(tmp_path / f"seed={seed}")
+        run.write_text(CONFIG, configuration.to_json(other))
+        (run / trace).mkdir() if trace == "checkpoints" else run.write_json(trace, {})
+    sentence = refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))])
+    assert "seed=0 (loss.gamma_neg was 3.0 and is 2.0), seed=2 (loss.gamma_neg" in sentence
+    assert "another --workdir" in sentence
+
+
+def test_a_folder_with_only_a_config_is_not_a_run(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert changed_keys(default_config(), folder) == []
+    other = default_config()
+    other.seed = 1
+    folder.write_text(CONFIG, configuration.to_json(other))
+    assert changed_keys(default_config(), folder) == []
+    (tmp_path / "checkpoints").mkdir()
+    assert changed_keys(default_config(), folder) == ["seed was 1 and is 0"]
+    assert selection_of(folder) == {}
+
+
+def test_a_run_that_is_a_link_out_of_the_sweep_is_refused(tmp_path, precious, refusal):
+    (tmp_path / "seed=1").symlink_to(precious.parent)
+    sentence = refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))])
+    assert sentence.startswith(f"{tmp_path}/seed=1 is a link out of the run folder {tmp_path}, to {precious.parent};")
+
+
+def test_a_run_folder_is_not_a_sweep_folder(tmp_path, refusal):
+    RunFolder(tmp_path).write_text(CONFIG, configuration.to_json(default_config()))
+    assert "is itself the run folder" in refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0,))])
+
+
+def test_values_are_written_as_in_a_sweep_flag():
+    assert as_text(("a", 1)) == "('a', 1)"
+    assert as_text(("test", "val")) == "('test', 'val')", "without brackets these would be two values"
+    assert [as_text(value) for value in (True, 1e-5, "adamw")] == ["true", "1e-05", "adamw"]
+
+
+def test_groups_that_the_labels_cannot_be_divided_into_are_refused_before_the_first_run(refusal, tmp_path):
+    config, folder = load_config("mlvpt_digits", []), RunFolder(tmp_path)
+    sentence = refusal(plan, config, folder, parse([f"{GROUPS}=2,50"], config))
+    assert sentence == (
+        "the run num_groups=50 cannot be trained: 10 labels cannot be divided into 50 groups; set "
+        "model.prompts.num_groups to 1 … 10"
+    )
+    assert len(plan(config, folder, parse([f"{GROUPS}=2,10"], config))) == 2

@@ -1,0 +1,327 @@
+"""A sweep: its trainings, one after another, and the table and plot of their results."""
+
+import csv
+import json
+import math
+import statistics
+
+import pytest
+
+import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.papers.sweep import execute as executing
+from mlmoe_jax.apps.papers.sweep import grid
+from mlmoe_jax.apps.papers.sweep import run as sweeping
+from mlmoe_jax.apps.papers.sweep.grid import Point, SweepAxis, combine, plan
+from mlmoe_jax.apps.papers.sweep.run import format_table, over_seeds, plot
+from mlmoe_jax.config import default_config
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
+from mlmoe_jax.runtime.storage import InUse
+from mlmoe_jax.training.loop import Stopped
+
+GROUPS = "model.prompts.num_groups"
+
+
+# --------------------------------------------------------------------------------------------------------- the sweep
+def sweep(config, folder, swept, **options) -> int:
+    """Sweep the combinations of the values of keys."""
+    return sweeping.sweep(combine([Point("", {}, config)], swept), folder, **options)
+
+
+def mean_ap(config) -> float:
+    return 0.9 + config.model.prompts.num_groups / 1000 + config.seed / 100 + 1e-17 + 1 / 3000
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Replace training: write results at once, or raise `trainings[name]`; `ran` lists the trained runs."""
+
+    class Trainings(dict):
+        def __init__(self):
+            self.ran = []
+
+    trainings = Trainings()
+
+    def train(config, folder):
+        name = folder.path.name
+        trainings.ran.append(name)
+        if name in trainings:
+            raise trainings[name]
+        value = mean_ap(config)
+        results = {"val": {"mAP": value, "OF1@0.5": math.nan}, "test": {"mAP": value + 0.01, "OF1@0.5": 0.25}}
+        folder.write_text(CONFIG, configuration.to_json(config))
+        folder.write_json(RESULTS, results)
+        return results
+
+    monkeypatch.setattr(executing, "train", train)
+    return trainings
+
+
+def table_of(folder) -> list[dict]:
+    with open(folder / "sweep.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_second_call_trains_only_the_missing_runs(trainings, tmp_path, capsys):
+    folder = RunFolder(tmp_path / "new")
+    assert sweep(default_config(), folder, [SweepAxis(GROUPS, (2, 3))]) == 0
+    assert trainings.ran == ["num_groups=2", "num_groups=3"]
+    assert sweep(default_config(), folder, [SweepAxis(GROUPS, (8, 2, 3))]) == 0
+    assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=8"]
+    rows = table_of(tmp_path / "new")
+    assert list(rows[0]) == [
+        *(GROUPS, "step", "weights", "selected_on", "selected_by"),
+        *("val/mAP", "val/OF1@0.5", "test/mAP", "test/OF1@0.5", "run", "error"),
+    ]
+    assert [row[GROUPS] for row in rows] == ["8", "2", "3"]
+    for row in rows:
+        config = default_config()
+        config.model.prompts.num_groups = int(row[GROUPS])
+        assert float(row["val/mAP"]) == mean_ap(config)
+        assert (row["val/OF1@0.5"], row["test/OF1@0.5"]) == ("", "0.25")
+    assert (tmp_path / "new" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].split() == ["num_groups=3", "90.33", "91.33"]
+    assert "run 2 of 3, num_groups=2: already finished" in err
+
+
+def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, capsys, refusal):
+    trainings["num_groups=3"] = UserError("the loss is nan at step 4")
+    folder = RunFolder(tmp_path)
+    sentence = refusal(sweep, default_config(), folder, [SweepAxis(GROUPS, (2, 3, 5))])
+    assert sentence.startswith("1 of 3 runs failed, the first, num_groups=3, because: the loss is nan at step 4")
+    assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=5"]
+    assert [row["error"] for row in table_of(tmp_path)] == ["", "the loss is nan at step 4", ""]
+    assert table_of(tmp_path)[1]["val/mAP"] == ""
+    assert "num_groups=3  failed: the loss is nan at step 4" in capsys.readouterr().out
+    assert (tmp_path / "sweep.png").exists()
+    del trainings["num_groups=3"]
+    assert sweep(default_config(), folder, [SweepAxis(GROUPS, (2, 3, 5))]) == 0
+    assert trainings.ran[3:] == ["num_groups=3"]
+    assert [row["error"] for row in table_of(tmp_path)] == [""] * 3
+
+
+def test_if_all_runs_fail_there_is_a_table_but_no_plot(trainings, tmp_path, refusal):
+    trainings["seed=0"] = trainings["seed=1"] = UserError("no data")
+    refusal(sweep, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))])
+    assert [row["error"] for row in table_of(tmp_path)] == ["no data"] * 2
+    assert not (tmp_path / "sweep.png").exists()
+
+
+@pytest.mark.parametrize("stop", [Stopped("stopped at step 3 of 9; and so on"), KeyboardInterrupt()])
+def test_a_stop_ends_the_sweep(trainings, tmp_path, capsys, stop):
+    trainings["seed=1"] = stop
+    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))]) == 130
+    assert trainings.ran == ["seed=0", "seed=1"]
+    assert [row["seed"] for row in table_of(tmp_path)] == ["0"]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "run 2 of 3, seed=1: stopped" in err.splitlines()[-1]
+
+
+def test_a_run_that_another_process_trains_is_skipped(trainings, tmp_path, capsys):
+    """Two sweeps share a folder: each skips the run that the other one holds, and reads it once it is finished."""
+    folder, swept = RunFolder(tmp_path), [SweepAxis("seed", (0, 1))]
+    with folder.below("seed=0").writing():
+        assert sweep(default_config(), folder, swept) == 0
+        assert trainings.ran == ["seed=1"]
+        assert [row["seed"] for row in table_of(tmp_path)] == ["1"]
+        out, err = capsys.readouterr()
+        assert "run 1 of 2, seed=0: skipped, as another process is training it" in err
+        assert out.splitlines()[1].split(maxsplit=1) == ["seed=0", "another process is training it"]
+        assert "seed=1" in out
+    assert sweep(default_config(), folder, swept) == 0
+    assert trainings.ran == ["seed=1", "seed=0"]
+
+
+def test_a_run_that_another_process_takes_first_is_skipped(trainings, tmp_path, capsys):
+    """Both have seen it free; the lock of the training decides."""
+    trainings["seed=0"] = InUse("another process is writing to it")
+    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))]) == 0
+    assert "seed=0: skipped, as another process" in capsys.readouterr().err
+    assert trainings.ran == ["seed=0", "seed=1"]
+
+
+def test_a_run_that_another_process_finishes_meanwhile_is_not_trained(trainings, tmp_path, monkeypatch):
+    train = executing.train
+
+    def meanwhile(config, folder):
+        for seed in (1, 2):
+            other = default_config()
+            other.seed = seed
+            train(other, RunFolder(tmp_path / f"seed={seed}"))
+        return train(config, folder)
+
+    monkeypatch.setattr(executing, "train", meanwhile)
+    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))]) == 0
+    assert trainings.ran == ["seed=1", "seed=2", "seed=0"]
+    assert [row["seed"] for row in table_of(tmp_path)] == ["0", "1", "2"]
+
+
+def test_configs_are_swept(trainings, tmp_path, capsys):
+    bases = grid.method_points(
+        ("linear_probe:dataset=digits", "mlvpt_digits"), [("train.epochs", "3"), ("report.samples", "0")]
+    )
+    assert sweeping.sweep(combine(bases, [SweepAxis("seed", (0, 1))]), RunFolder(tmp_path)) == 0
+    rows = table_of(tmp_path)
+    assert [(row["config"], row["seed"]) for row in rows] == [
+        (name, seed) for name in ("linear_probe:dataset=digits", "mlvpt_digits") for seed in "01"
+    ]
+    assert trainings.ran[2:] == ["config=mlvpt_digits,seed=0", "config=mlvpt_digits,seed=1"]
+    stored = [configuration.from_json((tmp_path / name / CONFIG).read_text()) for name in trainings.ran]
+    assert [one.model.head.kind for one in stored] == ["linear", "linear", "group_experts", "group_experts"]
+    assert all(one.train.epochs == 3 for one in stored)
+    assert "config=mlvpt_digits" in capsys.readouterr().out
+    assert (tmp_path / "sweep.png").exists()
+
+
+def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):
+    monkeypatch.setattr("mlmoe_jax.runtime.distributed.process", lambda: (1, 2))
+    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0,))]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["seed=0"]
+
+
+def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_path, capsys):
+    swept = [SweepAxis("seed", (0, 1)), SweepAxis(GROUPS, (2,))]
+    assert sweep(default_config(), RunFolder(tmp_path), swept, as_json=True) == 0
+    printed = json.loads(capsys.readouterr().out)
+    config = default_config()
+    config.model.prompts.num_groups = 2
+    assert printed["runs"][0] == {
+        "run": "num_groups=2,seed=0",
+        "config": {"seed": 0, GROUPS: 2},
+        "selected": None,
+        "results": {
+            "val": {"mAP": mean_ap(config), "OF1@0.5": None},
+            "test": {"mAP": mean_ap(config) + 0.01, "OF1@0.5": 0.25},
+        },
+        "error": None,
+    }
+    (group,) = printed["over_seeds"]
+    assert group["config"] == {GROUPS: 2}
+    assert group["mAP"]["val"] == pytest.approx(
+        {"mean": mean_ap(config) + 0.005, "std": math.sqrt(0.5) / 100, "count": 2}
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- table and plot
+def runs_of(folder, *swept, fail=()):
+    """Return the runs of a grid as finished ones with the mAP of `mean_ap`."""
+    runs = plan(default_config(), RunFolder(folder), list(swept))
+    for run in runs:
+        if run.name in fail:
+            run.error = "diverged"
+        else:
+            run.results = {split: {"mAP": mean_ap(run.config) + more} for split, more in (("val", 0), ("test", 0.01))}
+    return runs
+
+
+def test_statistics_over_seeds_use_finite_values_of_finished_runs(tmp_path):
+    swept = (SweepAxis("seed", (0, 1, 2)), SweepAxis(GROUPS, (2, 3)))
+    runs = runs_of(tmp_path, *swept, fail=("num_groups=3,seed=2",))
+    runs[0].results["test"]["mAP"] = math.nan
+    (two, of_two), (three, of_three) = over_seeds(runs)
+    assert (two, three) == ({GROUPS: 2}, {GROUPS: 3})
+    base = mean_ap(runs[0].config)
+    assert of_two["val"].mean == pytest.approx(base + 0.01)
+    assert of_two["val"].std == pytest.approx(0.01)  # of 0, 1 and 2 hundredths, with n − 1 in the denominator
+    assert (of_two["val"].count, of_two["test"].count, of_three["val"].count) == (3, 2, 2)
+    assert of_three["val"].std == pytest.approx(statistics.stdev((0, 0.01)))
+    without = over_seeds(runs_of(tmp_path, swept[1]))
+    assert [spreads["val"].count for _, spreads in without] == [1, 1]
+    assert all(math.isnan(spreads["val"].std) for _, spreads in without)
+
+
+def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_path):
+    runs = runs_of(tmp_path, SweepAxis(GROUPS, (2,)), SweepAxis("seed", (0, 1)), fail=("num_groups=2,seed=1",))
+    runs[0].selected = {"step": 12, "kind": "ema", "split": "val"}
+    lines = [line.split() for line in format_table(runs).splitlines()]
+    assert lines[0] == ["mAP,", "%", "val", "test", "weights"]
+    assert lines[1] == ["num_groups=2,seed=0", "90.23", "91.23", "ema", "of", "step", "12"]
+    assert lines[2] == ["num_groups=2,seed=1", "failed:", "diverged"]
+    assert lines[5] == ["num_groups=2", "90.23", "91.23", "1", "seed"]
+    assert "published" not in format_table(runs)
+    runs[0].config.eval.select_on = "test"
+    assert "selected on test, as published" in format_table(runs)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """A function that returns the arguments of `plot` to `draw`: (panels as plain values, x values, options)."""
+
+    def call(runs):
+        calls = []
+        monkeypatch.setattr(sweeping, "draw", lambda panels, x, **options: calls.append((panels, x, options)))
+        plot(runs)
+        ((panels, x, options),) = calls
+        plain = {
+            heading: {line.label: [pytest.approx(list(row)) for row in (line.y, line.deviation)] for line in lines}
+            for heading, lines in panels.items()
+        }
+        return plain, x, options
+
+    return call
+
+
+def percent(groups, seed=0.0, split="val"):
+    return 90 + groups / 10 + seed + 1 / 30 + (split == "test")
+
+
+def test_one_key_gives_one_line_per_split(tmp_path, shown):
+    panels, x, options = shown(runs_of(tmp_path, SweepAxis(GROUPS, (2, 8)), SweepAxis("seed", (0, 1))))
+    assert panels == {
+        "": {s: [[percent(2, 0.5, s), percent(8, 0.5, s)], [math.sqrt(0.5)] * 2] for s in ("val", "test")},
+    }
+    assert x == [2, 8]
+    assert (options["x_label"], options["y_label"], options["legend"]) == (GROUPS, "mAP (%)", "split")
+    assert options["title"] == "digits, vit_digits, linear\nmean ± sample standard deviation over 2 seeds"
+
+
+def test_a_second_key_gives_one_line_per_value_and_one_panel_per_split(tmp_path, shown):
+    swept = (SweepAxis("optim.name", ("adamw", "sgd")), SweepAxis(GROUPS, (2, 3)))
+    panels, x, options = shown(runs_of(tmp_path, *swept, fail=("num_groups=2,optim.name=adamw",)))
+    assert panels == {
+        split: {"2": [[percent(2, 0, split)], [0]], "3": [[percent(3, 0, split)] * 2, [0, 0]]}
+        for split in ("val", "test")
+    }
+    assert list(panels["val"]) == ["2", "3"]
+    assert x == ["adamw", "sgd"]
+    assert options["legend"] == "num_groups"
+    assert options["title"].endswith("\n1 of 4 runs failed")
+
+
+def test_an_empty_value_has_its_own_line(tmp_path, shown):
+    panels, _, _ = shown(runs_of(tmp_path, SweepAxis(GROUPS, (2, 3)), SweepAxis("data.images", ("", "val"))))
+    assert list(panels["val"]) == ["", "val"]
+
+
+def test_more_keys_give_one_line_per_combination(tmp_path, shown):
+    swept = (
+        SweepAxis(GROUPS, (2, 3)),
+        SweepAxis("optim.name", ("adamw", "sgd")),
+        SweepAxis("augment.flip", (False, True)),
+    )
+    panels, x, options = shown(runs_of(tmp_path, *swept))
+    combinations = [f"optim.name={name}, flip={flip}" for name in ("adamw", "sgd") for flip in ("false", "true")]
+    assert list(panels["test"]) == combinations
+    assert x == [2, 3]
+    assert options["legend"] == "optim.name, flip"
+
+
+def test_seeds_alone_are_points_beside_their_mean(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(sweeping, "draw", lambda *arguments, **options: calls.append((arguments, options)))
+    plot(runs_of(tmp_path, SweepAxis("seed", (3, 0))))
+    (((panels, x), options),) = calls
+    assert x == ["3", "0"]
+    assert all(line.level for line in panels[""])
+    assert [line.label for line in panels[""]] == ["val", "test"]
+    assert panels[""][0].y == pytest.approx([percent(5, 3), percent(5, 0)])
+    assert options["x_label"] == "seed"
+
+
+def test_units_and_kinds_of_values(tmp_path, shown):
+    _, x, options = shown(runs_of(tmp_path, SweepAxis("data.image_size", (128, 64))))
+    assert (x, options["x_label"]) == ([128, 64], "data.image_size (pixels)")
+    _, x, _ = shown(runs_of(tmp_path, SweepAxis("augment.flip", (True, False))))
+    assert x == ["true", "false"]

@@ -1,0 +1,192 @@
+"""The numbers of the papers: that they agree with one another and with what the texts say of them."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+
+from mlmoe_jax.apps.papers.paper import PAPERS, SMALL, Number, Recipe, as_text, find, load, selected
+
+RESULTS = [result for name in PAPERS for result in load(name).results()]
+
+
+def numbers(table: str, method: str, **settings: str) -> dict[str, float | None]:
+    """The numbers of one row."""
+    (row,) = (
+        row
+        for row in find(table)[1].rows
+        if row.settings["method"] == method and settings.items() <= row.settings.items()
+    )
+    return {column: number.value for column, number in row.numbers.items()}
+
+
+# ------------------------------------------------------------------------------------------------------- the numbers
+@pytest.mark.parametrize(("figure", "precision", "recall"), [("CF1", "CP", "CR"), ("OF1", "OP", "OR")])
+def test_f1_is_the_harmonic_mean_of_precision_and_recall(figure, precision, recall):
+    """In every row that prints the three of them, so that no digit can be wrong by much."""
+    checked = 0
+    for result in RESULTS:
+        for row in result.rows if precision in result.columns else ():
+            f1, *both = (row.numbers[column].value for column in (figure, precision, recall))
+            if None not in (f1, *both):
+                assert f1 == pytest.approx(2 * both[0] * both[1] / sum(both), abs=0.11), row.label
+                checked += 1
+    assert checked > 35
+
+
+@pytest.mark.parametrize(("resolution", "most"), [("224", (8.7, 7.0, 5.8)), ("448", (6.6, 5.8, 4.5))])
+def test_the_largest_gains_are_those_of_the_text(resolution, most):
+    rows = [row for row in find("mlvpt.1")[1].rows if row.settings["resolution"] == resolution]
+    rows = [row for row in rows if "gain_448" not in row.notes]  # the caveat is that this row contradicts the text
+    ours = {row.backbone: row for row in rows if row.settings["method"] == "ML-VPT"}
+    for column, gain in zip(("mAP", "CF1", "OF1"), most, strict=True):
+        both = [(ours[row.backbone].numbers[column].value, row.numbers[column].value) for row in rows]
+        assert max(one - other for one, other in both if other is not None) == pytest.approx(gain, abs=0.11), column
+
+
+def test_headline_numbers():
+    coco = {"dataset": "coco2014", "backbone": "DINOv2-B"}
+    assert numbers("mlvpt.1", "ML-VPT", resolution="224", **coco)["mAP"] == 87.5
+    assert numbers("mlvpt.1", "ML-VPT", resolution="448", **coco)["mAP"] == 90.6
+    assert numbers("mlvpt.2", "ML-VPT", resolution="448", backbone="DINOv2-B")["mAP"] == 97.0
+    assert numbers("mlvpt.3", "ML-VPT", dataset="nuswide", backbone="DINOv2-B")["mAP"] == 68.7
+    assert numbers("mlvpt.3", "ML-VPT", dataset="vg256", backbone="DINOv2-B")["mAP"] == 50.9
+    assert numbers("mlvpt.4", "full fine-tuning")["mAP"] == 77.8
+    assert numbers("drmoe.1", "DR-MoE") == {"mAP": 85.9, "OF1": 82.5, "CF1": 84.0}
+    assert numbers("mlvpt.fig3", "GVPT − VPT", dataset="coco2014") == {"mAP": 1.41, "CF1": 1.22, "OF1": 1.1}
+
+
+def test_tables_repeat_the_same_numbers():
+    for method in ("VPT", "E2VPT", "ML-VPT", "GateVPT"):
+        one = numbers("mlvpt.1", method, backbone="DINOv2-B", resolution="224")["mAP"]
+        assert numbers("mlvpt.4", method)["mAP"] == one
+    for table in ("drmoe.3", "drmoe.4", "drmoe.5"):
+        rows = [row for row in find(table)[1].rows if row.settings["method"] == "DR-MoE"]
+        assert max(row.numbers["mAP"].value for row in rows) == 85.9
+
+
+def test_the_averages_per_label_that_a_caveat_names():
+    hsq, drmoe = (numbers("drmoe.6", method) for method in ("HSQ", "DR-MoE"))
+    assert [round(sum(one.values()) / 20, 2) for one in (hsq, drmoe)] == [94.51, 95.08]
+    gains = numbers("drmoe.fig4", "DR-MoE − HSQ")
+    assert all(gains[label] == pytest.approx(drmoe[label] - hsq[label], abs=0.01) for label in gains)
+
+
+def test_columns_with_exchanged_headers_are_measured_as_what_they_are():
+    rows = {row.settings["method"]: row for row in find("drmoe.1")[1].rows}
+    assert rows["ML-GCN"].metrics == {"OF1": "CF1", "CF1": "OF1"}
+    assert rows["CNN-RNN"].metrics == {}
+    original = numbers("drmoe.originals", "ML-GCN", dataset="coco2014")
+    printed = numbers("drmoe.1", "ML-GCN")
+    assert {rows["ML-GCN"].metrics.get(column, column): value for column, value in printed.items()} == original
+
+
+# --------------------------------------------------------------------------------------------------------- the notes
+@pytest.mark.parametrize("name", PAPERS)
+def test_notes_are_known_and_used(name):
+    paper, used = load(name), set()
+    for result in paper.results():
+        used |= set(result.notes)
+        for row in result.rows:
+            used |= set(row.notes) | {note for number in row.numbers.values() for note in number.notes}
+    assert used == set(paper.notes)
+    assert not paper.readings.keys() & paper.caveats.keys()
+    for text in paper.notes.values():
+        assert text.endswith(".")
+
+
+def test_what_is_missing_or_was_not_read_says_so():
+    paper, table = find("mlvpt.1")
+    for result in RESULTS:
+        for row in result.rows:
+            assert all(number.value is not None or "unread" in number.notes for number in row.numbers.values())
+    row = next(row for row in table.rows if row.label == "ML-VPT, ViT-B/16, MAE, coco2014, 224")
+    assert paper.certain(row.numbers["mAP"], row, table)
+    assert not paper.certain(row.numbers["CF1"], row, table)
+    assert not paper.certain(Number(None, ("unread",)), row, table)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(78, "78.0"), (1.41, "1.41"), (0.06, "0.06"), (None, "–"), (math.nan, "–")]
+)
+def test_numbers_as_text(value, text):
+    assert as_text(value) == text
+
+
+def test_a_difference_has_its_sign():
+    assert as_text(0.5, sign="+") == "+0.5"
+    assert as_text(-1.25, sign="+") == "-1.25"
+
+
+# ------------------------------------------------------------------------------------------------- rows and recipes
+def test_a_row_names_its_config():
+    table = find("mlvpt.1")[1]
+    recipes = {row.label: row.recipe.reference for row in table.rows}
+    assert recipes["VPT, ViT-B/16, MAE, coco2014, 448"] == "vpt:backbone=vit_b16_mae,dataset=coco2014,resolution=448"
+    assert recipes["ML-VPT, ViT-B/16, MAE, coco2014, 224"] == "mlvpt_vit:backbone=mae,dataset=coco2014,resolution=224"
+    assert len(set(recipes.values())) == len(table.rows) == 48
+    missing = {row.settings["method"]: row.recipe for row in find("drmoe.originals")[1].rows}
+    assert missing["ML-Decoder"] is missing["CNN-RNN"] is None
+
+
+def test_another_data_set_keeps_the_backbone_but_a_small_one_has_its_own():
+    recipes = [row.recipe for row in find("mlvpt.1", "voc2007")[1].rows]
+    assert recipes[0] == Recipe("vpt:backbone=vit_b16_in1k,dataset=voc2007,resolution=224")
+    small = {row.recipe for row in find("mlvpt.1", SMALL[0])[1].rows}
+    assert small == {Recipe(f"{name}:dataset=digits") for name in ("vpt", "gatevpt", "e2vpt", "mlvpt_dinov2")}
+    groups = [row.x for row in find("mlvpt.fig5", "digits")[1].rows]
+    assert groups == [1, 1, 2, 2, 3, 3, 5, 5, 8, 8]  # there are no 13 labels to divide
+
+
+def test_a_recipe_names_its_folder_and_data_set():
+    recipe = Recipe("gvpt:sides=co,dataset=voc2007", (("model.prompts.num_groups", "2"),))
+    assert recipe.name == "gvpt,sides=co,dataset=voc2007,model.prompts.num_groups=2"
+    assert recipe.dataset == "voc2007"
+    assert recipe.with_seed(3).name == f"{recipe.name},seed=3"
+    assert recipe.with_seed(3).overrides[-1] == ("seed", "3")
+
+
+def test_a_difference_has_two_recipes():
+    row = find("drmoe.fig4")[1].rows[0]
+    assert [one.reference.partition("_")[0] for one in (row.recipe, row.over)] == ["drmoe", "hsq"]
+    assert row.settings["method"] == "DR-MoE − HSQ"
+
+
+@pytest.mark.parametrize(
+    ("only", "count", "methods"),
+    [
+        ("", 48, {"VPT", "GateVPT", "E2VPT", "ML-VPT"}),
+        ("VPT", 12, {"VPT"}),
+        ("ml-vpt,dinov2-s,448", 1, {"ML-VPT"}),
+        ("dinov2", 16, {"VPT", "GateVPT", "E2VPT", "ML-VPT"}),
+        ("vit_b16_mae, 224", 4, {"VPT", "GateVPT", "E2VPT", "ML-VPT"}),
+        ("g*", 12, {"GateVPT"}),
+    ],
+)
+def test_rows_are_selected(only, count, methods):
+    rows = selected(find("mlvpt.1")[1].rows, only)
+    assert len(rows) == count
+    assert {row.settings["method"] for row in rows} == methods
+
+
+@pytest.mark.parametrize(
+    ("table", "part"),
+    [("x.1", "a paper among mlvpt, drmoe"), ("mlvpt.9", "among mlvpt.1, mlvpt.2"), ("", "such as mlvpt.1")],
+)
+def test_unknown_tables(table, part, refusal):
+    assert part in refusal(find, table)
+
+
+def test_a_number_that_no_table_has_is_a_figure(refusal):
+    assert find("mlvpt.7")[1].id == "mlvpt.fig7"
+    assert find("mlvpt.3")[1].title.startswith("table 3: ")
+    assert find("mlvpt.fig3")[1].title.startswith("figure 3: ")
+    assert dataclasses.asdict(find("drmoe.originals")[1])["caption"] == find("drmoe.originals")[1].title
+    assert "no row of the table matches --only=resnet" in refusal(selected, find("mlvpt.1")[1].rows, "resnet")
+
+
+def test_reading_needs_no_jax():
+    code = "import sys; from mlmoe_jax.apps.papers import page; page.page(); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

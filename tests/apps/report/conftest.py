@@ -1,0 +1,40 @@
+"""Made-up runs, and the report page of one of them compared with the other."""
+
+import pytest
+from helpers.made_run import make_run
+
+from mlmoe_jax.apps.report import page
+from mlmoe_jax.apps.report.resampling import resample
+from mlmoe_jax.apps.report.run_files import RunFiles
+from mlmoe_jax.apps.tools.compare import compare_runs
+from mlmoe_jax.runs.folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunFolder:
+    return make_run(tmp_path_factory.mktemp("report") / "run")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> RunFolder:
+    return make_run(tmp_path_factory.mktemp("report") / "other", seed=1, samples=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlmoe_jax.apps.report.results.compare_runs", lambda a, b: compare_runs(a, b, resamples=20))
+        patch.setattr(page, "resample", lambda files: resample(files, most=20))
+        yield
+
+
+@pytest.fixture
+def no_bundle(monkeypatch):
+    """Omit the chart library in tests that draw no charts."""
+    monkeypatch.setattr(page, "vega_bundle", lambda: "")
+
+
+@pytest.fixture(scope="module")
+def text(run, other, few_resamples) -> str:
+    files = RunFiles(run)
+    return page.render(page.sections(files, RunFiles(other)), files, "")

@@ -1,0 +1,134 @@
+"""The queue of images, with a model that returns its input."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mlmoe_jax.apps.serving.batching import Batcher, Full, Room
+
+MOST = {"plain": 4, "other": 2}
+
+
+def run(use, label=lambda images, kind: images, wait=0.02, coming=lambda: True):
+    """Return (the result of `await use(batcher)`, the sizes of all batches)."""
+    sizes = []
+
+    async def main():
+        with ThreadPoolExecutor(1) as device:
+            batcher = Batcher(label, MOST, wait=wait, device=device, coming=coming, observe=sizes.append)
+            running = asyncio.create_task(batcher.run())
+            result = await asyncio.wait_for(use(batcher), 20)
+            batcher.close()
+            await asyncio.wait_for(running, 20)
+        return result
+
+    return asyncio.run(main()), sizes
+
+
+def test_images_of_several_requests_share_batches_and_each_gets_its_own_outputs():
+    async def use(batcher):
+        requests = [[f"{request} {n}" for n in range(1 + request % 3)] for request in range(20)]
+        answers = await asyncio.gather(*(batcher.submit(images, "plain") for images in requests))
+        assert list(answers) == requests
+        return sum(map(len, requests))
+
+    images, sizes = run(use)
+    assert sum(sizes) == images
+    assert sizes[:-1] == [4] * (len(sizes) - 1)
+
+
+def test_an_image_alone_waits_only_so_long():
+    async def use(batcher):
+        started = asyncio.get_running_loop().time()
+        await batcher.submit(["a"], "plain")
+        return asyncio.get_running_loop().time() - started
+
+    seconds, sizes = run(use, wait=0.2)
+    assert 0.19 < seconds < 5
+    assert sizes == [1]
+
+
+def test_nobody_waits_if_nothing_is_coming():
+    async def use(batcher):
+        return await asyncio.gather(batcher.submit(["a"], "plain"), batcher.submit(["b"], "plain"))
+
+    assert run(use, wait=1000, coming=lambda: False)[0] == [["a"], ["b"]]
+
+
+def test_kinds_are_not_mixed():
+    kinds = []
+
+    def label(images, kind):
+        kinds.append((kind, len(images)))
+        return [f"{kind} {image}" for image in images]
+
+    async def use(batcher):
+        order = ["plain", "other"] * 3
+        answers = await asyncio.gather(*(batcher.submit([n], kind) for n, kind in enumerate(order)))
+        assert answers == [[f"{kind} {n}"] for n, kind in enumerate(order)]
+
+    run(use, label)
+    assert kinds == [("plain", 3), ("other", 2), ("other", 1)]
+
+
+def test_an_error_reaches_the_requests_of_its_batch_only():
+    def label(images, kind):
+        if "bad" in images:
+            raise ValueError("no")
+        return images
+
+    async def use(batcher):
+        with pytest.raises(ValueError, match="no"):
+            await batcher.submit(["good", "bad"], "plain")
+        return await batcher.submit(["next"], "plain")
+
+    assert run(use, label)[0] == ["next"]
+
+
+def test_what_nobody_waits_for_is_not_labeled():
+    seen, go = [], threading.Event()
+
+    def label(images, kind):
+        go.wait(20)
+        seen.extend(images)
+        return images
+
+    async def use(batcher):
+        first = asyncio.create_task(batcher.submit(["first"], "plain"))
+        await asyncio.sleep(0.05)  # it is being labeled
+        given_up = asyncio.create_task(batcher.submit(["given up"], "plain"))
+        last = asyncio.create_task(batcher.submit(["last"], "plain"))
+        await asyncio.sleep(0)
+        assert len(batcher) == 2
+        given_up.cancel()
+        go.set()
+        assert await first == ["first"]
+        assert await last == ["last"]
+
+    run(use, label)
+    assert seen == ["first", "last"]
+
+
+def test_closing_finishes_what_waits():
+    async def use(batcher):
+        waiting = [asyncio.create_task(batcher.submit([n], "plain")) for n in range(9)]
+        await asyncio.sleep(0)
+        batcher.close()
+        return await asyncio.gather(*waiting)
+
+    answers, sizes = run(use, wait=1)
+    assert answers == [[n] for n in range(9)]
+    assert sizes == [4, 4, 1]
+
+
+def test_room_is_bounded_and_given_back():
+    room = Room(3)
+    with room.reserved(2):
+        with pytest.raises(Full), room.reserved(2):
+            pass
+        assert room.taken == 2
+        with room.reserved(1):
+            assert room.taken == 3
+    assert room.taken == 0

@@ -1,0 +1,147 @@
+"""The server as a process: its address, its signals, and its exit codes."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.color_model import NAMES, color, expected
+from helpers.color_server import png
+from helpers.devices import environment_of
+
+from mlmoe_jax.apps import serving
+from mlmoe_jax.apps.serving.server import _listening
+from mlmoe_jax.main import main, parse
+
+PROGRAM = """
+import signal
+import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, such as these tests, ignore it
+from helpers.color_server import make_labeler
+from mlmoe_jax.apps.serving import server
+
+predictor = make_labeler().predictor
+server.Predictor.from_run = lambda *given, **options: predictor
+server.Labeler = lambda predictor: make_labeler(slow=0.2, bias=float(sys.argv[2]))
+from mlmoe_jax.main import main
+sys.exit(main(["--mode=serve", "--workdir=" + sys.argv[1], "--port=0"]))
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A function that starts the server and returns its process."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "checkpoints").mkdir()
+    started = []
+
+    def run(bias: float = 0.0) -> subprocess.Popen:
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(bias)]
+        environment = environment_of(PYTHONPATH=os.pathsep.join(sys.path))
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ready(process: subprocess.Popen) -> str:
+    for line in process.stderr:
+        if found := re.search(r"ready: (http://\S+)", line):
+            return found[1]
+    raise AssertionError("it ended before it was ready")
+
+
+def post(address: str, red: int) -> list[float]:
+    request = urllib.request.Request(f"{address}/predict", png(color(red)), {"Content-Type": "image/png"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        scores = json.loads(answer.read())["results"][0]["scores"]
+    return [scores[name] for name in NAMES]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_after_what_was_asked_is_answered(start, number, code):
+    process = start()
+    address = ready(process)
+    assert post(address, 10) == pytest.approx(expected(10), rel=1e-4)
+    with ThreadPoolExecutor(8) as clients:
+        asked = [clients.submit(post, address, n) for n in range(8)]
+        taken = 0.0
+        while taken < 8:  # all of them are in the queue
+            with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
+                taken = float(re.search(r"^mlmoe_taken_images (\S+)$", answer.read().decode(), re.MULTILINE)[1])
+            if any(one.done() for one in asked):
+                break
+        process.send_signal(number)
+        for n, answer in enumerate(asked):
+            assert answer.result(30) == pytest.approx(expected(n), rel=1e-4)
+    assert process.wait(30) == code
+    with pytest.raises(OSError, match="refused"):
+        post(address, 1)
+
+
+def test_what_a_client_breaks_off_or_sends_too_much_of_harms_nobody(start):
+    process = start()
+    address = ready(process)
+    host, port = address.removeprefix("http://").split(":")
+    head = f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/png\r\n"
+    chunked = "Transfer-Encoding: chunked\r\n\r\n5\r\nab"
+    for body in ("Content-Length: 100\r\n\r\nabc", chunked, "Content-Length: x\r\n\r\n"):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall((head + body).encode())
+    large = http.client.HTTPConnection(host, int(port), timeout=30)
+    large.request("POST", "/predict", bytes(17 << 20), {"Content-Type": "image/png"})
+    assert large.getresponse().status == 413, "answered, and not cut off while it sends"
+    with socket.create_connection((host, int(port))) as patient:
+        patient.sendall((head + "Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n").encode())
+        assert patient.recv(100).startswith(b"HTTP/1.1 413 ")
+    assert post(address, 10) == pytest.approx(expected(10), rel=1e-4)
+    process.terminate()
+    _, text = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in text
+
+
+def test_a_diverged_model_is_one_sentence(start):
+    process = start(bias=float("nan"))
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert text.splitlines()[-1].startswith("error: the model returns scores that are not finite")
+    assert "Traceback" not in text
+
+
+def test_an_address_in_use_is_refused(refusal):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}: " in refusal(_listening, "127.0.0.1", port)
+    for port in (-1, 70_000):
+        assert "0 to 65535" in refusal(_listening, "127.0.0.1", port)
+    with socket.socket() as other:  # it may bind the address of a server that is still loading its model
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with _listening("127.0.0.1", 0) as ours, pytest.raises(OSError, match="in use"):
+            other.bind(ours.getsockname())
+    assert "--host is empty" in refusal(_listening, "", 0)
+    assert "cannot listen on no.such.host.invalid" in refusal(_listening, "no.such.host.invalid", 0)
+
+
+def test_wrong_commands_are_refused_in_one_sentence(tmp_path, capsys, monkeypatch, refusal):
+    assert main(["--mode=serve", f"--workdir={tmp_path / 'none'}"]) == 2
+    assert main(["--mode=serve"]) == 2
+    assert main(["--mode=predict", "--port=1", f"--workdir={tmp_path}"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert [line.startswith("error: ") for line in errors] == [True] * 3
+    assert "--port is for --mode=serve" in errors[2]
+    assert parse(["--mode=serve", "--port=0", "--host=0.0.0.0"])[0].port == 0
+    monkeypatch.setattr(serving, "LIBRARIES", ("no_such_module",))
+    assert "pip install 'mlmoe-jax[serve]'" in refusal(serving.require_libraries)

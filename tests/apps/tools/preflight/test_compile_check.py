@@ -1,0 +1,292 @@
+"""The compile check: its arithmetic, and real steps compiled for eight simulated devices in a process of its own."""
+
+import importlib.util
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+from helpers.devices import run_python
+
+from mlmoe_jax.apps.tools.preflight import compile_check
+from mlmoe_jax.apps.tools.preflight.compile_check import (
+    format_report,
+    largest_fitting,
+    memory_shortage,
+    print_check,
+    tpu_compiler,
+)
+from mlmoe_jax.runtime.memory import GIB, required
+
+LABELS, BATCH, DEVICES = 10, 16, 8
+
+
+# --------------------------------------------------------------------------------------------------- arithmetic
+def test_memory_errors_of_the_compiler_are_parsed():
+    used = (
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
+        "Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."
+    )
+    assert memory_shortage(used) == (20.5 * GIB, 15.75 * GIB)
+    temporaries = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (2.00T) exceeds "
+        "available HBM (95.74G)."
+    )
+    assert memory_shortage(temporaries) == (2048 * GIB, round(95.74 * GIB))
+    assert memory_shortage("INTERNAL: something else") is None
+
+
+@pytest.mark.parametrize("start", [1, 5, 64, 1024])
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 13, 31, 100, 127, 128, 1000])
+def test_the_largest_fitting_size_is_found_to_an_eighth(limit, start):
+    tried = []
+
+    def fits(size):
+        assert size >= 1
+        assert size not in tried, "no size is compiled twice"
+        tried.append(size)
+        return size <= limit
+
+    found = largest_fitting(fits, start)
+    power = 1 << limit.bit_length() >> 1  # the largest power of two up to the limit
+    step = max(1, power // 8)
+    assert found == (limit // step * step)
+    assert len(tried) <= 15
+
+
+# ---------------------------------------------------------------------------------- eight simulated devices
+def _tiny_config(patch=None):
+    from helpers import tiny
+
+    from mlmoe_jax.config import load_config
+
+    tiny.use_vit(patch, depth=1, patch=32, mlp_ratio=64.0)  # nearly all parameters are frozen
+    config = load_config("mlvpt_digits", [])
+    config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
+    config.augment.where = "host"
+    config.optim.name, config.optim.schedule = "sgd", "constant"  # compiles faster than AdamW
+    config.train.batch_size, config.eval.batch_size = BATCH, BATCH // DEVICES
+    return config
+
+
+def report_of_both_steps() -> dict:
+    import jax
+
+    from mlmoe_jax.runtime.sharding import abstract, make_mesh
+
+    made = []
+
+    class Programs(compile_check.Programs):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    compile_check.Programs = Programs
+    report = compile_check.check(_tiny_config())
+    (steps,) = made
+    state = steps.state
+    sizes = {name: sum(x.size for x in jax.tree.leaves(getattr(state, name))) for name in ("trainable", "frozen")}
+    sizes["prompts"] = state.trainable["prompts/deep"].size
+    sizes["moving"] = compile_check.device_bytes(state.replace(frozen={}))
+    sizes["state"], sizes["batch"] = compile_check.device_bytes(state), compile_check.device_bytes(steps.batch(BATCH))
+    over_two = make_mesh({"data": -1, "fsdp": 2, "expert": 1})
+    sizes["halved"] = compile_check.device_bytes(abstract(state, over_two))
+    return {"report": report, "sizes": sizes, "text": format_report(report)}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    code = "import json, test_compile_check; print(json.dumps(test_compile_check.report_of_both_steps()))"
+    return json.loads(run_python(code, devices=DEVICES).splitlines()[-1])
+
+
+def test_data_parallel_training_sums_gradients_of_trainable_parameters_only(compiled):
+    step, sizes = compiled["report"]["steps"]["train"], compiled["sizes"]
+    assert set(step["collectives"]) == {"all-reduce"}
+    moved = step["collectives"]["all-reduce"]["bytes"]
+    unused = 2 * 2 * LABELS  # the biases of the gates have no gradient
+    # The gradient of the prompts of a block may be summed in four parts (queries, keys, values, residual), and a few
+    # scalars are summed too.
+    assert 4 * (sizes["trainable"] - unused) <= moved <= 4 * (sizes["trainable"] + 3 * sizes["prompts"]) + 64
+    assert sizes["frozen"] > 2 * sizes["trainable"], "otherwise the bound could include frozen weights"
+    assert step["uncounted"] == []
+
+
+def test_evaluation_gathers_logits_ids_and_masks(compiled):
+    moved = compiled["report"]["steps"]["eval"]["collectives"]
+    assert set(moved) == {"all-gather"}
+    assert moved["all-gather"]["bytes"] == BATCH * (4 * LABELS + 4 + 4)
+
+
+def test_memory_is_per_device_and_the_state_is_donated(compiled):
+    step, sizes = compiled["report"]["steps"]["train"], compiled["sizes"]
+    memory = step["memory"]
+    assert memory["arguments"] == pytest.approx(sizes["state"] + sizes["batch"], rel=0.01)
+    assert memory["aliased"] == pytest.approx(sizes["moving"], rel=0.01)
+    assert memory["aliased"] <= memory["outputs"]
+    assert step["needed"] == required(memory) + step["held"]
+    assert sizes["batch"] == BATCH // DEVICES * (64 * 64 * 3 + 8 * LABELS + 8)
+    assert step["flops"] > 0
+    assert step["bytes_accessed"] > 0
+
+
+def test_the_largest_arguments_are_shown_with_their_shardings(compiled):
+    step = compiled["report"]["steps"]["train"]
+    rows = {row["path"]: row for row in step["largest"]}
+    image = rows["batch/image"]
+    assert image["shape"] == [BATCH, 64, 64, 3]
+    assert image["bytes"] == BATCH // DEVICES * 64 * 64 * 3
+    assert "data" in image["spec"]
+    assert "state/frozen/backbone/blocks/0/mlp/fc1/kernel" in rows
+    sizes = [row["bytes"] for row in step["largest"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_sharded_arrays_count_with_the_size_of_a_shard(compiled):
+    assert compiled["sizes"]["halved"] < 0.6 * compiled["sizes"]["state"]
+
+
+def test_the_report_as_text(compiled):
+    report, text = compiled["report"], compiled["text"]
+    assert (report["devices"], report["mesh"]["data"], report["capacity"], report["fits"]) == (8, 8, None, None)
+    assert f"train step, batch {BATCH}: {BATCH // DEVICES} images per device" in text
+    assert f"{report['steps']['train']['collectives']['all-reduce']['bytes']:,} bytes per device" in text
+    assert "whether it fits is unknown" in text.splitlines()[-1]
+    assert "minimal optimization" not in text
+
+
+# --------------------------------------------------------------------------------------- verdicts and errors
+def _report(fits, needed):
+    step = {
+        "batch_size": 64,
+        "batch_a_device": 4,
+        "held": 0,
+        "largest": [{"path": "state/x", "shape": [4, 2], "dtype": "float32", "spec": "P()", "bytes": 32}],
+        "fits": fits,
+        "needed": needed,
+        "refused": True,
+    }
+    names = {"topology": "v5e:4x4", "device": "TPU v5 lite", "devices": 16, "chips": 16, "capacity_source": "made up"}
+    return {**names, "mesh": {"data": 16}, "capacity": 16 * GIB, "quick": True, "fits": fits, "steps": {"train": step}}
+
+
+@pytest.mark.parametrize(
+    ("fits", "needed", "code", "verdict"),
+    [
+        (True, 3 * GIB, 0, "train: fits: needs 3.00 GiB of 16.00 GiB"),
+        (False, 20 * GIB, 1, "train: does not fit: needs 20.00 GiB of 16.00 GiB"),
+    ],
+)
+def test_the_exit_code_is_1_if_a_step_does_not_fit(monkeypatch, capsys, fits, needed, code, verdict):
+    monkeypatch.setattr(compile_check, "check", lambda *_, **__: _report(fits, needed))
+    assert print_check(None) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == verdict
+    assert "compiled with minimal optimization: sizes may be a few percent off" in lines
+    assert print_check(None, as_json=True) == code
+    assert json.loads(capsys.readouterr().out)["steps"]["train"]["needed"] == needed
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_program_that_the_compiler_rejects_does_not_fit(quick):
+    """Only the message of the compiler is simulated."""
+    import jax
+
+    class Lowered:
+        def compile(self, compiler_options):
+            assert compiler_options == (compile_check.QUICK if quick else None)
+            raise jax.errors.JaxRuntimeError("Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.")
+
+    program = compile_check.Program(Lowered, {}, batch_size=32, held=GIB)
+    report = compile_check.examine(program, 8, 15 * GIB, quick=quick)
+    assert (report["fits"], report["needed"], report["batch_a_device"]) == (False, 21.5 * GIB, 4)
+
+
+def test_the_compiler_accepts_the_options_of_a_quick_check():
+    import jax
+
+    step = jax.jit(lambda x: 2.0 * x).lower(jax.ShapeDtypeStruct((3,), "float32"))
+    program = compile_check.Program(lambda: step, {}, batch_size=8, held=0)
+    assert compile_check.examine(program, 8, GIB, quick=True)["fits"]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        step.compile(compiler_options={"optimisation_level": 9})
+
+
+def test_a_batch_that_does_not_split_is_refused_with_a_valid_one(refusal, monkeypatch, tiny_vit):
+    from mlmoe_jax.config import load_config
+    from mlmoe_jax.runtime import sharding
+
+    class Mesh:
+        size = 256
+
+    monkeypatch.setattr(sharding, "make_mesh", lambda *_: Mesh)
+    sentence = refusal(compile_check.check, load_config("mlvpt_digits", [("train.batch_size", "300")]))
+    assert sentence == (
+        "train.batch_size is 300, which does not split over 256 devices; 256 does: set --config.train.batch_size=256"
+    )
+
+
+def test_finding_a_batch_needs_a_capacity(refusal):
+    from mlmoe_jax.config import load_config
+
+    sentence = refusal(compile_check.check, load_config("mlvpt_digits", []), find_batch=True)
+    assert "not reported by a cpu device" in sentence
+
+
+def devices_of(topology):
+    with tpu_compiler(topology) as devices:
+        return devices
+
+
+def test_without_libtpu_the_error_names_its_package(refusal, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert 'pip install "jax[tpu]"' in refusal(devices_of, "v5e:4x4")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_tpu_compiler_restores_the_environment(monkeypatch, refusal, fails):
+    """Only libtpu is simulated: it records the environment, and may reject the topology."""
+    import jax
+
+    seen = {}
+
+    def describe(platform, topology_name):
+        seen.update(os.environ, platforms=jax.config.jax_platforms)
+        if fails:
+            raise NotImplementedError("INVALID: no such topology")
+        return SimpleNamespace(devices=["a device"])
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", describe)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
+    before, platforms = dict(os.environ), jax.config.jax_platforms
+    if fails:
+        assert "is unknown to the TPU compiler (no such topology)" in refusal(devices_of, "v5e:4x4")
+    else:
+        assert devices_of("v5e:4x4") == ["a device"]
+    assert seen["platforms"] == "cpu"
+    assert seen.items() >= {**compile_check.WITHOUT_TPU, "TPU_WORKER_HOSTNAMES": "mine"}.items()
+    assert dict(os.environ) == before
+    assert jax.config.jax_platforms == platforms
+
+
+# -------------------------------------------------------------------------------------------------- with libtpu
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+
+@needs_libtpu
+def test_topologies_unknown_to_the_compiler_are_refused(refusal):
+    for name in ("nonsense", "v9:2x2", "v5e:3x5"):
+        assert f"--topology={name} is unknown to the TPU compiler" in refusal(devices_of, name)
+    assert len(devices_of("v5e:1x1")) == 1
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_step_for_a_tpu_slice(monkeypatch):
+    config = _tiny_config(monkeypatch)
+    report = compile_check.check(config, "v5e:2x2")
+    assert (report["chips"], report["capacity"], report["fits"]) == (4, 15.75 * GIB, True)
+    moved = report["steps"]["train"]["collectives"]
+    assert set(moved) == {"all-reduce"}
+    assert moved["all-reduce"]["bytes"] < 40_000

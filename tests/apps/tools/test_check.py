@@ -1,0 +1,354 @@
+"""The check of a data set: counts, problems and messages."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax.apps.tools import check
+from mlmoe_jax.apps.tools.check import check_splits, check_up, format_checkup, print_checkup, require_readable
+from mlmoe_jax.apps.tools.duplicates import alike, inspect
+from mlmoe_jax.apps.tools.pack import pack
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.images import ArrayImages, ImageFiles
+from mlmoe_jax.data.sources import digits, packed
+from mlmoe_jax.data.split import Split
+
+CLASSES = ("a", "b", "c", "d")
+
+
+def split_of(ids, labels=None, name="train") -> Split:
+    labels = np.zeros((len(ids), len(CLASSES))) + ([1, 0, 0, 0] if labels is None else labels)
+    return Split(name, CLASSES, labels.astype(np.int8), ids, ArrayImages(np.zeros((len(ids), 4, 4, 3), np.uint8)))
+
+
+# ------------------------------------------------------------------------------------------------ before each training
+def test_splits_without_problems_pass():
+    train = split_of(["1", "2", "3", "4"], np.eye(4))
+    assert check_splits(train, []) == []
+    assert check_splits(train, [split_of(["5"], name="val"), split_of(["6"], name="test")]) == []
+    assert check_splits(train, [split_of(["5"], name="val"), split_of(["5"], name="val")]) == [], "the same split"
+
+
+def test_splits_that_share_images_are_refused(refusal):
+    train, val = split_of(["1", "2", "3"]), split_of(["9", "3", "1"], name="val")
+    assert refusal(check_splits, train, [val]) == (
+        "split val shares 2 of its 3 images with split train, the first is 3; correct the lists or name other splits"
+    )
+    test = split_of(["8", "9"], name="test")
+    assert refusal(check_splits, split_of(["1"]), [split_of(["9"], name="val"), test]).startswith(
+        "split test shares 1 of its 2 images with split val, the first is 9;"
+    )
+
+
+def test_a_split_without_images_or_positives_is_refused(refusal):
+    assert "split val has no images" in refusal(check_splits, split_of(["1"]), [split_of([], name="val")])
+    assert "split train has no images" in refusal(check_splits, split_of([]), [])
+    nothing = split_of(["2"], [0, -1, 2, 0], name="val")
+    assert refusal(check_splits, split_of(["1"]), [nothing]).startswith(
+        "split val has no image with a positive label, so nothing can be learned from it or measured on it"
+    )
+
+
+def test_a_split_whose_images_are_mostly_unreadable_is_refused_at_once(refusal, tmp_path):
+    names = [f"{row}.png" for row in range(100)]
+    for row, name in enumerate(names):
+        if row < 60:
+            (tmp_path / name).write_text("not an image")
+        else:
+            Image.new("RGB", (4, 4)).save(tmp_path / name)
+    labels = np.ones((100, len(CLASSES)), np.int8)
+    split = Split("train", CLASSES, labels, names, ImageFiles(tmp_path, names))
+    sentence = refusal(require_readable, [split_of(["1"]), split], default_config().data)
+    assert sentence.startswith(
+        "10 of 16 images of split train that were tried cannot be read, the first because cannot read "
+        f"{tmp_path / '0.png'} as an image"
+    )
+    require_readable([split.take(np.arange(50, 100), "train")], default_config().data)
+    for row in range(60):
+        (tmp_path / names[row]).unlink()
+    assert refusal(require_readable, [split.without_missing()], default_config().data) == (
+        f"60 of the 100 images of split train have no file, the first is {tmp_path / '0.png'}; correct data.root, "
+        "data.images or the paths in the table"
+    )
+
+
+def test_classes_without_positives_are_a_warning():
+    marks = np.array([[1, 0, 2, -1]])  # difficult and unknown labels are not positive
+    assert check_splits(split_of(["1"], marks), [split_of(["2"], name="val")]) == [
+        "split train has no positive image of 3 of its 4 classes, which cannot be learned: b, c, d"
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------ similar images
+def photo(seed, size=(160, 120)) -> Image.Image:
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+
+
+def test_similar_pairs_are_found_as_by_comparing_all_pairs():
+    random = np.random.default_rng(0)
+    look = random.integers(0, 2**63, 400, dtype=np.uint64)
+    for row in range(200, 400):  # copies with up to 5 bits changed
+        changed = random.choice(64, random.integers(0, 6), replace=False).astype(np.uint64)
+        look[row] = look[row - 200] ^ np.bitwise_or.reduce(np.uint64(1) << changed, initial=np.uint64(0))
+    expected = [(i, j) for i in range(400) for j in range(i + 1, 400) if int(np.bitwise_count(look[i] ^ look[j])) <= 3]
+    assert 50 < len(expected) < 200
+    assert [tuple(pair) for pair in alike(look).tolist()] == expected
+    assert alike(look[:1]).shape == alike(look[:0]).shape == (0, 2)
+
+
+def test_blank_images_and_crowded_buckets_are_not_compared(monkeypatch):
+    assert len(alike(np.zeros(5, np.uint64))) == 0
+    look = np.full(10, 0x0F0F_F0F0_0F0F_F0F0, np.uint64)
+    assert len(alike(look)) == 45
+    monkeypatch.setattr("mlmoe_jax.apps.tools.duplicates.CROWDED", 9)
+    assert len(alike(look)) == 0
+
+
+def test_smaller_copies_of_real_photographs_are_recognized(shared_data, tmp_path):
+    files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").glob("*.jpg"))[::8]
+    for number, file in enumerate(files):
+        image = Image.open(file)
+        smaller = image.resize((round(0.7 * image.width), round(0.7 * image.height)))
+        image.save(tmp_path / f"{number}a.jpg", quality=92)
+        smaller.save(tmp_path / f"{number}b.jpg", quality=75)
+    names = [f"{number}{copy}.jpg" for copy in "ab" for number in range(len(files))]
+    split = Split("s", ("x",), np.ones((len(names), 1), np.int8), names, ImageFiles(tmp_path, names))
+    found = inspect(split, np.arange(len(names)), lambda: None)
+    pairs = alike(found.look)
+    assert (pairs[:, 1] - pairs[:, 0] == len(files)).all(), "only copies are similar"
+    assert len(pairs) > 0.95 * len(files)
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+@pytest.fixture
+def data_set(tmp_path, monkeypatch):
+    """Return a function that writes a data set, split -> rows of (file, image, labels), and returns its config."""
+    (tmp_path / "images").mkdir()
+
+    def make(**splits):
+        for rows in splits.values():
+            for name, image, _ in rows:
+                if image is not None:
+                    content = image if isinstance(image, bytes) else jpeg(image)
+                    (tmp_path / "images" / name).write_bytes(content)
+
+        def open_split(data, wanted, *, classes=None, seed=0, keep_missing=False):
+            assert data.bad_images == "skip"
+            assert keep_missing
+            if wanted not in splits:
+                raise check.UserError(f"data set mine has no split '{wanted}'; it has {', '.join(splits)}")
+            names = [name for name, _, _ in splits[wanted]]
+            labels = np.array([labels for _, _, labels in splits[wanted]], np.int8).reshape(-1, 4)
+            return Split(wanted, CLASSES, labels, names, ImageFiles(tmp_path / "images", names))
+
+        monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", open_split)
+        monkeypatch.setattr(check, "root_of", lambda data: data.root)
+        config = default_config()
+        config.data.name, config.data.root, config.data.test_splits = "mine", str(tmp_path), ("test",)
+        return config
+
+    return make
+
+
+def jpeg(image, quality=92) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+GOOD = {
+    "train": [
+        ("1.jpg", photo(1), (1, 1, 0, 0)),
+        ("2.jpg", photo(2, (99, 30)), (1, 1, 0, 2)),
+        ("3.jpg", photo(3), (0, 1, 1, -1)),
+        ("4.jpg", photo(4), (0, 0, 0, 1)),
+    ],
+    "val": [("5.jpg", photo(5), (0, 0, 1, 0))],
+    "test": [("6.jpg", photo(6), (1, 1, 1, 1)), ("7.jpg", photo(7), (1, 0, 0, 0))],
+}
+
+
+def test_the_report_of_a_data_set_without_problems(data_set, capsys):
+    config = data_set(**GOOD)
+    assert print_checkup(config, as_json=True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["problems"] == report["warnings"] == report["duplicates"] == []
+    assert report["classes"] == list(CLASSES)
+    assert list(report["splits"]) == ["train", "val", "test"]
+    train = report["splits"]["train"]
+    assert (train["images"], train["decoded"], train["missing"], train["unreadable"], train["bad"]) == (4, 4, 0, 0, [])
+    assert (train["width"], train["height"]) == ([99, 160, 160], [30, 120, 120])
+    assert (train["mean_labels"], train["images_by_labels"]) == (1.75, [0, 1, 3])
+    assert (train["positive"], train["difficult"], train["unknown"]) == ([2, 3, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1])
+    assert report["splits"]["val"]["images_by_labels"] == [0, 1]
+
+    together = report["cooccurrence"]
+    strongest = [(pair["a"], pair["b"], pair["images"], pair["of"]) for pair in together["strongest"]]
+    assert strongest == [("a", "b", 2, 2), ("b", "a", 2, 3), ("c", "b", 1, 1), ("b", "c", 1, 3)]
+    assert together["strongest"][1]["p"] == pytest.approx(2 / 3)
+    assert (together["pairs"], together["never"]) == (6, 4)
+    assert together["never_examples"][0] == {"a": "b", "b": "d", "by_chance": 0.75}
+
+    assert print_checkup(config, as_json=False) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == f"data set mine in {config.data.root}: 4 classes"
+    assert "p(b | a)  1.00  2 of 2" in text
+    assert "4 of 6 pairs of labels never occur together there" in text
+    assert text.rstrip().endswith("no problems found")
+
+
+@pytest.mark.parametrize("labels", [2, 12, 40])
+def test_pairs_that_never_occur_together_equal_those_of_the_dense_table(labels):
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        table = (draw.random((50, labels)) < 0.4 * draw.random(labels)).astype(np.int64)
+        met, positives = table.T @ table, table.sum(0)
+        chance = np.triu(np.outer(positives, positives) * (met == 0), 1) / 50
+        order = np.argsort(-chance, axis=None, kind="stable")[: check.TOP]
+        expected = [divmod(at, labels) for at in order if chance.flat[at]]
+
+        rows = [str(row) for row in range(50)]
+        together = check._together(Split("train", [str(k) for k in range(labels)], table.astype(np.int8), rows, rows))
+        assert together["never"] == np.count_nonzero(chance)
+        assert [(int(pair["a"]), int(pair["b"])) for pair in together["never_examples"]] == expected
+        assert [pair["by_chance"] for pair in together["never_examples"]] == [chance[pair] for pair in expected]
+
+
+def test_missing_and_unreadable_images_are_problems(data_set, capsys):
+    splits = GOOD | {"val": [("5.jpg", photo(5), (1, 0, 0, 0)), ("8.jpg", None, (1, 0, 0, 0))]}
+    splits["test"] = [("6.jpg", b"not an image", (1, 0, 0, 0)), ("7.jpg", jpeg(photo(7))[:-500], (1, 0, 0, 0))]
+    config = data_set(**splits)
+    report = check_up(config)
+    assert (report["splits"]["val"]["missing"], report["splits"]["val"]["unreadable"]) == (1, 0)
+    assert (report["splits"]["test"]["missing"], report["splits"]["test"]["unreadable"]) == (0, 2)
+    assert report["splits"]["test"]["width"] is None
+    assert [(item["id"], item["missing"]) for item in report["splits"]["val"]["bad"]] == [("8.jpg", True)]
+    first, second = report["problems"]
+    assert first.startswith("1 of the 2 images of split val cannot be found: cannot read ")
+    assert first.endswith("images/8.jpg as an image: No such file or directory")
+    assert second.startswith(
+        "2 of the 2 images of split test cannot be read: cannot read 6.jpg as an image: its content"
+    )
+    assert "; cannot read 7.jpg as an image: it is damaged or cut short" in second
+    assert print_checkup(config, as_json=False) == 1
+    assert f"problem: {first}\nproblem: {second}\n" in capsys.readouterr().out
+
+
+def test_duplicate_images_are_reported(data_set):
+    splits = {
+        "train": [
+            ("1.jpg", photo(1), (1, 0, 0, 0)),
+            ("2.jpg", photo(2), (0, 1, 0, 0)),
+            ("2.jpg", None, (0, 1, 0, 0)),
+            ("3.jpg", photo(1), (1, 0, 0, 0)),
+            ("4.jpg", photo(4), (0, 0, 1, 1)),
+        ],
+        "val": [("5.jpg", photo(1), (0, 0, 0, 1)), ("1.jpg", None, (1, 0, 0, 0)), ("6.jpg", photo(6), (1, 0, 0, 0))],
+        "test": [("7.jpg", photo(4).resize((110, 90)), (0, 0, 1, 1))],
+    }
+    report = check_up(data_set(**splits))
+    found = {
+        (item["kind"], *item["splits"]): (item["images"], item["other_labels"], item["examples"])
+        for item in report["duplicates"]
+    }
+    assert found == {
+        ("id", "train", "train"): (1, 0, [["2.jpg", "2.jpg"]]),
+        ("content", "train", "train"): (1, 0, [["1.jpg", "3.jpg"]]),
+        ("id", "train", "val"): (1, 0, [["1.jpg", "1.jpg"]]),
+        ("content", "train", "val"): (1, 1, [["1.jpg", "5.jpg"]]),
+        ("content", "val", "val"): (1, 1, [["5.jpg", "1.jpg"]]),
+        ("look", "train", "test"): (1, 0, [["4.jpg", "7.jpg"]]),
+    }
+    assert report["problems"] == [
+        "split val shares 1 of its 3 images with split train (same id), such as 1.jpg as 1.jpg",
+        "split val shares 1 of its 3 images with split train (same file content, 1 of them with other labels), "
+        "such as 5.jpg as 1.jpg",
+    ]
+    assert any(
+        line.startswith("split test shares 1 of its 1 images with split train (similar appearance)")
+        for line in report["warnings"]
+    )
+    assert len(report["warnings"]) == 4
+
+
+def test_a_sample_is_decoded(data_set, capsys, refusal):
+    config = data_set(**GOOD)
+    report = check_up(config, sample=2)
+    assert [split["decoded"] for split in report["splits"].values()] == [2, 1, 2]
+    assert report["splits"]["train"]["images"] == 4
+    print_checkup(config, as_json=False, sample=2)
+    assert "  decoded" in capsys.readouterr().out
+    assert "--sample=-1" in refusal(check_up, config, sample=-1)
+
+
+def test_a_split_that_cannot_be_opened_is_a_problem(data_set, refusal):
+    config = data_set(**{name: rows for name, rows in GOOD.items() if name != "val"}, empty=[])
+    config.data.test_splits = ("test", "empty")
+    report = check_up(config)
+    assert list(report["splits"]) == ["train", "test"]
+    assert report["problems"] == [
+        "data set mine has no split 'val'; it has train, test, empty",
+        "split empty has no images; check the data set or name another split",
+    ]
+    config.data.train_split = "nope"
+    assert refusal(check_up, config).startswith("data set mine has no split 'nope'")
+
+
+def test_the_text_is_short_for_many_classes_and_labels(data_set, monkeypatch):
+    report = check_up(data_set(**GOOD))
+    monkeypatch.setattr(check, "SHOWN_CLASSES", 2)
+    monkeypatch.setattr(check, "MOST_LABELS", 3)
+    text = format_checkup(report)
+    lines = text.splitlines()
+    classes = next(number for number, line in enumerate(lines) if line.startswith("class "))
+    assert [line.split()[0] for line in lines[classes : classes + 4]] == ["class", "b", "…", "d"]
+    assert "2 more (all with --json)" in lines[classes + 2]
+    row = next(line for line in lines if line.startswith("  images with 2 or more"))
+    assert row.split()[5:] == ["3", "(75", "%)", "0", "(0", "%)", "1", "(50", "%)"]
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_a_single_class_has_no_pairs():
+    split = Split(
+        "train", ("only",), np.ones((3, 1), np.int8), ["1", "2", "3"], ArrayImages(np.zeros((3, 2, 2, 3), np.uint8))
+    )
+    assert check._together(split)["strongest"] == []
+    assert "0 of 0 pairs" in check._pairs(check._together(split))
+
+
+def test_the_embedded_digits_have_no_problems(monkeypatch, capsys):
+    monkeypatch.setattr(digits, "SCENES", {"train": 200, "val": 50, "test": 60, "test_shift": 60})
+    config = default_config()
+    config.data.test_splits = ("test", "test_shift")
+    assert print_checkup(config, as_json=False) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("data set digits: 10 classes\n")
+    assert "no problems found" in text
+
+
+def test_real_photographs_have_no_problems(shared_data):
+    config = default_config()
+    config.data.name, config.data.root, config.data.test_splits = "voc2012", str(shared_data), ()
+    report = check_up(config)
+    assert report["problems"] == []
+    assert [split["images"] for split in report["splits"].values()] == [600, 200]
+
+
+def test_a_packed_data_set_is_compared_with_its_checksums(monkeypatch, tmp_path):
+    monkeypatch.setattr(digits, "SCENES", {"train": 20, "val": 10, "test": 10, "test_shift": 10})
+    config = default_config()
+    config.pack.processes = 1
+    pack(config, tmp_path)
+    config.data.name, config.data.root = "packed", str(tmp_path)
+    assert check_up(config)["problems"] == []
+    shard = next(Path(tmp_path).glob("val-*"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1  # padding, which is not read
+    shard.write_bytes(content)
+    assert [str(shard) in problem for problem in check_up(config)["problems"]] == [True]
+    assert sum(bool(sentence) for sentence in packed.verify(tmp_path)) == 1

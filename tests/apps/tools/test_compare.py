@@ -1,0 +1,225 @@
+import csv
+import io
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.scored_run import drawn_split, write_run
+
+from mlmoe_jax.apps.tools.compare import Change, Move, changed_images, compare_runs
+from mlmoe_jax.apps.tools.compare_output import as_dict, compare_folders, format_comparison
+from mlmoe_jax.evaluation.metrics import multilabel
+from mlmoe_jax.evaluation.metrics.bootstrap import draw
+from mlmoe_jax.evaluation.results import SplitScores
+
+
+def noisier(table: SplitScores, by: float = 0.3, seed: int = 9) -> SplitScores:
+    noise = np.random.default_rng(seed).normal(0, by, table.scores.shape)
+    return replace(table, scores=np.clip(table.scores + noise, 0, 1).round(2))
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two runs on `test` and `val`; the second is noisier, and has its images and labels in another order."""
+    test, val = drawn_split("test", 40, codes=4), drawn_split("val", 12, seed=1)
+    a = write_run(tmp_path / "a", val, test, data__test_splits=("test",), data__difficult_eval="ignore")
+    order = np.random.default_rng(5).permutation(40)
+    turned = [noisier(table).with_labels(np.array([2, 0, 1])) for table in (test.take(order), val)]
+    return a, write_run(tmp_path / "b", *turned, names="cab", data__difficult_eval="ignore")
+
+
+def test_two_runs_are_matched_by_image_and_label(two):
+    a, b = two
+    found = compare_runs(a, b, resamples=60, seed=4)
+    assert (found.a, found.b, found.split, found.counts.images) == (str(a), str(b), "test", 40)
+    assert (found.counts.only_a, found.counts.only_b, found.counts.unread) == (0, 0, 0)
+    one = drawn_split("test", 40, codes=4)
+    order = np.random.default_rng(5).permutation(40)
+    noise = noisier(one.take(order)).scores[np.argsort(order)]
+    label, mask = one.targets("ignore")
+    plain = [multilabel.average_precision(scores, label, mask=mask) for scores in (one.scores, noise)]
+    assert list(found.ap) == ["a", "b", "c"]
+    np.testing.assert_allclose([[c.a, c.b] for c in found.ap.values()], np.transpose(plain))
+    assert list(found.positives.values()) == (label * mask).sum(axis=0).tolist()
+    expected = [
+        multilabel.precision_recall_f1(scores >= 0.5, label, mask=mask)["CF1"] for scores in (one.scores, noise)
+    ]
+    change = found.metrics["CF1@0.5"]
+    assert [change.a, change.b] == pytest.approx(expected)
+    # the interval of mAP from explicit resamples
+    differences = []
+    for weights in draw(40, 60, seed=4):
+        for column in weights.T.astype(int):
+            rows = np.repeat(np.arange(40), column)
+            was, now = (
+                multilabel.mean_average_precision(multilabel.average_precision(s[rows], label[rows], mask=mask[rows]))
+                for s in (one.scores, noise)
+            )
+            differences.append(now - was)
+    change = found.metrics["mAP"]
+    np.testing.assert_allclose([change.low, change.high], np.percentile(differences, [2.5, 97.5]))
+    assert change.difference == pytest.approx(np.mean(plain[1]) - np.mean(plain[0]))
+    assert change.low < change.difference < change.high
+
+
+def test_another_split_or_seed(two):
+    a, b = two
+    val = compare_runs(a, b, split="val", resamples=20)
+    assert (val.split, val.counts.images) == ("val", 12)
+    ends = {(c.low, c.high) for c in (compare_runs(a, b, resamples=20, seed=s).metrics["mAP"] for s in (1, 1, 2))}
+    assert len(ends) == 2
+
+
+def test_only_images_with_scores_in_both_count(tmp_path):
+    table = drawn_split("test", 20)
+    first, second = table.take(np.arange(17)), noisier(table.take(np.arange(4, 20)))
+    first.scores[5] = np.nan
+    second.scores[10] = np.nan
+    runs = write_run(tmp_path / "a", first), write_run(tmp_path / "b", second)
+    found = compare_runs(*runs, resamples=10)
+    assert (found.counts.images, found.counts.only_a, found.counts.only_b, found.counts.unread) == (11, 4, 3, 2)
+    both = [row for row in range(4, 17) if row not in (5, 14)]
+    assert found.metrics["mAP"].a == pytest.approx(
+        np.nanmean(multilabel.average_precision(first.scores[both], first.codes[both] == 1))
+    )
+    assert "11 images in both runs (4 only in a, 3 only in b, 2 without scores)" in format_comparison(found)
+
+
+def test_a_clear_difference():
+    for low, high, clear in ((0.1, 0.2, True), (-0.2, -0.1, True), (-0.1, 0.1, False), (0.0, 0.1, False)):
+        assert Change(0.5, 0.6, low, high).clear is clear
+    assert not Change(0.5, math.nan, math.nan, math.nan).clear
+    assert Move("a", True, 0.25, 0.75).gain == Move("a", False, 0.75, 0.25).gain == 0.5
+
+
+def test_images_that_changed_most_by_hand():
+    codes = np.array([[1, 0, 0, -1], [0, 1, 1, 0], [1, 0, 0, 0], [-1, -1, -1, -1]], np.int8)
+    was = np.array([[0.2, 0.1, 0.5, 0.0], [0.5, 0.5, 0.5, 0.5], [0.5] * 4, [0.0] * 4])
+    now = np.array([[0.8, 0.1, 0.8, 1.0], [0.5, 0.5, 0.5, 0.6], [0.5] * 4, [1.0] * 4])
+    ids = np.array(["w", "x", "y", "z"])
+    one, other = (SplitScores("test", ids, scores, codes) for scores in (was, now))
+    first, second = changed_images(one, other, *one.targets("negative"), ("a", "b", "c", "d"))
+    assert (first.id, first.labels) == ("w", ("a",))
+    assert first.change == pytest.approx((0.6 + 0.3) / 3), "the unknown label is ignored"
+    assert (first.a, first.b) == pytest.approx(((0.2 + 0.9 + 0.5) / 3, (0.8 + 0.9 + 0.2) / 3))
+    assert first.moves == (Move("a", True, 0.2, 0.8), Move("c", False, 0.5, 0.8))
+    assert (second.id, second.labels, second.moves) == ("x", ("b", "c"), (Move("d", False, 0.5, 0.6),))
+    assert changed_images(one, other, *one.targets("negative"), "abcd", listed=1) == (first,)
+    assert changed_images(one, one, *one.targets("negative"), "abcd") == ()
+
+
+@pytest.mark.parametrize("positive", [0, 1])
+def test_one_image_of_one_label(tmp_path, positive):
+    tables = (SplitScores("t", np.array(["x"]), np.array([[s]]), np.array([[positive]], np.int8)) for s in (0.4, 0.7))
+    runs = [write_run(tmp_path / name, table, names="k") for name, table in zip("ab", tables, strict=True)]
+    found = compare_runs(*runs, resamples=3)
+    assert (found.counts.images, len(found.changed)) == (1, 1)
+    change = found.metrics["mAP"]
+    if positive:
+        assert (change.a, change.b, change.low, change.high) == (1, 1, 0, 0)
+        assert found.metrics["precision@1"].b == 1
+    else:
+        assert all(map(math.isnan, (change.a, change.b, change.low, change.high)))
+    text = format_comparison(found)
+    assert ("+ k 40 → 70 %" if positive else "− k 40 → 70 %") in text
+    row = next(line for line in text.splitlines() if line.startswith("mAP "))
+    assert row.split()[1:] == (
+        ["100.00", "100.00", "+0.00", "[+0.00,", "+0.00]"] if positive else ["–"] * 3 + ["[–,", "–]"]
+    )
+
+
+# -------------------------------------------------------------------------------------------------- the command line
+def test_tables_of_all_shared_splits(two, capsys):
+    a, b = two
+    assert compare_folders(a, b, resamples=40) == 0
+    out, _ = capsys.readouterr()
+    assert out.index("test: 40 images in both runs") < out.index("val: 12 images in both runs"), "reported ones first"
+    change = compare_runs(a, b, resamples=40).metrics["mAP"]
+    row = next(line for line in out.splitlines() if line.startswith("mAP "))
+    numbers = [change.a, change.b, change.difference, change.low, change.high]
+    assert [float(x.strip("[],")) for x in row.split()[1:6]] == pytest.approx([100 * x for x in numbers], abs=0.0051)
+    assert "*" in row
+
+
+def test_files_and_json(two, capsys, tmp_path):
+    a, b = two
+    found = compare_runs(a, b, resamples=40)
+    compare_folders(a, b, split="test", output=str(tmp_path / "c.csv"), as_json=True, resamples=40)
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == ["test"]
+    of_pairs = printed["test"].pop("label_pairs")
+    assert of_pairs == {"thresholds": dict.fromkeys("ab", "0.5 for every label"), "pairs": []}, "no label_space.npz"
+    assert printed["test"] == json.loads(json.dumps(as_dict(found)))
+    printed["test"]["label_pairs"] = of_pairs
+    assert printed["test"]["ap"]["a"]["difference"] == found.ap["a"].difference
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text())))
+    kinds = [row["kind"] for row in rows]
+    assert (kinds.count("metric"), kinds.count("AP"), kinds.count("image")) == (13, 3, len(found.changed))
+    by_name = {(row["kind"], row["name"]): row for row in rows}
+    assert float(by_name["AP", "b"]["low"]) == found.ap["b"].low
+    assert int(by_name["AP", "b"]["positives"]) == found.positives["b"]
+    image = found.changed[0]
+    assert by_name["image", image.id]["a"] == str(image.a)
+    assert image.moves[0].label in by_name["image", image.id]["moves"]
+    compare_folders(a, b, split="test", output=str(tmp_path / "c.json"), resamples=40)
+    assert json.loads((tmp_path / "c.json").read_text()) == printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c.csv", "c.json"]
+
+
+def test_runs_that_cannot_be_compared(two, tmp_path, refusal):
+    a, b = two
+    test = drawn_split("test", 40, codes=4)
+    other = write_run(tmp_path / "other", drawn_split("holdout", 5))
+    assert "has no scores.npz; run --mode=eval" in refusal(compare_runs, a, write_run(tmp_path / "none"))
+    assert "has scores of val, test and" in refusal(compare_runs, a, other)
+    assert "not of tset; run --mode=eval" in refusal(compare_runs, a, b, split="tset")
+    assert "not of val; run --mode=eval" in refusal(compare_runs, a, write_run(tmp_path / "one", test), split="val")
+    named = write_run(tmp_path / "named", test, names="abd")
+    assert "has 3 including c, which" in refusal(compare_runs, a, named)
+    fewer = write_run(tmp_path / "fewer", test.with_labels(np.array([0, 1])), names="ab")
+    assert "has 3 including c, which" in refusal(compare_runs, fewer, a)
+    renamed = replace(test, ids=np.char.add("other/", test.ids))
+    assert "no image of test is in both runs" in refusal(compare_runs, a, write_run(tmp_path / "ids", renamed))
+    codes = test.codes.copy()
+    codes[[3, 8], 1] = 1 - np.abs(codes[[3, 8], 1])
+    text = refusal(compare_runs, a, write_run(tmp_path / "codes", replace(test, codes=codes)))
+    assert "2 of 40 images of test have other labels" in text
+    assert "the first is test/3.jpg at label b" in text
+    twice = write_run(tmp_path / "twice", test.take(np.array([0, 1, 1])))
+    assert "has the image test/1.jpg 2 times" in refusal(compare_runs, a, twice)
+    unread = write_run(tmp_path / "unread", replace(test, scores=np.full(test.scores.shape, np.nan)))
+    assert "none of the 40 common images of test" in refusal(compare_runs, a, unread)
+
+
+def test_invalid_arguments_of_the_command(two, refusal, tmp_path):
+    a, b = two
+    assert "give the folders of two runs" in refusal(compare_folders, a, a)
+    assert "should end in .csv or .json" in refusal(compare_folders, a, b, output="compare.txt")
+    assert "there is no folder" in refusal(compare_folders, a, b, output=str(tmp_path / "none" / "c.csv"))
+
+
+def test_results_that_are_not_compared_are_told(two, capsys):
+    a, b = two
+    for folder, value in ((a, 0.5), (b, 0.6)):
+        folder.write_json("results.json", {"test": {"mAP": 0.5}})
+        folder.write_json("eval/results.json", {"test": {"mAP": value}})
+    compare_folders(a, b, split="test", resamples=5)
+    told = capsys.readouterr().err
+    assert f"{b}: test: results of the training; eval/ has another evaluation of it, which is not shown" in told
+    assert f"{a}: test" not in told
+
+
+def test_a_split_that_cannot_be_matched_is_left_out(two, tmp_path, capsys, refusal):
+    a, _ = two
+    val = drawn_split("val", 12, seed=1)
+    other = replace(val, codes=1 - val.codes)
+    names = {"test": drawn_split("test", 40, codes=4), "val": other}
+    b = write_run(tmp_path / "c", *names.values())
+    compare_folders(a, b, resamples=5, as_json=True)
+    printed = capsys.readouterr()
+    assert list(json.loads(printed.out)) == ["test"]
+    assert "val is left out: 12 of 12 images of val have other labels" in printed.err
+    assert "have other labels" in refusal(compare_folders, a, b, split="val")
+    assert "have other labels" in refusal(compare_folders, a, write_run(tmp_path / "d", other))

@@ -1,0 +1,331 @@
+"""Packing: round trips, interruptions and errors."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.packing import SIZES, assert_same_split, config_of, files_of, smooth_image
+from PIL import Image
+
+from mlmoe_jax.apps.tools.pack import pack
+from mlmoe_jax.data import shards
+from mlmoe_jax.data.images import ArrayImages, BadImage
+from mlmoe_jax.data.sources import digits
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.sources.packed import open_packed, source_of, verify
+from mlmoe_jax.data.split import Split
+
+
+# ---------------------------------------------------------------------------------------------------------- round trip
+def test_files_are_stored_unchanged(small_voc, tmp_path, capsys):
+    config, output = config_of(small_voc), tmp_path / "out"
+    assert pack(config, output) == 0
+    out = capsys.readouterr().out
+    assert "train: 7 images in 3 files, 0.4 MB" in out
+    assert f"to use it: --config.data.name=packed --config.data.root={output}" in out
+    for name in ("train", "val"):
+        source, ours = open_split(config.data, name), open_packed(output, name)
+        assert_same_split(ours, source)
+        assert [ours.images.encoded(row) for row in range(len(ours))] == [
+            source.images.encoded(row) for row in range(len(source))
+        ]
+    assert source_of(output) == "voc2012"
+    assert list(verify(output)) == [""] * 6
+    assert (open_packed(output, "train").labels == 2).any(), "difficult labels are kept"
+    assert open_packed(output, "train").images[6].shape == (92, 60, 3), "rotated according to its EXIF data"
+    assert set(files_of(output)) == {
+        *(".lock", "manifest.json", "train.npz", "val.npz", "val-00000-of-00001.arrayrecord"),
+        *(f"train-{number:05d}-of-00003.arrayrecord" for number in range(3)),
+    }
+
+
+def test_generated_images_are_stored_without_loss(monkeypatch, tmp_path):
+    monkeypatch.setattr(digits, "SCENES", {"train": 10, "val": 25, "test": 5, "test_shift": 5})
+    config = config_of(name="digits", test_splits=("test", "test_shift"))
+    pack(config, tmp_path / "out")
+    for name in digits.SCENES:
+        assert_same_split(open_packed(tmp_path / "out", name), open_split(config.data, name))
+
+
+def test_real_images_are_read_back(shared_data, tmp_path):
+    config = config_of(shared_data, shard_images=128, processes=2)
+    pack(config, tmp_path / "out")
+    for name in ("train", "val"):
+        source = open_split(config.data, name)
+        assert_same_split(open_packed(tmp_path / "out", name), source, rows=range(0, len(source), 7))
+
+
+def test_only_images_above_the_short_side_are_resized(small_voc, tmp_path):
+    config = config_of(small_voc, short_side=31)
+    pack(config, tmp_path / "out")
+    ours, source = open_packed(tmp_path / "out", "train"), open_split(config.data, "train")
+    shapes = [image.shape[:2] for image in ours.images]
+    assert shapes == [(30, 50), (50, 30), (31, 31), (20, 20), (31, 300), (47, 31), (48, 31)]
+    for row, (width, height) in enumerate(SIZES):
+        kept = ours.images.encoded(row) == source.images.encoded(row)
+        assert kept == (min(width, height) <= 31)
+        image = Image.open(io.BytesIO(ours.images.encoded(row)))
+        assert image.format == "JPEG"
+        resized = Image.fromarray(source.images[row]).resize(shapes[row][::-1], Image.Resampling.LANCZOS)
+        assert np.abs(ours.images[row].astype(int) - np.asarray(resized)).mean() < 2
+
+
+def test_quality_changes_the_size_of_resized_images(small_voc, tmp_path):
+    for quality in (30, 95):
+        pack(config_of(small_voc, short_side=25, quality=quality), tmp_path / str(quality))
+    small, large = (open_packed(tmp_path / str(q), "train").images.encoded(2) for q in (30, 95))
+    assert len(small) < len(large)
+
+
+def test_any_number_of_processes_gives_the_same_files(small_voc, tmp_path):
+    for processes in (1, 3):
+        assert pack(config_of(small_voc, short_side=25, processes=processes), tmp_path / str(processes)) == 0
+    assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
+
+
+def test_packed_data_holds_out_the_same_validation_images(small_voc, tmp_path):
+    config = config_of(small_voc, val_fraction=0.3)
+    pack(config, tmp_path / "out")
+    assert list(json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]) == ["train"]
+    there = config.data.copy_and_resolve_references()
+    there.name, there.root = "packed", str(tmp_path / "out")
+    for name in ("train", "val"):
+        assert_same_split(open_split(there, name, seed=5), open_split(config.data, name, seed=5))
+
+
+def test_names_of_splits_and_images_can_contain_any_character(monkeypatch, tmp_path):
+    name, ids = "train[:50%]/ä", ["a b.jpg", "ü/日本.png", "x" * 300]
+    images = ArrayImages(np.random.default_rng(0).integers(0, 256, (3, 8, 9, 3), dtype=np.uint8))
+    split = Split(name, ("one", "zwei/ß"), np.array([[1, 0], [-1, 2], [0, 1]], np.int8), ids, images)
+    monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", lambda data, wanted, **_: split)
+    pack(config_of(train_split=name, val_split=""), tmp_path / "out")
+    assert_same_split(open_packed(tmp_path / "out", name), split)
+
+
+# -------------------------------------------------------------------------------------------------------- interruption
+SLOWLY = """
+import sys, time
+from mlmoe_jax.data import shards
+from mlmoe_jax.apps.tools import pack as packing
+from helpers.packing import config_of
+shards.SAVE_EVERY = 0
+at_once = shards.stored_bytes
+def stored_bytes(*arguments):
+    time.sleep(0.1)
+    return at_once(*arguments)
+shards.stored_bytes = stored_bytes
+if __name__ == "__main__":
+    sys.exit(packing.pack(config_of(sys.argv[1], processes=int(sys.argv[3]), shard_images=2), sys.argv[2]))
+"""
+
+
+def start_slowly(small_voc, tmp_path, processes):
+    """Start packing into `out` at ten images a second, in a separate process group."""
+    (tmp_path / "slowly.py").write_text(SLOWLY)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    command = [sys.executable, tmp_path / "slowly.py", small_voc, tmp_path / "out", str(processes)]
+    options = {"env": environment, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen(command, **options), tmp_path / "out"
+
+
+def workers_of(process: int) -> list[int]:
+    """Return the ids of the packing workers of a process."""
+    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def is_alive(group: int) -> bool:
+    """Return whether any process of a group is running."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("number", "processes"),
+    [(signal.SIGKILL, 1), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGKILL, 2)],
+)
+def test_an_interrupted_command_resumes(small_voc, tmp_path, number, processes):
+    config = config_of(small_voc, shard_images=2)
+    process, output = start_slowly(small_voc, tmp_path, processes)
+    unfinished, deadline = output / "unfinished.json", time.monotonic() + 100
+
+    def finished() -> list[dict]:
+        splits = json.loads(unfinished.read_text())["splits"].values() if unfinished.exists() else ()
+        return [entry for split in splits for entry in split["shards"] if entry]
+
+    while time.monotonic() < deadline and process.poll() is None and not finished():
+        time.sleep(0.02)
+    process.send_signal(number)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == (130 if number == signal.SIGTERM else -number), err
+    assert ("the same command resumes" in err) == (number == signal.SIGTERM)
+    while is_alive(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(process.pid), "a worker outlived its parent"
+    kept = {entry["file"]: (output / entry["file"]).stat().st_mtime_ns for entry in finished()}
+    assert 0 < len(kept) < 5
+
+    assert pack(config, output) == 0
+    assert {file: (output / file).stat().st_mtime_ns for file in kept} == kept
+    assert pack(config, tmp_path / "fresh") == 0
+    assert files_of(output) == files_of(tmp_path / "fresh")
+
+
+def test_a_killed_worker_is_reported(small_voc, tmp_path):
+    process, output = start_slowly(small_voc, tmp_path, 2)
+    while process.poll() is None and not (workers := workers_of(process.pid)):
+        time.sleep(0.02)
+    os.kill(workers[0], signal.SIGKILL)
+    err = process.communicate(timeout=60)[1]
+    assert "UserError: a packing process was killed, perhaps because memory ran out" in err
+    assert pack(config_of(small_voc, shard_images=2), output) == 0
+
+
+def test_repeating_the_command_changes_nothing(small_voc, tmp_path):
+    output = tmp_path / "out"
+    pack(config_of(small_voc), output)
+    before, times = files_of(output), {path: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord")}
+    assert pack(config_of(small_voc), output) == 0
+    assert files_of(output) == before
+    assert {path: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord")} == times
+
+
+def test_lost_and_changed_shards_are_written_again(small_voc, tmp_path):
+    output = tmp_path / "out"
+    pack(config_of(small_voc), output)
+    before = files_of(output)
+    (output / "train-00001-of-00003.arrayrecord").unlink()
+    with open(output / "val-00000-of-00001.arrayrecord", "ab") as file:
+        file.write(b"more")
+    pack(config_of(small_voc), output)
+    assert files_of(output) == before
+
+
+def test_further_splits_are_added_to_packed_ones(small_voc, tmp_path):
+    output = tmp_path / "out"
+    pack(config_of(small_voc, val_split=""), output)
+    assert set(json.loads((output / "manifest.json").read_text())["splits"]) == {"train"}
+    pack(config_of(small_voc), output)
+    pack(config_of(small_voc), tmp_path / "fresh")
+    assert files_of(output) == files_of(tmp_path / "fresh")
+
+
+def test_an_incomplete_split_remains_while_another_is_finished(small_voc, tmp_path, refusal):
+    output, broken = tmp_path / "out", small_voc / "VOC2012" / "JPEGImages" / "v1.jpg"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"")
+    refusal(pack, config_of(small_voc), output, error=BadImage)
+    assert "is incomplete; repeat" in refusal(open_packed, output, "train")
+    assert pack(config_of(small_voc, val_split=""), output) == 0
+    assert len(open_packed(output, "train")) == 7
+    assert "no split 'val'; it has train" in refusal(open_packed, output, "val")
+    broken.write_bytes(whole)
+    pack(config_of(small_voc), output)
+    assert len(open_packed(output, "val")) == 2
+    assert not (output / "unfinished.json").exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("content", [b"", b"not an image", None])
+def test_an_unreadable_image_is_reported_or_left_out(small_voc, tmp_path, refusal, processes, content):
+    broken, output = small_voc / "VOC2012" / "JPEGImages" / "t4.jpg", tmp_path / "out"
+    broken.write_bytes(content if content is not None else broken.read_bytes()[:-200])
+    assert "t4.jpg as an image: it" in refusal(pack, config_of(small_voc, processes=processes), output, error=BadImage)
+    assert not (output / "manifest.json").exists()
+
+    skipping = config_of(small_voc, processes=processes, bad_images="skip")
+    assert pack(skipping, output) == 0
+    ours, source = open_packed(output, "train"), open_split(skipping.data, "train")
+    assert_same_split(ours, source.take(np.array([0, 1, 2, 3, 5, 6]), "train"))
+    entry = json.loads((output / "manifest.json").read_text())["splits"]["train"]["shards"][1]
+    assert entry["records"] == 2
+    assert [(item["row"], item["id"]) for item in entry["left_out"]] == [(4, "JPEGImages/t4.jpg")]
+    assert "t4.jpg as an image" in entry["left_out"][0]["why"]
+    refusal(pack, config_of(small_voc), output, error=BadImage)
+
+
+def test_a_missing_image_is_left_out(small_voc, tmp_path):
+    (small_voc / "VOC2012" / "JPEGImages" / "t0.jpg").unlink()
+    pack(config_of(small_voc, bad_images="skip"), tmp_path / "out")
+    assert list(open_packed(tmp_path / "out", "train").ids) == [f"JPEGImages/t{n}.jpg" for n in range(1, 7)]
+
+
+def test_a_split_without_readable_images_is_refused(small_voc, tmp_path, refusal):
+    for path in (small_voc / "VOC2012" / "JPEGImages").glob("v*.jpg"):
+        path.write_bytes(b"")
+    sentence = refusal(pack, config_of(small_voc, bad_images="skip"), tmp_path / "out")
+    assert sentence.startswith("no image of split val can be read")
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"short_side": 9}, ["pack.short_side=0, not 9", "another --output"]),
+        ({"shard_images": 5}, ["pack.shard_images=3, not 5"]),
+        ({"quality": 90}, ["pack.quality=95, not 90"]),
+        ({"name": "digits"}, ["contains images of voc2012, not digits"]),
+        ({"keep_empty": True}, ["other images or labels (split val)"]),
+    ],
+)
+def test_a_folder_with_other_data_or_settings_is_refused(small_voc, tmp_path, refusal, monkeypatch, changes, parts):
+    monkeypatch.setattr(digits, "SCENES", {"train": 2, "val": 2})
+    # an image without a positive label, which keep_empty includes
+    lists = small_voc / "VOC2012" / "ImageSets" / "Main"
+    for path in lists.glob("*_val.txt"):
+        path.write_text(path.read_text() + "\nv2 -1")
+    smooth_image(9, 9, 0).save(small_voc / "VOC2012" / "JPEGImages" / "v2.jpg")
+    pack(config_of(small_voc), tmp_path / "out")
+    before = files_of(tmp_path / "out")
+    sentence = refusal(pack, config_of(small_voc, **changes), tmp_path / "out")
+    for part in parts:
+        assert part in sentence
+    assert files_of(tmp_path / "out") == before
+
+
+def test_a_folder_with_other_files_is_refused(small_voc, tmp_path, refusal):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "holiday.jpg").write_bytes(b"mine")
+    assert "contains other files, such as holiday.jpg" in refusal(pack, config_of(small_voc), tmp_path / "out")
+    assert "cannot make" in refusal(pack, config_of(small_voc), tmp_path / "out" / "holiday.jpg")
+
+
+@pytest.mark.parametrize("changes", [{"short_side": -1}, {"processes": -1}, {"quality": 101}])
+def test_settings_out_of_range_are_refused(small_voc, tmp_path, refusal, changes):
+    assert next(iter(changes)) in refusal(pack, config_of(small_voc, **changes), tmp_path / "out")
+
+
+def test_a_full_disk_is_reported_and_finished_shards_are_kept(small_voc, tmp_path, refusal, monkeypatch):
+    class FullDisk:
+        def __init__(self, path, options):
+            self.path, self.file = path, real(path, options)
+
+        def write(self, record):
+            if "00002" in self.path:
+                raise RuntimeError("write() failed: No space left on device; writing x; at byte 0")
+            self.file.write(record)
+
+        def close(self):
+            self.file.close()
+
+    real = shards.ArrayRecordWriter
+    monkeypatch.setattr(shards, "ArrayRecordWriter", FullDisk)
+    sentence = refusal(pack, config_of(small_voc), tmp_path / "out")
+    assert sentence.startswith(
+        f"cannot write {tmp_path / 'out'}/train-00002-of-00003.arrayrecord: No space left on device;"
+    )
+    monkeypatch.undo()
+    assert not list((tmp_path / "out").glob(".*.tmp"))
+    kept = {path.name for path in (tmp_path / "out").glob("train-*.arrayrecord")}
+    assert kept == {f"train-0000{number}-of-00003.arrayrecord" for number in range(2)}
+    assert pack(config_of(small_voc), tmp_path / "out") == 0

@@ -1,0 +1,273 @@
+import copy
+import itertools
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from helpers import tiny
+
+from mlmoe_jax.apps.tools import prune as pruning
+from mlmoe_jax.apps.tools.prune import Level, at_level, make_levels, measure_importance, prune
+from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.pipeline import build_loader
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.models.apply import apply
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import Run, open_run
+from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.training.objective import training_objective
+
+TOKENS = np.array([0.3, -0.5, 0.1, 0.9])
+SEGMENTS = np.array([[4, 3, 2, 1], [1, 2, 3, 4], [-1, -2, -3, -4], [0, 9, 0, 9]], float)
+
+
+def levels_of(token_levels, segment_levels, keep_segments=1):
+    settings = default_config().prune
+    settings.token_levels, settings.segment_levels = token_levels, segment_levels
+    settings.keep_segments = keep_segments
+    return make_levels({"tokens": TOKENS, "segments": SEGMENTS}, settings)
+
+
+# ---------------------------------------------------------------------------------------------------------- levels
+def test_the_least_important_are_pruned_first_by_signed_values():
+    (level,) = levels_of((0.5,), (0.25,))
+    assert level == Level("tokens=0.5,segments=0.25", "1001", ("1110", "0111", "1110", "0111"))
+
+
+def test_levels_are_cumulative_and_equal_masks_appear_once():
+    found = levels_of((0.0, 0.25, 0.26, 0.5), (0.0,))
+    assert [level.kept_tokens for level in found] == ["1111", "1011", "1001"]
+    assert {level.kept_segments for level in found} == {("1111",) * 4}
+
+
+def test_at_least_one_prompt_and_the_configured_segments_are_kept():
+    (level,) = levels_of((0.99,), (0.99,), keep_segments=3)
+    assert level.kept_tokens == "0001"
+    assert [row.count("1") for row in level.kept_segments] == [3] * 4
+
+
+def test_the_config_of_a_level_has_its_masks():
+    config = load_config("e2vpt:dataset=digits,prompts=4", [("model.prompts.segments", "4")])
+    (level,) = levels_of((0.5,), (0.25,))
+    pruned = at_level(config, level)
+    assert pruned.model.prompts.pruning == "fixed"
+    assert pruned.model.prompts.kept_tokens == "1001"
+    assert pruned.model.prompts.kept_segments == ("1110", "0111", "1110", "0111")
+    assert config.model.prompts.pruning == "none"
+
+
+def test_a_level_starts_from_the_initial_values_of_the_search(config):
+    search, (level,) = copy.deepcopy(config), levels_of((0.5,), (0.25,))
+    search.model.prompts.pruning = "learned"
+    space = synthetic_label_space(10, 1)
+    first, again = (assemble(one, space) for one in (search, at_level(config, level)))
+    masks = {"prompts/token_mask", "prompts/segment_mask"}
+    assert set(first.trainable) == set(again.trainable) | masks
+    assert set(again.frozen) == set(first.frozen) | masks
+    values = {**first.trainable, **first.frozen}
+    for path, value in {**again.trainable, **again.frozen}.items():
+        assert np.array_equal(value, values[path]) == (path not in masks), path
+    np.testing.assert_array_equal(again.frozen["prompts/token_mask"], [1, 0, 0, 1])
+
+
+# ---------------------------------------------------------------------------------------------- the whole procedure
+@pytest.fixture(scope="module")
+def config():
+    """E2VPT on digits with a tiny backbone and a training of three steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.use_vit(patch, patch=16, mlp_ratio=1.0)
+        small = load_config("e2vpt:dataset=digits,prompts=4,key_values=2", [])
+        small.model.backbone.weights, small.model.prompts.segments = "none", 4
+        tiny.use_scenes(patch, train=60, val=40, test=40, test_shift=40)
+        small.train.epochs, small.train.batch_size, small.eval.batch_size = 1, 20, 40
+        small.data.test_splits = ("test",)
+        small.prune.token_levels, small.prune.segment_levels = (0.25, 0.5), (0.5,)
+        small.prune.keep_segments = 1
+        yield small
+
+
+@pytest.fixture(scope="module")
+def pruned(config, tmp_path_factory):
+    folder = RunFolder(tmp_path_factory.mktemp("pruned"))
+    return folder, prune(config, folder)
+
+
+@pytest.mark.slow
+def test_all_stages_run_and_the_best_level_on_validation_is_chosen(pruned):
+    folder, results = pruned
+    table = folder.read_text("prune.csv").splitlines()
+    assert table[0] == "level,prompts,segments,val/mAP,test/mAP"
+    rows = [line.split(",") for line in table[1:]]
+    assert [(int(row[-4]), int(row[-3])) for row in rows] == [(3, 6), (2, 4)]
+    best = max(rows, key=lambda row: float(row[-2]))
+    assert float(best[-2]) == results["val"]["mAP"]
+    run = open_run(folder)
+    assert run.config.model.prompts.pruning == "fixed"
+    kept = run.config.model.prompts.kept_tokens
+    assert kept.count("1") == int(best[-4])
+    np.testing.assert_array_equal(run.frozen["prompts/token_mask"], [float(digit) for digit in kept])
+    assert "prompts/deep" in run.values
+
+
+@pytest.mark.slow
+def test_finished_stages_are_not_repeated(pruned, config, monkeypatch):
+    folder, results = pruned
+    for name in ("train", "measure_importance"):
+        monkeypatch.setattr(pruning, name, lambda *_, **__: pytest.fail("repeated"))
+    again = prune(config, folder)
+    assert again["val"]["mAP"] == results["val"]["mAP"]
+
+
+@pytest.mark.slow
+def test_the_stored_importance_is_that_of_the_learned_masks(pruned):
+    folder, _ = pruned
+    measured = measure_importance(open_run(RunFolder(folder / "prune/search")))
+    stored = np.load(folder / "prune/importance_signed.npz")
+    for name in ("tokens", "segments"):
+        np.testing.assert_allclose(stored[name], measured[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_level_is_chosen_by_the_metric_that_selects(config, tmp_path, monkeypatch, capsys):
+    chosen = copy.deepcopy(config)
+    chosen.eval.select_metric, chosen.prune.token_levels = "mAP_envelope", (0.25, 0.5, 0.75)
+    figures = iter([(0.5, 0.5), (0.2, np.nan), (0.3, 0.9), (0.8, 0.4)])  # of the search and the three levels
+
+    def train(config, folder):
+        results = {"val": dict(zip(("mAP", "mAP_envelope"), next(figures), strict=True))}
+        folder.write_json("results.json", results)
+        return results
+
+    monkeypatch.setattr(pruning, "train", train)
+    monkeypatch.setattr(pruning, "_importance", lambda *_: {"tokens": TOKENS, "segments": SEGMENTS})
+    folder = RunFolder(tmp_path)
+    assert prune(chosen, folder) == {"val": {"mAP": 0.3, "mAP_envelope": 0.9}}
+    assert folder.read_json("results.json")["val"]["mAP"] == 0.3
+    assert folder.read_text("prune.csv").splitlines()[0] == "level,prompts,segments,val/mAP,val/mAP_envelope"
+    assert "chosen by mAP_envelope on val: tokens=0.5,segments=0.5" in capsys.readouterr().err
+
+
+@pytest.fixture
+def searched(config, drawn_parts):
+    """A run with learned masks and random values, as if trained; its dropout shows whether it is in training mode."""
+    config = copy.deepcopy(config)
+    config.model.prompts.pruning, config.model.prompts.dropout = "learned", 0.2
+    config.augment.where, config.augment.brightness = "device", 0.3
+    config.loss.kind = "bce"  # the asymmetric loss detaches a factor, so its gradient is not a derivative
+    space, mesh = replace(synthetic_label_space(10, 1), names=tuple("0123456789")), make_mesh(config.mesh)
+    parts = drawn_parts(config, space)
+    values = {**parts.trainable, **parts.stats}
+    return Run(config, space, preprocess_for(config), parts.definition, values, parts.frozen, mesh, None, {"step": 1})
+
+
+def losses_of(run):
+    """A function that returns the training loss of some values, the mean over the batches of an epoch."""
+    config, size = run.config, run.config.train.batch_size
+    split = open_split(config.data, "train", seed=config.seed)
+    loader = build_loader(config.data, split, batch_size=size, augment=config.augment, seed=config.seed)
+    batches = list(itertools.islice(loader, len(split) // size))
+    objective = training_objective(config, split.labels)
+
+    @jax.jit
+    def loss(values, batch, key):
+        how = {"augmentation": config.augment, "key": key}
+        prediction, _ = apply(run.definition, {**values, **run.frozen}, batch, run.preprocess, run.mesh, **how)
+        return objective(prediction, batch)[0]
+
+    return lambda values: np.mean([loss(values, batch, jax.random.key(n)) for n, batch in enumerate(batches)])
+
+
+def test_importance_is_the_mean_gradient_of_the_training_loss(searched):
+    """Compared with finite differences of the loss over the same batches, with the same dropout and augmentation.
+
+    The importance of a whole prompt follows from `test_the_importance_of_a_prompt_is_that_of_its_segments`; it is too
+    small for differences in float32.
+    """
+    measured, loss, step = measure_importance(searched), losses_of(searched), 0.03
+    assert measured["tokens"].shape == (4,)
+    assert measured["segments"].shape == (4, 4)
+    path, mask = "prompts/segment_mask", searched.values["prompts/segment_mask"]
+    for place in ((0, 3), (1, 2), (1, 3), (2, 0), (3, 2)):
+        ahead, behind = (loss({**searched.values, path: mask.at[place].add(by)}) for by in (step, -step))
+        np.testing.assert_allclose(measured["segments"][place], (ahead - behind) / (2 * step), atol=0.02, rtol=0.02)
+
+
+def test_absolute_importance_is_the_mean_of_absolute_gradients(searched):
+    measured, absolute = measure_importance(searched), measure_importance(searched, how="absolute")
+    above = [absolute[name] - np.abs(measured[name]) for name in ("tokens", "segments")]
+    assert all((difference >= -1e-9).all() for difference in above)
+    assert any((difference > 1e-9).any() for difference in above), "gradients of some batches differ in sign"
+
+
+def test_the_importance_of_a_prompt_is_that_of_its_segments(searched):
+    """The mask of a prompt scales the same values as the masks of its segments, which relates their gradients."""
+    measured, values = measure_importance(searched), jax.device_get(searched.values)
+    tied = (measured["segments"] * values["prompts/segment_mask"]).sum(axis=1)
+    np.testing.assert_allclose(tied, measured["tokens"] * values["prompts/token_mask"], rtol=1e-3, atol=1e-6)
+
+
+def test_a_split_smaller_than_a_batch_has_an_importance(searched, monkeypatch):
+    """It trains, so the refusal would come only after the search."""
+    whole = open_split(searched.config.data, "train", seed=0)
+    monkeypatch.setattr(pruning, "open_split", lambda *_, **__: whole.take(np.arange(7), "train"))
+    measured = measure_importance(searched)
+    assert all(np.abs(measured[name]).max() > 0 for name in ("tokens", "segments"))
+
+
+# ------------------------------------------------------------------------------------------------------ bad inputs
+def test_a_config_that_cannot_be_pruned_is_refused_before_anything_is_written(config, tmp_path, refusal):
+    folder = RunFolder(tmp_path / "new")
+    other = load_config("vpt:dataset=digits", [])
+    assert "configs/e2vpt.py" in refusal(prune, other, folder)
+    unchosen, masked = copy.deepcopy(config), copy.deepcopy(config)
+    unchosen.eval.select_on = "none"
+    assert "eval.select_on" in refusal(prune, unchosen, folder)
+    unchosen.eval.select_metric = "Brier_pooled"
+    assert "eval.select_metric" in refusal(prune, unchosen, folder)
+    masked.model.prompts.pruning = "learned"
+    assert "model.prompts.pruning" in refusal(prune, masked, folder)
+    odd = copy.deepcopy(config)
+    odd.prune.token_levels = (1.0,)
+    assert "prune.token_levels" in refusal(prune, odd, folder)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_different_config_in_the_same_folder_is_refused(pruned, config, refusal):
+    other = copy.deepcopy(config)
+    other.seed = 5
+    assert "seed was 0 and is 5" in refusal(prune, other, pruned[0])
+
+
+@pytest.mark.slow
+def test_another_choice_replaces_the_files_of_the_one_before(pruned, config):
+    """A checkpoint of another level with a higher step would be restored in place of the chosen one."""
+    folder, _ = pruned
+    level = RunFolder(folder / "prune/levels/tokens=0.5,segments=0.5")
+    (level / "left.txt").write_text("of a level")
+    (folder / "left.txt").write_text("of a level")
+    (folder / "mine.txt").write_text("of the user")
+    (folder / "checkpoints" / "99").mkdir()
+    pruning._adopt(folder, RunFolder(folder / "prune/levels/tokens=0.25,segments=0.5"))
+    assert open_run(folder).config.model.prompts.kept_tokens.count("1") == 3
+    assert not (folder / "checkpoints" / "99").exists()
+    assert not (folder / "left.txt").exists()
+    assert (folder / "mine.txt").exists()
+    (level / "left.txt").unlink()
+
+
+def test_pruning_does_not_replace_a_run_of_another_mode(config, tmp_path, refusal):
+    (tmp_path / "config.json").write_text("{}")
+    assert "holds a run of another mode, which pruning would replace" in refusal(prune, config, RunFolder(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.slow
+def test_training_does_not_change_the_masks_of_a_level(pruned):
+    folder, _ = pruned
+    for name in ("tokens=0.25,segments=0.5", "tokens=0.5,segments=0.5"):
+        run = open_run(RunFolder(folder / f"prune/levels/{name}"))
+        mask = np.asarray(run.frozen["prompts/segment_mask"])
+        assert mask.sum(axis=1).tolist() == [2, 2, 2, 2]

@@ -1,0 +1,101 @@
+"""`apply`, through which every step runs a model: its two modes, the padding of labels, attention maps."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.prepare import Preprocess, prepare
+from mlmoe_jax.models.apply import apply
+from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.runtime.sharding import LabelAxes, make_mesh
+
+SIDE, K, B = 4, 3, 8
+PREPROCESS = Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1))
+
+
+class Model(nnx.Module):
+    """Batch norm, dropout and a linear layer; it records its arguments."""
+
+    seen: ClassVar[dict[str, bool]] = {}
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.norm = nnx.BatchNorm(3, use_running_average=True, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, deterministic=True)
+        self.head = nnx.Linear(SIDE * SIDE * 3, K, rngs=rngs)
+
+    def __call__(self, image, *, labels=None, rngs=None, return_attention=False):
+        Model.seen = {"labels": labels is not None, "return_attention": return_attention}
+        features = self.dropout(self.norm(image).reshape(len(image), -1), rngs=rngs)
+        return Prediction(self.head(features))
+
+
+@pytest.fixture
+def parts():
+    """(structure, values) of the model; the values include its statistics."""
+    definition, params, stats = ModelDef.split(Model(rngs=nnx.Rngs(0)))
+    return definition, {**params, **stats}
+
+
+@pytest.fixture
+def batch():
+    draw = np.random.default_rng(0)
+    image = draw.integers(0, 256, (B, SIDE, SIDE, 3)).astype(np.uint8)
+    return {"image": image, "label": draw.integers(0, 2, (B, K)).astype(np.float32)}
+
+
+@pytest.fixture
+def mesh():
+    return make_mesh(default_config().mesh)
+
+
+def test_without_a_key_the_model_evaluates(parts, batch, mesh):
+    definition, values = parts
+    prediction, stats = apply(definition, values, {"image": batch["image"]}, PREPROCESS, mesh)
+    image = prepare(batch, PREPROCESS).reshape(B, -1)
+    expected = image / np.sqrt(1 + 1e-5) @ values["head/kernel"] + values["head/bias"]
+    np.testing.assert_allclose(prediction.logits, expected, rtol=1e-4, atol=1e-5)
+    assert stats.keys() == {"norm/mean", "norm/var"}
+    for path, value in stats.items():
+        np.testing.assert_array_equal(value, values[path], err_msg=path)
+    assert Model.seen == {"labels": False, "return_attention": False}
+
+
+def test_with_a_key_the_model_trains(parts, batch, mesh):
+    definition, values = parts
+    augmentation = default_config().augment
+    augmentation.where, augmentation.brightness = "device", 0.5
+
+    def trained(seed, augmentation=augmentation):
+        return apply(definition, values, batch, PREPROCESS, mesh, augmentation=augmentation, key=jax.random.key(seed))
+
+    (one, stats), (again, _), (other, _) = trained(1), trained(1), trained(2)
+    assert Model.seen["labels"]
+    np.testing.assert_array_equal(one.logits, again.logits)
+    assert not np.allclose(one.logits, other.logits), "dropout and augmentation are drawn from the key"
+    assert not np.allclose(stats["norm/mean"], values["norm/mean"]), "batch norm takes the statistics of the batch"
+    _, plain = trained(1, default_config().augment)
+    np.testing.assert_allclose(plain["norm/mean"], 0.01 * prepare(batch, PREPROCESS).mean((0, 1, 2)), rtol=1e-4)
+    assert not np.allclose(stats["norm/mean"], plain["norm/mean"]), "the images are augmented"
+
+
+def test_the_padding_of_labels_is_removed(parts, batch, mesh):
+    definition, values = parts
+    whole, _ = apply(definition, values, batch, PREPROCESS, mesh)
+    padded = {
+        **values,
+        "head/kernel": jnp.pad(values["head/kernel"], [(0, 0), (0, 2)], constant_values=9.0),
+        "head/bias": jnp.pad(values["head/bias"], (0, 2), constant_values=9.0),
+    }
+    axes = LabelAxes(K, {"head/kernel": 1, "head/bias": 0})
+    np.testing.assert_array_equal(apply(definition, padded, batch, PREPROCESS, mesh, axes)[0].logits, whole.logits)
+
+
+def test_attention_maps_are_returned_on_request(parts, batch, mesh):
+    apply(*parts, batch, PREPROCESS, mesh, return_attention=True)
+    assert Model.seen["return_attention"]
