@@ -38,6 +38,10 @@ RENAMED = {
     "data.val_seed": ("data.split_seed",),
 }
 # How a run that stored none of these keys drew its held-out images.
+# Keys of earlier versions that are constants now: key -> the value that stayed. A stored config may still have them.
+CONSTANT: dict[str, Any] = {}
+# Sections whose keys do not change a trained model, so that a stored value other than the constant is only reported.
+_HARMLESS = ("data", "eval", "metrics", "report", "serve", "mesh", "compile", "pack", "prune", "checkpoint", "log")
 EARLIER_SPLIT = {"data.split_rule": "random", "data.split_seed": -1}
 
 
@@ -157,6 +161,8 @@ def _read(key: Key, text: str, what: str) -> Any:
 
 def why_unknown(name: str) -> str:
     """Return the end of an error about an unknown key `name`, with the nearest known key."""
+    if name in CONSTANT:
+        return f"is no longer a key: its value is always {CONSTANT[name]!r}"
     if name in RENAMED:
         return f"has been renamed; use {' and '.join(map(repr, RENAMED[name]))}"
     if (place := name.rpartition(".")[0]) in KEYS:
@@ -187,7 +193,7 @@ def from_json(text: str, source: str = "the stored config") -> ConfigDict:
     warning. source: its name in messages. Raises UserError, which names the key, for a value of another type.
     """
     with damage_explained(source):
-        stored = flatten(json.loads(text))
+        stored = _without_constants(flatten(json.loads(text)), source)
     if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
         stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # once the exponent of focal too
     if stored.get("data.val_fraction"):
@@ -211,6 +217,21 @@ def from_json(text: str, source: str = "the stored config") -> ConfigDict:
     if unknown:
         status(f"warning: {source} has unknown keys, which are ignored: {', '.join(unknown)}")
     return config
+
+
+def _without_constants(stored: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return a stored config without the keys of CONSTANT.
+
+    Another value than the constant is reported; raises UserError if the trained model depends on it.
+    """
+    for name, value in stored.items():
+        if name not in CONSTANT or tuples(value) == CONSTANT[name]:
+            continue
+        differs = f"{source} has {name}={value!r}, which is always {CONSTANT[name]!r} in this version"
+        if name.partition(".")[0] not in _HARMLESS:
+            raise UserError(f"{differs}; use the version that trained the run")
+        status(f"warning: {differs}")
+    return {name: value for name, value in stored.items() if name not in CONSTANT}
 
 
 def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -256,3 +256,19 @@ def test_flatten_names_every_key():
     assert flat["loss.terms.logits"] == 1.0
     assert flat["seed"] == 0
     assert "loss" not in flat
+
+
+@pytest.mark.parametrize(("name", "stored", "words"), [("optim.decay", 0.5, "always 0.9"), ("serve.old", 0.5, "")])
+def test_stored_keys_that_became_constants(monkeypatch, refusal, capsys, name, stored, words):
+    """The constant itself is silent; another value ends in an error only if the trained model depends on it."""
+    monkeypatch.setitem(loading.CONSTANT, name, 0.9)
+    section, _, leaf = name.partition(".")
+    assert flatten(from_json(json.dumps({section: {leaf: 0.9}}))) == flatten(default_config())
+    assert not capsys.readouterr().err
+    different = json.dumps({section: {leaf: stored}})
+    if words:
+        assert words in refusal(from_json, different)
+    else:
+        from_json(different)
+        assert "always 0.9" in capsys.readouterr().err
+    assert "is no longer a key" in refusal(apply_overrides, default_config(), [(name, "1")])
