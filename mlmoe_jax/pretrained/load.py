@@ -20,6 +20,7 @@ from mlmoe_jax.pretrained.rules import query
 from mlmoe_jax.pretrained.rules.base import BACKBONE, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
+from mlmoe_jax.pretrained.torch_pickle import Unreadable
 from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.npz import read_npz
@@ -54,15 +55,7 @@ _TYPES = {
     "BF16": ml_dtypes.bfloat16,
     "BOOL": np.bool_,
 }
-# Exceptions of numpy and safetensors for damaged files, and for types that numpy does not have.
-_UNREADABLE = (
-    SafetensorError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    OSError,
-    OverflowError,
-)
+_SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -109,27 +102,23 @@ class _Piece:
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Read all tensors of a weights file; raises UserError with the cause if it cannot be read."""
-    if path.name.endswith(TORCH_SUFFIXES):
-        return read_torch_file(path)
+    if not path.name.endswith(_SUFFIXES):
+        suffixes = f"{', '.join(_SUFFIXES[:-1])} and {_SUFFIXES[-1]}"
+        raise UserError(f"weights are read from {suffixes} files, not from {path.name}")
     try:
-        if path.suffix == ".npz":
-            with open_regular(path) as file, damage_explained(path):
+        with damage_explained(path), open_regular(path) as file:
+            if path.suffix == ".npz":
                 return read_npz(file)
-        if path.suffix == ".safetensors":
-            with open_regular(path):
-                return _read_safetensors(path)
-    except FileNotFoundError as error:
-        raise UserError(f"there is no weights file {path}") from error
-    except _UNREADABLE as error:
-        reason = getattr(error, "strerror", None) or str(error).partition(". ")[0]
-        raise UserError(f"cannot read weights from {path}: {reason}") from error
-    suffixes = ", ".join((".safetensors", ".npz", *TORCH_SUFFIXES[:-1]))
-    raise UserError(f"weights are read from {suffixes} and {TORCH_SUFFIXES[-1]} files, not from {path.name}")
+            return _read_safetensors(path) if path.suffix == ".safetensors" else read_torch_file(file)
+    except Unreadable as error:
+        raise UserError(f"cannot read weights from {path}: {error}") from error
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
     except (KeyError, AttributeError):  # its numpy reader does not support bfloat16
         tensors = deserialize(path.read_bytes())
         if strange := {tensor["dtype"] for _, tensor in tensors} - set(_TYPES):

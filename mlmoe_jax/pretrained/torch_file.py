@@ -1,6 +1,7 @@
 """Read tensors from files of torch.save, without torch and without executing any code that a file contains."""
 
 import functools
+import io
 import math
 import mmap
 import re
@@ -8,14 +9,11 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from mlmoe_jax.errors import UserError
-from mlmoe_jax.pretrained.torch_pickle import Damaged, Tensor, TensorUnpickler, Unreadable
-from mlmoe_jax.runtime.files import open_regular
+from mlmoe_jax.pretrained.torch_pickle import Damaged, Storage, Tensor, Unreadable, load
 
 SUFFIXES = (".pth", ".pth.tar", ".pt", ".bin")
 # Keys under which training scripts store the state dict beside other things; the first one with tensors is used.
@@ -23,33 +21,27 @@ STATE_KEYS = ("model", "state_dict", "model_state_dict", "teacher")
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-_DAMAGED_ZIP = "it is a zip archive that is cut off or damaged"
 
 # A function that takes the key and the size of a storage and returns its bytes.
 Read = Callable[[str, int], bytes]
 
 
-def read_torch_file(path: Path) -> dict[str, np.ndarray]:
+def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
     """Return the tensors of a state dict that torch.save wrote, in its zip layout or in the legacy one.
 
     If the file holds more than the state dict, the first of STATE_KEYS that has tensors is used; entries that are not
     tensors are left out, and a prefix `module.` that all names share is removed. Only the storages that are needed
-    are read, each once; tensors that share one in the file also share it here, so the arrays are read-only. Raises
-    UserError for a file that is missing, damaged or of another kind, or that refers to a name not in ADMITTED.
+    are read, each once; tensors that share one in the file also share it here, so the arrays are read-only.
+
+    Raises:
+      Unreadable: the file is damaged or of another kind, or refers to a name that is not in the whitelist.
     """
-    try:
-        with open_regular(path) as file:
-            if not file.read(1):
-                raise Unreadable("it is empty")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                content, read = _open_zip(file, data) if data[:2] == b"PK" else _open_legacy(data)
-                read = functools.cache(read)
-                return {name: _array(name, tensor, read, len(data)) for name, tensor in _state_dict(content).items()}
-    except FileNotFoundError as error:
-        raise UserError(f"there is no weights file {path}") from error
-    except (Unreadable, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read weights from {path}: {reason}") from error
+    if not file.read(1):
+        raise Unreadable("it is empty")
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        content, read = _open_zip(file, data) if data[:2] == b"PK" else _open_legacy(data)
+        read = functools.cache(read)
+        return {name: _array(name, tensor, read, len(data)) for name, tensor in _state_dict(content).items()}
 
 
 # ---------------------------------------------------------------------------------------------------- the two layouts
@@ -59,7 +51,7 @@ def _open_zip(file: BinaryIO, data: mmap.mmap) -> tuple[Any, Read]:
         with zipfile.ZipFile(file) as archive:
             records = {record.filename: record for record in archive.infolist()}
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
-        raise Unreadable(_DAMAGED_ZIP) from error
+        raise Unreadable("it is a zip archive that is cut off or damaged") from error
     roots = [name.removesuffix("data.pkl") for name in records if re.fullmatch("[^/]+/data\\.pkl", name)]
     if len(roots) != 1:
         raise Unreadable("it is a zip archive without the data.pkl of torch.save")
@@ -70,37 +62,29 @@ def _open_zip(file: BinaryIO, data: mmap.mmap) -> tuple[Any, Read]:
     if (declared := sum(record.file_size for record in records.values())) > len(data):
         raise Unreadable(f"its records claim to hold {declared} bytes, but the whole file has {len(data)}")
     order = records.get(f"{root}byteorder")
-    _check_byte_order(order is None or _record(data, order) == b"little")
-    content = TensorUnpickler().load(_record(data, records[f"{root}data.pkl"]))
+    if order is not None and _record(data, order) != b"little":
+        raise Unreadable("it was written on a big-endian machine: save it again on a little-endian one")
 
     def read(key: str, nbytes: int) -> bytes:
         record = records.get(f"{root}data/{key}")
-        if record is None:
-            raise Unreadable(f"it has no record of its storage {key[:100]!r}")
-        _check_size(key, record.file_size, nbytes)
+        if record is None or record.file_size != nbytes:
+            raise Unreadable(f"its storage {key[:100]!r} is not there with the {nbytes} bytes that its tensors need")
         return _record(data, record)
 
-    return content, read
+    return load(io.BytesIO(_record(data, records[f"{root}data.pkl"])), {}), read
 
 
 def _record(data: mmap.mmap, record: zipfile.ZipInfo) -> bytes:
-    if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
-        raise Unreadable(
-            f"its record {record.filename[:100]!r} is compressed or encrypted, which torch.save never does"
-        )
-    start = max(record.header_offset, 0)
+    start, name = max(record.header_offset, 0), repr(record.filename[:100])
     header = data[start : start + _LOCAL_HEADER.size]
-    if len(header) < _LOCAL_HEADER.size or not header.startswith(b"PK\3\4"):
-        raise Unreadable(_DAMAGED_ZIP)
-    _, name, extra = _LOCAL_HEADER.unpack(header)
-    start += _LOCAL_HEADER.size + name + extra
+    stored = record.compress_type == zipfile.ZIP_STORED and not record.flag_bits & 1
+    if not stored or len(header) < _LOCAL_HEADER.size or not header.startswith(b"PK\3\4"):
+        raise Unreadable(f"its record {name} is damaged, or compressed or encrypted, which torch.save never does")
+    start += sum(_LOCAL_HEADER.unpack(header)[1:], start=_LOCAL_HEADER.size)
     content = data[start : start + record.file_size]
     if len(content) != record.file_size or zlib.crc32(content) != record.CRC:
         # torch can write files without checksums; that cannot be distinguished from damage.
-        raise Unreadable(
-            f"its record {record.filename[:100]!r} does not have the checksum that the archive gives for it: "
-            "the file is damaged, or was saved with checksums turned off"
-        )
+        raise Unreadable(f"its record {name} is damaged, or was saved with checksums turned off")
     return content
 
 
@@ -109,48 +93,30 @@ def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
     # Without this check for a binary pickle, text would be read as instructions, which the error would then name.
     if data[:1] != b"\x80":
         raise Unreadable(_other_kind(data[:1024]))
-    pickles = TensorUnpickler()
+    storages: dict[str, Storage] = {}
     try:
-        magic = pickles.load(data)
+        magic = load(data, storages)
     except Damaged:
         magic = None
-    if type(magic) is not int or magic != _MAGIC:
+    if magic != _MAGIC:
         raise Unreadable(_other_kind(data[:1024]))
-    protocol, system = pickles.load(data), pickles.load(data)
-    if type(protocol) is not int or protocol != _PROTOCOL or type(system) is not dict:
-        raise Unreadable("it has an unknown version of PyTorch's legacy layout")
-    _check_byte_order(system.get("little_endian") is True)
-    content, keys = pickles.load(data), pickles.load(data)
-    if type(keys) is not list or not all(type(key) is str and key in pickles.storages for key in keys):
-        raise Damaged
+    protocol, system = load(data, storages), load(data, storages)
+    if (protocol, system["little_endian"]) != (_PROTOCOL, True):
+        raise Unreadable("it is of an unknown version of PyTorch's legacy layout, or from a big-endian machine")
+    content, keys = load(data, storages), load(data, storages)
     places, position = {}, data.tell()
     for key in keys:
-        storage = pickles.storages[key]
-        places[key] = position + 8
-        count = int.from_bytes(data[position : places[key]], "little", signed=True)
-        position = places[key] + storage.nbytes
-        if position > len(data):
-            raise Unreadable(
-                f"it is cut off: storage {key[:100]!r} ends at byte {position} and the file at {len(data)}"
-            )
-        _check_size(key, count * storage.dtype.itemsize, storage.nbytes)
+        count, places[key] = int.from_bytes(data[position : position + 8], "little"), position + 8
+        position = places[key] + storages[key].nbytes
+        if position > len(data) or count * storages[key].dtype.itemsize != storages[key].nbytes:
+            raise Unreadable(f"it is cut off or damaged at its storage {key[:100]!r}")
 
     def read(key: str, nbytes: int) -> bytes:
         if key not in places:
-            raise Unreadable(f"it has no record of its storage {key[:100]!r}")
+            raise Unreadable(f"its storage {key[:100]!r} is not there")
         return data[places[key] : places[key] + nbytes]
 
     return content, read
-
-
-def _check_size(key: str, found: int, needed: int) -> None:
-    if found != needed:
-        raise Unreadable(f"its storage {key[:100]!r} has {found} bytes, but its tensors need {needed}")
-
-
-def _check_byte_order(little: bool) -> None:
-    if not little:
-        raise Unreadable("it was written on a big-endian machine: save it again on a little-endian one")
 
 
 def _other_kind(head: bytes) -> str:
@@ -161,20 +127,15 @@ def _other_kind(head: bytes) -> str:
         return "it is a Git LFS pointer and not the file itself: run git lfs pull"
     if head[8:10] == b'{"':
         return "it is a safetensors file: give it the suffix .safetensors"
-    if head[257:262] == b"ustar":
-        return "it is a tar archive: unpack it, or save it again with a newer PyTorch if version 0.1 wrote it so"
-    if not re.search(rb"[^\t\r\n -~\x80-\xff]", head):
-        return "it is a text file and not a checkpoint"
     return "it has neither layout of torch.save, a zip archive or pickles that begin with PyTorch's magic number"
 
 
 # ------------------------------------------------------------------------------------------------- state dict, arrays
 def _state_dict(content: Any) -> dict[str, Tensor]:
-    if type(content) is not dict:
-        kind = {list: "a list", tuple: "a tuple", Tensor: "one tensor without a name"}.get(type(content), "an object")
-        raise Unreadable(f"it holds {kind} instead of a dict of tensors")
+    if not isinstance(content, dict):
+        raise Unreadable("it does not hold a dict of tensors")
     for candidate in (*(content.get(key) for key in STATE_KEYS), content):
-        if type(candidate) is dict:
+        if isinstance(candidate, dict):
             tensors = {name: x for name, x in candidate.items() if type(name) is str and type(x) is Tensor}
             if tensors:
                 break
@@ -189,24 +150,24 @@ def _state_dict(content: Any) -> dict[str, Tensor]:
 
 def _array(name: str, tensor: Tensor, read: Read, file_size: int) -> np.ndarray:
     """Return an array on the bytes of the tensor's storage, after checking that it stays inside them."""
-    about = f"its tensor {name[:100]!r}"
-    storage, offset, shape, strides = tensor.storage, tensor.offset, tensor.shape, tensor.strides
-    if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides) or len(shape) > 64:
-        raise Unreadable(f"{about} has no proper shape and strides")
-    if not all(type(number) is int and 0 <= number < 2**62 for number in (offset, *shape, *strides)):
-        raise Unreadable(f"{about} has a size, stride or offset that is negative or far too large")
-    item = tensor.dtype.itemsize
-    # A stride of zero makes a large tensor of few bytes; a real one is never larger than its own file.
-    nbytes = math.prod(size for size in shape if size) * item
-    if nbytes > max(file_size, 2**20):
-        raise Unreadable(f"{about} needs {nbytes} bytes, but the whole file has {file_size}")
+    if not _fits(tensor, file_size):
+        raise Unreadable(f"its tensor {name[:100]!r} does not fit into its storage and the file")
+    storage, shape, item = tensor.storage, tensor.shape, tensor.dtype.itemsize
     if 0 in shape:
         return np.empty(shape, tensor.dtype)
-    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    held = storage.count * storage.dtype.itemsize // item
-    if last >= held:
-        raise Unreadable(f"{about} uses element {last} of a storage with {held}")
-    start = storage.start * storage.dtype.itemsize + offset * item
+    start = storage.start * storage.dtype.itemsize + tensor.offset * item
     # The stride of an axis of size 1 is never used, so it may be any number, even one that numpy cannot represent.
-    steps = tuple(stride * item if size > 1 else 0 for size, stride in zip(shape, strides, strict=True))
+    steps = tuple(stride * item if size > 1 else 0 for size, stride in zip(shape, tensor.strides, strict=True))
     return np.ndarray(shape, tensor.dtype, read(storage.key, storage.nbytes), start, steps)
+
+
+def _fits(tensor: Tensor, file_size: int) -> bool:
+    storage, offset, shape, strides = tensor.storage, tensor.offset, tensor.shape, tensor.strides
+    if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides):
+        return False
+    if not all(type(number) is int and 0 <= number < 2**62 for number in (offset, *shape, *strides)):
+        return False
+    # A stride of zero makes a large tensor of few bytes; a real one is never larger than its own file.
+    small = math.prod(size for size in shape if size) * tensor.dtype.itemsize <= max(file_size, 2**20)
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return small and (0 in shape or last < storage.count * storage.dtype.itemsize // tensor.dtype.itemsize)

@@ -1,76 +1,39 @@
-"""Read the pickle inside a PyTorch file as a description of tensors.
+"""Read the pickles of a PyTorch file as descriptions of tensors.
 
-Python's unpickler is not used: a small interpreter executes the instructions on plain data. Names are looked up in
-ADMITTED and never imported, none of the interpreter's objects can be called, and anything other than tensors and
-their dicts and lists becomes an object without content.
+Python's unpickler reads them, with `find_class` from a whitelist: every name stands for a class of this file, and
+nothing is imported. `_check` runs before, since the unpickler allocates and hashes whatever a pickle says.
 """
 
-import mmap
+import io
+import pickle
 import pickletools
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-_INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
-_REALS = ("float16", "float32", "float64", "complex64", "complex128")
-_SHORT = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-_DTYPES = {
-    **{name: np.dtype(name) for name in ("bool", *_INTEGERS, *_REALS)},
-    **{name: np.dtype(getattr(ml_dtypes, name)) for name in _SHORT},
-}
-_STORAGE_KINDS = {
-    **{"Bool": "bool", "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64"},
-    **{"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64"},
-    **{"ComplexFloat": "complex64", "ComplexDouble": "complex128", "Untyped": "uint8"},
-}
-_STORAGE_TYPES = {
-    f"{module}.{kind}Storage": _DTYPES[dtype]
-    for module in ("torch", "torch.cuda", "torch.storage")
-    for kind, dtype in _STORAGE_KINDS.items()
-}
-_DICTS = frozenset({"collections.OrderedDict", "collections.defaultdict", "builtins.dict"})
-_REBUILD = frozenset(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
-# Each takes a tensor as its first argument and only wraps it.
-_WRAP = frozenset(
-    {
-        "torch._utils._rebuild_parameter",
-        "torch._utils._rebuild_parameter_with_state",
-        "torch.nn.parameter.Parameter",
-    }
-)
-_REBUILD_WITH_ATTRIBUTES = "torch._tensor._rebuild_from_type_v2"
-# Settings and counters that checkpoints hold besides tensors.
-_BUILTINS = ("bool", "bytearray", "complex", "float", "frozenset", "int", "list", "set", "str", "tuple")
-_PATHS = ("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
-_WITHOUT_CONTENT = frozenset(
-    [
-        "_codecs.encode",
-        "argparse.Namespace",
-        "collections.Counter",
-        "collections.deque",
-        "numpy.dtype",
-        "numpy.ndarray",
-        "torch.Size",
-        "torch.Tensor",
-        "torch.device",
-        "torch.serialization._get_layout",
-        *(f"numpy.{package}.multiarray.{name}" for package in ("core", "_core") for name in ("scalar", "_reconstruct")),
-        *(f"builtins.{name}" for name in _BUILTINS),
-        *(f"pathlib.{name}" for name in _PATHS),
-        *(f"torch.{name}" for name in _DTYPES),
-    ]
-)
-ADMITTED = frozenset({*_STORAGE_TYPES, *_DICTS, *_REBUILD, *_WRAP, _REBUILD_WITH_ATTRIBUTES, *_WITHOUT_CONTENT})
+_MOST = 8 << 20  # bytes of a pickle; that of a ViT-g with optimizer state has less than 1 MB
+_MOST_ITEMS = 1 << 20  # of a tuple with all tuples in it; hashing it takes a step for each
+_MOST_DEPTH = 100  # of tuples in tuples; hashing is recursive
+_PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
+_TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 
-_NUMBER_CODES = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT")
-_TEXT_CODES = ("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
-_BYTES_CODES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
-_LITERALS = frozenset({*_NUMBER_CODES, *_TEXT_CODES, *_BYTES_CODES})
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_CONTAINERS = {"EMPTY_LIST": list, "EMPTY_SET": list, "EMPTY_DICT": dict}
+_SHORT = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+_DTYPES = {name: np.dtype(name) for name in ("bool", "float16", "float32", "float64", "complex64", "complex128")}
+_DTYPES |= {f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_DTYPES |= {name: np.dtype(getattr(ml_dtypes, name)) for name in _SHORT}
+_STORAGES = {"Bool": "bool", "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64"}
+_STORAGES |= {"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64", "Untyped": "uint8"}
+_STORAGES |= {"ComplexFloat": "complex64", "ComplexDouble": "complex128"}
+# Settings and counters that checkpoints hold besides tensors; they are read as empty objects.
+_WITHOUT_CONTENT = re.compile(
+    r"_codecs\.encode|argparse\.Namespace|collections\.(Counter|deque)|numpy\.(dtype|ndarray)"
+    r"|numpy\.(core|_core)\.multiarray\.(scalar|_reconstruct)|pathlib\.(Pure)?(Posix|Windows)?Path"
+    r"|builtins\.(bool|bytearray|complex|float|frozenset|int|list|set|str|tuple)"
+    r"|torch\.(Size|Tensor|device|serialization\._get_layout)"
+)
 
 
 class Unreadable(Exception):
@@ -84,8 +47,16 @@ class Damaged(Unreadable):
         super().__init__("its pickled part is damaged or cut off")
 
 
-@dataclass(frozen=True)
-class Storage:
+# ------------------------------------------------------------------------------------------------ values of a pickle
+class _StandIn:
+    """A value whose attributes a pickle cannot set, as its state is dropped; classes return other values if called."""
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True, eq=False)
+class Storage(_StandIn):
     """A range of `nbytes` bytes in the file, of which a tensor may use `count` elements starting at element `start`."""
 
     key: str
@@ -95,191 +66,162 @@ class Storage:
     count: int
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor as the pickle describes it; `offset`, `shape` and `strides` are unchecked and of any type."""
+@dataclass(frozen=True, eq=False)
+class Tensor(_StandIn):
+    """A tensor as the pickle describes it; all fields but `dtype` are unchecked and of any type."""
 
-    storage: Storage
+    storage: Any
     dtype: np.dtype
     offset: Any
     shape: Any
     strides: Any
 
 
-@dataclass(frozen=True)
-class _Name:
-    """A name from ADMITTED, in place of the object that torch would import."""
+@dataclass(frozen=True, eq=False)
+class _Kind(_StandIn):
+    """A type of numbers, or of storages of them."""
 
-    full: str
-
-
-class _Empty:
-    """An admitted object without tensors; anything put into it is dropped."""
+    dtype: np.dtype
 
 
-# Hashing any other key, such as deeply nested tuples, could be made to take arbitrarily long.
-_KEYS = frozenset({str, bytes, int, float, bool, type(None), _Name, _Empty})
+class _Rebuilt(_StandIn):
+    def __new__(cls, storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) -> Any:
+        dtype = more[2].dtype if len(more) > 2 else storage.dtype  # _rebuild_tensor_v3 has a type of its own
+        return Tensor(storage, dtype, offset, shape, strides)
 
 
-class TensorUnpickler:
-    """Reader of pickles of numbers, strings, lists, dicts and Tensors; `storages` has every storage they refer to."""
-
-    def __init__(self):
-        self.storages: dict[str, Storage] = {}
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
-
-    def load(self, source: bytes | mmap.mmap) -> Any:
-        """Return the content of the next pickle in the source; a mapped file is left at the byte after it.
-
-        Raises Unreadable for a name or an instruction that is not admitted, and Damaged for a broken pickle.
-        """
-        self._stack, self._marks, self._memo = [], [], {}
-        try:
-            for opcode, argument, _ in pickletools.genops(source):
-                if opcode.name == "STOP":
-                    return self._stack.pop()
-                self._run(opcode.name, argument)
-        except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-            raise Damaged from error
-        raise Damaged
-
-    def _run(self, instruction: str, argument: Any) -> None:
-        stack = self._stack
-        if instruction in _LITERALS:
-            stack.append(argument)
-            return
-        if instruction in _CONSTANTS:
-            stack.append(_CONSTANTS[instruction])
-            return
-        match instruction:
-            case "BINPUT" | "LONG_BINPUT" | "PUT":
-                self._memo[argument] = stack[-1]
-            case "MEMOIZE":
-                self._memo[len(self._memo)] = stack[-1]
-            case "BINGET" | "LONG_BINGET" | "GET":
-                stack.append(self._memo[argument])
-            case "MARK":
-                self._marks.append(len(stack))
-            case "EMPTY_LIST" | "EMPTY_SET" | "EMPTY_DICT":
-                stack.append(_CONTAINERS[instruction]())
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(self._pop_from(len(stack) - int(instruction[-1]))))
-            case "TUPLE":
-                stack.append(tuple(self._pop_from(self._marks.pop())))
-            case "LIST" | "FROZENSET":
-                stack.append(self._pop_from(self._marks.pop()))
-            case "APPEND" | "APPENDS" | "ADDITEMS":
-                items = self._pop_from(len(stack) - 1 if instruction == "APPEND" else self._marks.pop())
-                _extend(stack[-1], items)
-            case "SETITEM" | "SETITEMS":
-                items = self._pop_from(len(stack) - 2 if instruction == "SETITEM" else self._marks.pop())
-                _update(stack[-1], zip(items[::2], items[1::2], strict=True))
-            case "GLOBAL":
-                module, _, name = argument.partition(" ")
-                stack.append(_admit(module, name))
-            case "STACK_GLOBAL":
-                stack.append(_admit(*self._pop_from(len(stack) - 2)))
-            case "REDUCE" | "NEWOBJ":
-                stack.append(_make(*self._pop_from(len(stack) - 2)))
-            case "BUILD":
-                owner, _ = self._pop_from(len(stack) - 2)
-                if type(owner) not in (dict, Tensor, _Empty):
-                    raise Damaged
-                stack.append(owner)  # ignoring the state: a dict's metadata, a parameter's hooks, settings
-            case "BINPERSID":
-                stack.append(self._storage(stack.pop()))
-            case "PROTO" | "FRAME":
-                pass
-            case _:
-                about = f"{instruction} {argument!r}" if isinstance(argument, str | int) else instruction
-                raise Unreadable(f"its pickle has the instruction {about[:100]}, which no file of tensors needs")
-
-    def _pop_from(self, start: int) -> list[Any]:
-        if not 0 <= start <= len(self._stack):
-            raise Damaged
-        items = self._stack[start:]
-        del self._stack[start:]
-        return items
-
-    def _storage(self, identity: Any) -> Storage:
-        if type(identity) is not tuple or len(identity) not in (5, 6) or identity[0] != "storage":
-            raise Unreadable("its pickle refers to something outside it that is not a storage")
-        _, kind, key, _, size, *view = identity
-        if type(kind) is not _Name or type(key) is not str or type(size) is not int or not 0 <= size < 2**62:
-            raise Damaged
-        start, count = 0, size
-        if view and view[0] is not None:
-            _, start, count = view[0]
-            if type(start) is not int or type(count) is not int or not 0 <= start <= start + count <= size:
-                raise Damaged
-        dtype = _STORAGE_TYPES[kind.full]
-        storage = Storage(key, dtype, size * dtype.itemsize, start, count)
-        if self.storages.setdefault(key, storage).nbytes != storage.nbytes:
-            raise Unreadable(f"its storage {key[:100]!r} is given two sizes")
-        return storage
+class _RebuiltWithAttributes(_StandIn):
+    def __new__(cls, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+        return _Rebuilt(*arguments)
 
 
-def _admit(module: Any, name: Any) -> _Name:
-    if type(module) is not str or type(name) is not str:
-        raise Damaged
-    full = f"{'builtins' if module == '__builtin__' else module}.{name}"
-    if full not in ADMITTED:
+class _Wrapped(_StandIn):
+    def __new__(cls, tensor: Any, *more: Any) -> Any:
+        return tensor
+
+
+class _Dict(_StandIn, dict):
+    def __init__(self, items: Any = (), *more: Any):
+        super().__init__(items if type(items) is list else ())
+        if type(items) is list:  # of an OrderedDict of Python 2; cleared here, it cannot be copied again and again
+            items.clear()
+
+
+class _Empty(_StandIn):
+    """An object without tensors; anything put into it is dropped."""
+
+    def __init__(self, *given: Any):
+        pass
+
+    def append(self, item: Any) -> None:
+        """Drop an item."""
+
+    extend = add = append
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+_NAMES: dict[str, Any] = {
+    **dict.fromkeys(("collections.OrderedDict", "collections.defaultdict", "builtins.dict"), _Dict),
+    **{f"torch._utils._rebuild_tensor{version}": _Rebuilt for version in ("", "_v2", "_v3")},
+    **{f"torch._utils._rebuild_parameter{state}": _Wrapped for state in ("", "_with_state")},
+    "torch.nn.parameter.Parameter": _Wrapped,
+    "torch._tensor._rebuild_from_type_v2": _RebuiltWithAttributes,
+    **{f"torch.{name}": _Kind(dtype) for name, dtype in _DTYPES.items()},
+    **{
+        f"{module}.{kind}Storage": _Kind(_DTYPES[dtype])
+        for module in ("torch", "torch.cuda", "torch.storage")
+        for kind, dtype in _STORAGES.items()
+    },
+}
+
+
+# --------------------------------------------------------------------------------------------------------- unpickler
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, storages: dict[str, Storage]):
+        super().__init__(io.BytesIO(content), encoding="latin-1")  # texts of Python 2
+        self._storages = storages
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{'builtins' if module == '__builtin__' else module}.{name}"
+        if full in _NAMES:
+            return _NAMES[full]
+        if _WITHOUT_CONTENT.fullmatch(full):
+            return _Empty
         shown = full if full.isprintable() and " " not in full else repr(full)
         raise Unreadable(
             f"it refers to {shown[:200]}, which is neither a tensor nor a plain container and is not loaded: "
             "save only the state_dict(), or use a file that has nothing else"
         )
-    return _Name(full)
+
+    def persistent_load(self, identity: Any) -> Storage:
+        _, kind, key, _, size, *view = identity
+        start, count = view[0][1:] if view and view[0] is not None else (0, size)
+        numbers = all(type(number) is int for number in (size, start, count))
+        if type(kind) is not _Kind or type(key) is not str or not numbers or not 0 <= start <= start + count <= size:
+            raise Damaged
+        storage = Storage(key, kind.dtype, size * kind.dtype.itemsize, start, count)
+        if self._storages.setdefault(key, storage).nbytes != storage.nbytes:
+            raise Unreadable(f"its storage {key[:100]!r} is given two sizes")
+        return storage
 
 
-def _make(function: Any, arguments: Any) -> Any:
-    """Return a stand-in for the object that torch makes by calling an admitted name."""
-    if type(function) is not _Name or type(arguments) is not tuple:
-        raise Damaged
-    name = function.full
-    if name == _REBUILD_WITH_ATTRIBUTES:
-        function, _, arguments, _ = arguments
-        if type(function) is not _Name or function.full not in _REBUILD or type(arguments) is not tuple:
+def load(data: Any, storages: dict[str, Storage]) -> Any:
+    """Return the content of the next pickle of a file object, which is left at the byte after it.
+
+    Args:
+      data: a mapped file or io.BytesIO.
+      storages: gets every storage that the pickle refers to, by key.
+
+    Raises:
+      Unreadable: the pickle is broken, or has a name that is not in the whitelist.
+    """
+    start = data.tell()
+    try:
+        _check(data)
+        end = data.tell()
+        data.seek(start)
+        return _Unpickler(data.read(end - start), storages).load()
+    except Unreadable:
+        raise
+    except Exception as error:  # whatever broken instructions lead to
+        raise Damaged from error
+
+
+def _check(data: Any) -> None:
+    """Read a pickle to its end without making its values; Unreadable if making them could take much memory or time.
+
+    A small pickle can ask for a memo of 2**32 entries, and for the hash of a tuple that holds one tuple in 2**n ways.
+    So an index of the memo is at most the length of the pickle, and a tuple with all tuples in it has a limited size.
+    """
+    start, marks, memo = data.tell(), [0], {}
+    stack: list[tuple[int, int]] = []  # of each value, the number of items and the depth of its tuples
+    for opcode, argument, place in pickletools.genops(data):
+        name, before = opcode.name, opcode.stack_before
+        if name.startswith("EXT"):  # the unpickler looks it up in a cache of the process, and not with find_class
+            raise Unreadable(f"its pickle has the instruction {name} {argument}, which no file of tensors needs")
+        if place - start > _MOST or (name in _PUTS and argument > place - start):
             raise Damaged
-        name = function.full
-    if name in _REBUILD:
-        storage, offset, shape, strides = arguments[:4]
-        if type(storage) is not Storage:
-            raise Damaged
-        dtype = storage.dtype
-        if name.endswith("_v3"):
-            if type(arguments[6]) is not _Name:
+        if name == "MARK":
+            marks.append(len(stack))
+        elif name in _PUTS or name == "MEMOIZE":
+            memo[len(memo) if argument is None else argument] = stack[-1]
+        elif name in _GETS:
+            stack.append(memo[argument])
+        elif name == "DUP":
+            stack.append(stack[-1])
+        else:
+            marked = pickletools.markobject in before
+            first = marks.pop() - before.index(pickletools.markobject) if marked else len(stack) - len(before)
+            if first < marks[-1]:
                 raise Damaged
-            dtype = _DTYPES[arguments[6].full.removeprefix("torch.")]
-        return Tensor(storage, dtype, offset, shape, strides)
-    if name in _WRAP:
-        if type(arguments[0]) is not Tensor:
-            raise Damaged
-        return arguments[0]
-    if name in _DICTS:
-        made: dict[Any, Any] = {}
-        # Python 2 passes an OrderedDict's items as a list; cleared here, it cannot be copied again and again.
-        if arguments and type(arguments[0]) is list:
-            _update(made, arguments[0])
-            arguments[0].clear()
-        return made
-    return _Empty()
+            made = _tuple_of(stack[first:]) if name in _TUPLES else (1, 0)
+            stack[first:] = [made] * len(opcode.stack_after)
 
 
-def _extend(target: Any, items: list[Any]) -> None:
-    if type(target) not in (list, _Empty):
+def _tuple_of(items: list[tuple[int, int]]) -> tuple[int, int]:
+    size, depth = 1 + sum(size for size, _ in items), 1 + max((depth for _, depth in items), default=0)
+    if size > _MOST_ITEMS or depth > _MOST_DEPTH:
         raise Damaged
-    if type(target) is list:
-        target.extend(items)
-
-
-def _update(target: Any, items: Iterable[Any]) -> None:
-    if type(target) not in (dict, _Empty):
-        raise Damaged
-    for key, value in items:
-        if not all(type(part) in _KEYS for part in (key if type(key) is tuple else (key,))):
-            raise Damaged
-        if type(target) is dict:
-            target[key] = value
+    return size, depth

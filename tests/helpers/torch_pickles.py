@@ -8,7 +8,7 @@ import numpy as np
 
 from helpers.paths import PARITY
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.pretrained.torch_file import read_torch_file
+from mlmoe_jax.pretrained.load import read_tensors
 
 FILES = PARITY / "torch_files"
 LAYOUTS = ("zip", "legacy")
@@ -84,6 +84,6 @@ WRITE = {"zip": write_zip, "legacy": write_legacy}
 def outcome(path: Path) -> dict[str, np.ndarray] | str:
     """Return the tensors of a file, or the reason why it is refused; any other exception is raised."""
     try:
-        return read_torch_file(path)
+        return read_tensors(path)
     except UserError as error:
         return str(error).removeprefix(f"cannot read weights from {path}: ")

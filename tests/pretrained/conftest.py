@@ -9,7 +9,7 @@ from helpers.torch_pickles import LAYOUTS, WRITE
 from huggingface_hub import constants
 
 from mlmoe_jax.pretrained import download, web
-from mlmoe_jax.pretrained.torch_file import read_torch_file
+from mlmoe_jax.pretrained.load import read_tensors
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def why(refusal, tmp_path):
     """A function that returns the reason why a file is refused."""
 
     def call(path: Path) -> str:
-        sentence = refusal(read_torch_file, path)
+        sentence = refusal(read_tensors, path)
         assert sentence.startswith(f"cannot read weights from {path}: ")
         return sentence.removeprefix(f"cannot read weights from {path}: ")
 
@@ -64,7 +64,7 @@ def why(refusal, tmp_path):
 @pytest.fixture(params=LAYOUTS)
 def read(request, tmp_path):
     """A function that reads a handmade pickle, in each layout."""
-    return lambda pickled, **more: read_torch_file(WRITE[request.param](tmp_path / "w.pth", pickled, **more))
+    return lambda pickled, **more: read_tensors(WRITE[request.param](tmp_path / "w.pth", pickled, **more))
 
 
 @pytest.fixture(params=LAYOUTS)

@@ -271,15 +271,15 @@ def test_an_unknown_layout_is_refused(refusal, vit, tmp_path):
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
 def test_files_that_cannot_be_read_are_one_sentence(refusal, source, tmp_path, suffix):
     path = tmp_path / f"weights{suffix}"
-    assert refusal(read_tensors, path) == f"there is no weights file {path}"
+    assert refusal(read_tensors, path) == f"cannot read {path}: No such file or directory"
     write(path, timm_layout(source))
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b"", b"\x80 no weights at all"):
         path.write_bytes(damaged)
-        assert refusal(read_tensors, path).startswith((f"cannot read weights from {path}: ", f"{path} is damaged: "))
+        assert refusal(read_tensors, path).startswith(f"{path} is damaged: ")
     path.unlink()
     path.mkdir()
-    assert refusal(read_tensors, path) == f"cannot read weights from {path}: Is a directory"
+    assert refusal(read_tensors, path) == f"cannot read {path}: Is a directory"
 
 
 def test_flipped_bits_in_an_npz_are_detected(refusal, source, tmp_path):
@@ -293,7 +293,7 @@ def test_flipped_bits_in_an_npz_are_detected(refusal, source, tmp_path):
 def test_unsupported_types_are_one_sentence(refusal, tmp_path):
     tensors = {"a": np.ones(2, jnp.bfloat16), "b": np.ones(2, jnp.float8_e4m3fn)}
     path = write(tmp_path / "weights.safetensors", tensors)
-    assert refusal(read_tensors, path) == f"cannot read weights from {path}: numbers of type F8_E4M3 are not supported"
+    assert refusal(read_tensors, path) == f"{path} is damaged: numbers of type F8_E4M3 are not supported"
 
 
 @pytest.mark.parametrize("name", ["weights.h5", "weights", "weights.safetensors.part"])

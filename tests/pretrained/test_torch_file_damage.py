@@ -26,7 +26,7 @@ from helpers.torch_pickles import (
     write_zip,
 )
 
-from mlmoe_jax.pretrained.torch_file import read_torch_file
+from mlmoe_jax.pretrained.load import read_tensors
 
 
 # -------------------------------------------------------------------------------------------------------- damaged files
@@ -36,7 +36,7 @@ def test_a_file_cut_off_anywhere_is_refused(refusal, tmp_path, layout):
     path = tmp_path / "cut.pth"
     for length in {*range(0, 200, 7), *range(200, len(content), 97), len(content) - 1}:
         path.write_bytes(content[:length])
-        refusal(read_torch_file, path)
+        refusal(read_tensors, path)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -66,12 +66,9 @@ def test_damage_in_a_zip_is_detected_by_its_checksum(why, tmp_path):
     path = write_zip(tmp_path / "w.pth", table(w=tensor()))
     content = path.read_bytes()
     path.write_bytes(content.replace(FOUR.tobytes(), FOUR[::-1].tobytes()))
-    assert why(path) == (
-        "its record 'archive/data/0' does not have the checksum that the archive gives for it: "
-        "the file is damaged, or was saved with checksums turned off"
-    )
+    assert why(path) == "its record 'archive/data/0' is damaged, or was saved with checksums turned off"
     path.write_bytes(content.replace(b"PK\3\4", b"PK\3\5"))
-    assert why(path) == "it is a zip archive that is cut off or damaged"
+    assert why(path).startswith("its record 'archive/data.pkl' is damaged, or compressed")
 
 
 def test_a_zip_that_torch_did_not_write_is_refused(why, tmp_path):
@@ -81,7 +78,7 @@ def test_a_zip_that_torch_did_not_write_is_refused(why, tmp_path):
     write_zip(path, pickled, zeros, zipfile.ZIP_DEFLATED)
     assert why(path).startswith("its records claim to hold 10000")
     write_zip(path, table(w=tensor()), {"0": FOUR.tobytes(), "1": os.urandom(4000)}, zipfile.ZIP_DEFLATED)
-    assert why(path) == "its record 'archive/data.pkl' is compressed or encrypted, which torch.save never does"
+    assert "compressed or encrypted, which torch.save never does" in why(path)
 
 
 def test_records_that_overlap_are_refused(why, tmp_path):
@@ -98,87 +95,57 @@ def test_records_that_overlap_are_refused(why, tmp_path):
 
 def test_a_zip_must_have_one_pickle_and_each_storage(why, tmp_path):
     path = tmp_path / "w.pth"
-    assert list(read_torch_file(write_zip(path, table(w=tensor()), root="any name"))) == ["w"]
+    assert list(read_tensors(write_zip(path, table(w=tensor()), root="any name"))) == ["w"]
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("other/data.pkl", b"")
     assert why(path) == "it is a zip archive without the data.pkl of torch.save"
-    write_zip(path, table(w=tensor()), {"1": b""})
-    assert why(path) == "it has no record of its storage '0'"
-    write_zip(path, table(w=tensor()), {"0": FOUR.tobytes()[:-1]})
-    assert why(path) == "its storage '0' has 15 bytes, but its tensors need 16"
+    for contents in ({"1": b""}, {"0": FOUR.tobytes()[:-1]}):
+        write_zip(path, table(w=tensor()), contents)
+        assert why(path) == "its storage '0' is not there with the 16 bytes that its tensors need"
     write_zip(path, table(w=tensor()), constants_pkl=b"")
     assert "TorchScript" in why(path)
     write_zip(path, table(w=tensor(storage("../../data.pkl"))))
-    assert why(path) == "it has no record of its storage '../../data.pkl'"
+    assert "its storage '../../data.pkl' is not there" in why(path)
 
 
 def test_big_endian_files_are_refused(why, tmp_path):
-    expected = "it was written on a big-endian machine: save it again on a little-endian one"
-    assert why(write_zip(tmp_path / "w.pth", table(w=tensor()), byteorder=b"big")) == expected
+    assert "big-endian" in why(write_zip(tmp_path / "w.pth", table(w=tensor()), byteorder=b"big"))
     system = SYSTEM | {"little_endian": False}
-    assert why(write_legacy(tmp_path / "w.pth", table(w=tensor()), head=(MAGIC, PROTOCOL, system))) == expected
+    assert "big-endian" in why(write_legacy(tmp_path / "w.pth", table(w=tensor()), head=(MAGIC, PROTOCOL, system)))
 
 
-def test_a_legacy_file_must_have_each_storage(why, tmp_path):
+def test_a_legacy_file_must_have_each_storage(refusal, why, tmp_path):
     path, pickled = tmp_path / "w.pth", table(w=tensor())
-    assert why(write_legacy(path, pickled, {})) == "it has no record of its storage '0'"
-    assert why(write_legacy(path, pickled, {"0": (3, FOUR.tobytes())})) == (
-        "its storage '0' has 12 bytes, but its tensors need 16"
-    )
-    size = len(write_legacy(path, pickled).read_bytes())
-    assert why(write_legacy(path, pickled, {"0": (4, FOUR.tobytes()[:-3])})) == (
-        f"it is cut off: storage '0' ends at byte {size} and the file at {size - 3}"
-    )
-    damaged = "its pickled part is damaged or cut off"
-    assert why(write_legacy(path, pickled, keys=["0", "1"])) == damaged
-    assert why(write_legacy(path, pickled, keys=[["0"]])) == damaged
-    assert why(write_legacy(path, pickled, keys="0")) == damaged
-    for head in ((MAGIC, 1002, SYSTEM), (MAGIC, PROTOCOL, [])):
-        assert why(write_legacy(path, pickled, head=head)) == ("it has an unknown version of PyTorch's legacy layout")
+    assert why(write_legacy(path, pickled, {})) == "its storage '0' is not there"
+    for content in ((3, FOUR.tobytes()), (4, FOUR.tobytes()[:-3])):
+        assert why(write_legacy(path, pickled, {"0": content})) == "it is cut off or damaged at its storage '0'"
+    for keys in (["0", "1"], [["0"]], "x", 3):
+        assert f"{path} is damaged: " in refusal(read_tensors, write_legacy(path, pickled, keys=keys))
+    assert "unknown version of PyTorch's legacy layout" in why(write_legacy(path, pickled, head=(MAGIC, 1002, SYSTEM)))
+    assert "is damaged" in refusal(read_tensors, write_legacy(path, pickled, head=(MAGIC, PROTOCOL, [])))
 
 
 # ----------------------------------------------------------------------------------------- tensors beyond their storage
 @pytest.mark.parametrize(
-    ("pickled", "expected"),
+    "pickled",
     [
-        (tensor(shape=(5,)), "its tensor 'w' uses element 4 of a storage with 4"),
-        (tensor(offset=1), "its tensor 'w' uses element 4 of a storage with 4"),
-        (tensor(shape=(2, 2), strides=(3, 1)), "its tensor 'w' uses element 4 of a storage with 4"),
-        (tensor(shape=(), strides=(), offset=4), "its tensor 'w' uses element 4 of a storage with 4"),
-        (
-            tensor(shape=(10**6,), strides=(0,)),
-            "its tensor 'w' needs 4000000 bytes, but the whole file has",
-        ),
-        (tensor(shape=(0, 2**61), strides=(1, 1)), "its tensor 'w' needs 9223372036854775808 bytes, but the whole"),
-        *(
-            (
-                tensor(**wrong),
-                "its tensor 'w' has a size, stride or offset that is negative or far too large",
-            )
-            for wrong in ({"offset": -1}, {"strides": (-1,)}, {"shape": (-4,)}, {"shape": (2**62,)}, {"offset": 2**64})
-        ),
-        (tensor(strides=()), "its tensor 'w' has no proper shape and strides"),
-        (tensor(shape=(1,) * 65, strides=(1,) * 65), "its tensor 'w' has no proper shape and strides"),
-        (
-            named("torch._utils._rebuild_tensor") + row(storage(), number(0), text("4"), text("1")) + b"R",
-            "its tensor 'w' has no proper shape and strides",
-        ),
-        (
-            named("torch._utils._rebuild_tensor") + row(storage(), number(0), row(text("4")), numbers(1)) + b"R",
-            "its tensor 'w' has a size, stride or offset that is negative or far too large",
-        ),
+        *(tensor(shape=(5,)), tensor(offset=1), tensor(shape=(2, 2), strides=(3, 1))),
+        tensor(shape=(), strides=(), offset=4),
+        *(tensor(shape=(10**6,), strides=(0,)), tensor(shape=(0, 2**61), strides=(1, 1))),
+        *(tensor(**wrong) for wrong in ({"offset": -1}, {"strides": (-1,)}, {"shape": (-4,)}, {"shape": (2**62,)})),
+        *(tensor(offset=2**64), tensor(strides=()), tensor(storage(view=row(text("v"), number(2), number(2))))),
+        named("torch._utils._rebuild_tensor") + row(storage(), number(0), text("4"), text("1")) + b"R",
+        named("torch._utils._rebuild_tensor") + row(storage(), number(0), row(text("4")), numbers(1)) + b"R",
     ],
 )
-def test_a_tensor_stays_inside_its_storage(reason, pickled, expected):
-    assert reason(table(w=pickled)).startswith(expected)
+def test_a_tensor_stays_inside_its_storage(reason, pickled):
+    assert reason(table(w=pickled)) == "its tensor 'w' does not fit into its storage and the file"
 
 
 def test_a_view_stays_inside_its_storage(reason):
     for start, count in ((3, 2), (-1, 2), (0, 5), (0, -1)):
         view = row(text("v"), number(start), number(count))
         assert reason(table(w=tensor(storage(view=view)))) == "its pickled part is damaged or cut off"
-    view = row(text("v"), number(2), number(2))
-    assert reason(table(w=tensor(storage(view=view)))) == "its tensor 'w' uses element 3 of a storage with 2"
 
 
 def test_a_storage_has_one_size(reason):

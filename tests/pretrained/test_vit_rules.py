@@ -271,10 +271,11 @@ def test_a_file_of_torch_in_full(tmp_path, wrapping):
 @pytest.mark.parametrize("suffix", load.TORCH_SUFFIXES)
 def test_torch_suffixes_use_the_torch_reader(tmp_path, monkeypatch, suffix):
     wanted, vit = params_of(make_vit(PLAIN, 1)), make_vit(PLAIN, 2)
+    (path := tmp_path / f"weights{suffix}").touch()
     asked = []
-    monkeypatch.setattr(load, "read_torch_file", lambda path: asked.append(path) or moco_linear(wanted))
-    assert load_weights(vit, tmp_path / f"weights{suffix}").source == "timm"
-    assert asked == [tmp_path / f"weights{suffix}"]
+    monkeypatch.setattr(load, "read_torch_file", lambda file: asked.append(file.name) or moco_linear(wanted))
+    assert load_weights(vit, path).source == "timm"
+    assert len(asked) == 1
 
 
 # ------------------------------------------------------------------------------------------- prompt-tuned models
@@ -365,8 +366,7 @@ def test_a_cnn_does_not_fit_a_vit(refusal, tmp_path):
 def test_a_truncated_file_is_one_sentence(refusal, tmp_path, suffix):
     path = write(tmp_path / f"weights{suffix}", timm(params_of(make_vit(PLAIN, 1))))
     path.write_bytes(path.read_bytes()[:-500])
-    reason = f"{path} is damaged: " if suffix == ".npz" else f"cannot read weights from {path}: "
-    assert refused(refusal, make_vit(PLAIN, 2), path).startswith(reason)
+    assert refused(refusal, make_vit(PLAIN, 2), path).startswith(f"{path} is damaged: ")
 
 
 def test_two_tensors_for_one_parameter_are_refused(refusal, tmp_path):

@@ -34,9 +34,9 @@ def refused(monkeypatch, refusal, tmp_path):
 
 
 def test_weights_are_read_before_the_data(refused):
-    assert refused(model__backbone__weights="none.npz") == "there is no weights file none.npz"
+    assert refused(model__backbone__weights="none.npz") == "cannot read none.npz: No such file or directory"
     Path("text.safetensors").write_text("not tensors")
-    assert refused(model__backbone__weights="text.safetensors").startswith("cannot read weights from text.safetensors")
+    assert refused(model__backbone__weights="text.safetensors").startswith("text.safetensors is damaged: ")
     tiny.write_weights(Path("wide.safetensors"), tiny.entry(width=32))
     assert "does not fit the model" in refused(model__backbone__weights="wide.safetensors")
 
