@@ -18,7 +18,7 @@ from mlmoe_jax.apps.tools.preflight.compile_check import Programs, capacity_else
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, device_bytes
 
-SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"), ("augment.where", "host")]
+SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16")]
 
 
 def row(topology: str, spread: str, batch: int, labels: int) -> str:

@@ -66,8 +66,8 @@ TOPOLOGIES = (
     ("v6e:2x2", "v6e:4x4", "v6e:8x8", "v6e:16x16"),
     ("v5p:2x2x1", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x8x8"),
 )
-# Images are augmented on the host; matrix products and frozen weights are in bfloat16, as is usual on TPUs.
-SETTINGS = (("augment.where", "host"), ("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"))
+# Matrix products and frozen weights are in bfloat16, as is usual on TPUs.
+SETTINGS = (("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"))
 
 
 def _ml_vpt(size: str, letter: str, resolution: int, images: int) -> Row:

@@ -277,10 +277,7 @@ def load_batches(
     """
     from mlmoe_jax.data.pipeline import build_loader
 
-    augment = None
-    if training:
-        augment = config.augment.copy_and_resolve_references()
-        augment.where = "host"
+    augment = config.augment if training else None
     options = {"augment": augment, "seed": config.seed, "first_step": first_step}
     return build_loader(config.data, split, batch_size=batch_size, **options)
 

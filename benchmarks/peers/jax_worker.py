@@ -61,14 +61,13 @@ def device_peak() -> int | None:
 
 # ------------------------------------------------------------------------------------------------------- the model
 def config_of(case: dict[str, Any]) -> ConfigDict:
-    """Return the config of a case: the published one with the sizes of the case, images augmented on the host."""
+    """Return the config of a case: the published one with the sizes of the case."""
     reference = CONFIGS[case["method"]]
     reference += f":dataset=coco2014,resolution={case['resolution']},backbone={case['backbone']}"
     overrides = {
         "model.backbone.weights": "none",
         "model.dtype": case["dtype"],
         "model.frozen_dtype": case["dtype"],
-        "augment.where": "host",
         "train.batch_size": case["batch"],
         "eval.batch_size": case["batch"],
         "model.prompts.num_groups": case["groups"],

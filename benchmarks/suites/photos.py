@@ -49,5 +49,5 @@ def labeled_folder(settings: Settings, most: int) -> Iterator[Path]:
 def small_training(folder: Path) -> tuple[str, dict[str, str]]:
     """Return a config, and keys of it, of a tiny training on a folder, of a backbone with random weights."""
     keys = {"train.batch_size": "4", "eval.batch_size": "4", "train.epochs": "2", "train.log_every": "1"}
-    keys |= {"model.backbone.weights": "none", "augment.where": "host"}
+    keys["model.backbone.weights"] = "none"
     return f"own_csv:root={folder},backbone=vit_digits,resolution=32", keys

@@ -39,9 +39,25 @@ RENAMED = {
 }
 # How a run that stored none of these keys drew its held-out images.
 # Keys of earlier versions that are constants now: key -> the value that stayed. A stored config may still have them.
-CONSTANT: dict[str, Any] = {}
+CONSTANT: dict[str, Any] = {
+    "augment.crop_ratio": (0.75, 1.3333333333333333),
+    "augment.where": "host",
+}
 # Sections whose keys do not change a trained model, so that a stored value other than the constant is only reported.
-_HARMLESS = ("data", "eval", "metrics", "report", "serve", "mesh", "compile", "pack", "prune", "checkpoint", "log")
+_HARMLESS = (
+    "data",
+    "augment",
+    "eval",
+    "metrics",
+    "report",
+    "serve",
+    "mesh",
+    "compile",
+    "pack",
+    "prune",
+    "checkpoint",
+    "log",
+)
 EARLIER_SPLIT = {"data.split_rule": "random", "data.split_seed": -1}
 
 
@@ -196,6 +212,8 @@ def from_json(text: str, source: str = "the stored config") -> ConfigDict:
         stored = _without_constants(flatten(json.loads(text)), source)
     if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
         stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # once the exponent of focal too
+    if stored.get("data.cache") == "ram":
+        stored["data.cache"] = "disk"  # the cache of images that is left
     if stored.get("data.val_fraction"):
         known = {name for old in stored for name in RENAMED.get(old, (old,))}
         stored |= {name: value for name, value in EARLIER_SPLIT.items() if name not in known}

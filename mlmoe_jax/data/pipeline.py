@@ -17,10 +17,10 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.batch import targets
-from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.data.image_reader import ImageReader
+from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.readers import FOR_FEATURES, Readers, choose
 from mlmoe_jax.data.split import UNKNOWN, Split
-from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
 from mlmoe_jax.runtime import distributed
 
 Batch = dict[str, np.ndarray]
@@ -33,16 +33,12 @@ class _Examples(grain.transforms.MapWithIndex):
     """
 
     def __init__(self, split: Split, data_config, augment, seed: int, labels: bool, process: tuple[int, int]):
-        training = augment is not None
         self.split, self.seed, self.labels, self.process = split, seed, labels, process
         self.skip, self.difficult = data_config.bad_images == "skip", data_config.difficult_train
         image = {"image": np.zeros((data_config.image_size, data_config.image_size, 3), np.uint8)}
         self.no_input = image if split.features is None else split.features.blank()
         self.no_labels = np.full(len(split.classes), UNKNOWN, np.int8)
-        self.transform = make_host_transform(data_config, augment, training=training)
-        reduced = data_config.reduced_decoding
-        least = smallest_useful_side(data_config, augment, training=training) if reduced else 0
-        self.decoding = Decoding.of(data_config, least)
+        self.reader = ImageReader.of(data_config, augment)
 
     def map_with_index(self, index: int, element: np.ndarray) -> Batch:
         share, count = self.process
@@ -67,10 +63,10 @@ class _Examples(grain.transforms.MapWithIndex):
             if (found := self.split.features[row]) is None and not self.skip:
                 raise BadImage(f"{self.split.ids[row]} could not be read as an image when its features were computed")
             return found
-        if self.split.cached is not None and (image := self.split.cached[row]) is not None:
-            return {"image": self.transform.varied(image, random)}
+        if self.split.cached is not None and (stored := self.split.cached[row]) is not None:
+            return {"image": self.reader.varied(stored["image"], random)}
         try:
-            return {"image": self.transform(self.split.images.open(row, self.decoding), random)}
+            return {"image": self.reader(self.split.images, row, random)}
         except BadImage:
             if not self.skip:
                 raise
@@ -141,7 +137,7 @@ def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: 
         return Readers(1, 0)
     if split.cached is not None:
         asked = asked[0], 0
-    key = (split.classes, split.cached is None, str(examples.transform), examples.decoding)
+    key = (split.classes, split.cached is None, str(examples.reader))
     return choose(examples.timed, len(split), key, share * 3 * data_config.image_size**2, *asked)
 
 

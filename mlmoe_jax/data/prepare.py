@@ -4,9 +4,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-
-from mlmoe_jax.data.augment import augment
 
 Batch = dict[str, jax.Array]
 
@@ -25,16 +22,9 @@ class Preprocess:
         return (scaled - jnp.asarray(self.mean)) / jnp.asarray(self.std)
 
 
-def prepare(
-    batch: Batch, preprocess: Preprocess, augmentation=None, key: jax.Array | None = None, mesh: Mesh | None = None
-) -> jax.Array:
-    """Return the network's input f32[B,H,W,3] from `batch["image"]` u8[B,H,W,3]; with a key, augment it first.
-
-    mesh: the one over which the batch is sharded, if it is.
+def prepare(batch: Batch, preprocess: Preprocess) -> jax.Array:
+    """Return the network's input f32[B,H,W,3] from `batch["image"]` u8[B,H,W,3].
 
     Training, evaluation and prediction all use this function, so that their inputs cannot differ.
     """
-    image = batch["image"]
-    if key is not None:
-        image = augment(image.astype(jnp.float32), key, augmentation, mesh)
-    return preprocess(image)
+    return preprocess(batch["image"])

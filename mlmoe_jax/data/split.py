@@ -39,14 +39,6 @@ def few_positives(labels: np.ndarray) -> str:
     return f"a median of {median:g} {'positive' if median == 1 else 'positives'} per label{without}"
 
 
-class CachedImages:
-    """The images of a split as they are before augmentation, by row; see `data.image_cache`."""
-
-    def __getitem__(self, row: int) -> np.ndarray | None:
-        """Return image `row`, u8[S,S,3]; None if it could not be read."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
 class Split:
     """One split of a data set with N images and K labels.
@@ -54,7 +46,8 @@ class Split:
     `labels` is i8[N,K] with the values NEGATIVE, POSITIVE, UNKNOWN and DIFFICULT above; the pipeline, not the source,
     decides how UNKNOWN and DIFFICULT are treated in training. `ids` names each image (a path or a generated name); `id`
     in a batch is the row in this table. `missing` has the images that were left out because they have no file. With
-    `features`, by row, batches hold these in place of the images; with `cached`, no image is decoded.
+    `features`, by row, batches hold these in place of the images; with `cached`, the tables of `data.image_cache`, no
+    image is decoded.
     """
 
     name: str
@@ -64,7 +57,7 @@ class Split:
     images: Images
     missing: Split | None = None
     features: FeatureTable | None = None
-    cached: CachedImages | None = None
+    cached: FeatureTable | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

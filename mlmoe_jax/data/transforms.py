@@ -5,15 +5,10 @@ image is determined by that generator alone.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
 
 import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
-
-from mlmoe_jax.data import randaugment
-from mlmoe_jax.data.randaugment import Policy
 
 # ITU-R 601-2, the weights with which Pillow converts RGB to gray.
 LUMA = (0.299, 0.587, 0.114)
@@ -134,8 +129,7 @@ def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarra
 
 
 # ---------------------------------------------------------------------------------------- pixels; the size is the same
-# The same definitions as on the device (mlmoe_jax.data.augment), with results rounded to integer levels; for the hue,
-# Pillow rounds the coordinates of HSV too, as in torchvision.
+# Results are rounded to integer levels; for the hue, Pillow rounds the coordinates of HSV too, as in torchvision.
 def flip(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Mirror u8[h,w,3] left to right with probability 1/2."""
     return image[:, ::-1] if random.random() < 0.5 else image
@@ -180,7 +174,7 @@ def cutout(image: np.ndarray, random: np.random.Generator, fraction: float) -> n
     unclipped square is one pixel larger than its nominal side, as in the authors' code of ASL and ML-VPT.
     """
     height, width = image.shape[:2]
-    half = cutout_reach(fraction, height)
+    half = int(fraction * height + 0.5) // 2
     row, column = random.integers((height, width))
     rows = slice(max(0, row - half), row + half + 1)
     columns = slice(max(0, column - half), column + half + 1)
@@ -189,137 +183,8 @@ def cutout(image: np.ndarray, random: np.random.Generator, fraction: float) -> n
     return covered
 
 
-def cutout_reach(fraction: float, height: int) -> int:
-    """Return the distance in pixels from the center of a cutout of nominal side `fraction`·`height` to its edges."""
-    return int(fraction * height + 0.5) // 2
-
-
 def _between(origin: np.ndarray | float, image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
     """Return origin + factor·(image − origin) rounded to u8, with one random factor in 1 ± `strength`."""
     factor = np.float32(random.uniform(1 - strength, 1 + strength))
     origin = np.asarray(origin, np.float32)
     return np.rint(np.clip(origin + factor * (image - origin), 0, 255)).astype(np.uint8)
-
-
-# ------------------------------------------------------------------------------------------------------ all transforms
-@dataclass(frozen=True)
-class Geometry:
-    """Convert an image of any size to S × S pixels; the fields are keys of `config.data` and `config.augment`.
-
-    fit: square | crop | random_resized_crop | multi_scale_crop.
-    """
-
-    image_size: int
-    fit: str
-    crop_fraction: float
-    crop_scale: tuple[float, float] = (1.0, 1.0)
-    crop_ratio: tuple[float, float] = (1.0, 1.0)
-    margin: int = 0
-
-    def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None) -> np.ndarray:
-        """Return u8[S,S,3] from u8[h,w,3] or an RGB image of Pillow."""
-        return self.varied(self.fixed(image), random)
-
-    @property
-    def fixed_side(self) -> int:
-        """The side in pixels of the images that `fixed` returns; 0 if that is the image itself, at its own size."""
-        if self.fit in ("square", "crop"):
-            return self.image_size
-        return self.image_size + self.margin if self.fit == "multi_scale_crop" and self.margin else 0
-
-    def fixed(self, image: np.ndarray | Image.Image) -> np.ndarray:
-        """Return the result of the first part, which is the same whenever an image is read."""
-        if self.fit == "crop":
-            return resize_and_crop(np.asarray(image), self.short_side, self.image_size)
-        return resize_square(image, self.fixed_side) if self.fixed_side else np.asarray(image)
-
-    def varied(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
-        """Return the image u8[S,S,3] for a result of `fixed`; random crops differ each time."""
-        if self.fit == "random_resized_crop":
-            return random_resized_crop(image, random, self.image_size, self.crop_scale, self.crop_ratio)
-        return multi_scale_crop(image, random, self.image_size) if self.fit == "multi_scale_crop" else image
-
-    @property
-    def short_side(self) -> int:
-        """The short side in pixels before the center crop."""
-        return round(self.image_size / self.crop_fraction)
-
-
-@dataclass(frozen=True)
-class PixelTransforms:
-    """Transforms that keep the size, with strengths from `config.augment`; policy: of RandAugment, or None."""
-
-    flip: bool = False
-    shift: float = 0.0
-    contrast: float = 0.0
-    brightness: float = 0.0
-    saturation: float = 0.0
-    hue: float = 0.0
-    jitter_order: str = "fixed"
-    cutout: float = 0.0
-    policy: Policy | None = None
-
-    def __call__(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
-        """Return the transformed image u8[h,w,3] for u8[h,w,3]."""
-        if self.flip:
-            image = flip(image, random)
-        for transform, strength in ((shift, self.shift), *self._jitter(random), (cutout, self.cutout)):
-            if strength:
-                image = transform(image, random, strength)
-        return randaugment.apply(image, random, self.policy) if self.policy else image
-
-    def _jitter(self, random: np.random.Generator) -> list[tuple[Callable[..., np.ndarray], float]]:
-        """Return the transforms of the color jitter and their strengths, in the order for one image."""
-        strengths = (self.contrast, self.brightness, self.saturation, self.hue)
-        jitter = list(zip((contrast, brightness, saturation, hue), strengths, strict=True))
-        if self.jitter_order == "fixed":
-            return jitter
-        return [jitter[place] for place in random.permutation(len(jitter))]
-
-
-@dataclass(frozen=True)
-class HostTransform:
-    """Convert a decoded image to the image in the batch; can be pickled for worker processes."""
-
-    geometry: Geometry
-    pixels: PixelTransforms = PixelTransforms()
-
-    def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
-        """Return u8[S,S,3] from u8[h,w,3] or an RGB image of Pillow; evaluation needs no generator."""
-        return self.varied(self.geometry.fixed(image), random)
-
-    def varied(self, image: np.ndarray, random: np.random.Generator | None = None) -> np.ndarray:
-        """Return u8[S,S,3] for an image that `geometry.fixed` returned."""
-        return np.ascontiguousarray(self.pixels(self.geometry.varied(image, random), random))
-
-
-def make_host_transform(data_config: ConfigDict, augment: ConfigDict | None, *, training: bool) -> HostTransform:
-    """Build the transforms on the host from `config.data` and `config.augment`; in evaluation only `data.resize`.
-
-    With `augment.where = device`, the host only applies the geometry, and `prepare.prepare` does the rest. `augment` is
-    only read in training. Raises UserError for an unknown RandAugment policy.
-    """
-    size, fraction = data_config.image_size, data_config.crop_fraction
-    if not training:
-        return HostTransform(Geometry(size, data_config.resize, fraction))
-    if augment.geometry == "none":
-        geometry = Geometry(size, data_config.resize, fraction)
-    else:
-        scale, ratio = tuple(augment.crop_scale), tuple(augment.crop_ratio)
-        geometry = Geometry(size, augment.geometry, fraction, scale, ratio, augment.margin)
-    if augment.where == "device":
-        return HostTransform(geometry)
-    names = [field.name for field in fields(PixelTransforms) if field.name in augment]
-    strengths = {name: augment[name] for name in names}
-    return HostTransform(geometry, PixelTransforms(**strengths, policy=randaugment.make_policy(augment)))
-
-
-def smallest_useful_side(data_config: ConfigDict, augment: ConfigDict | None, *, training: bool) -> int:
-    """Return the smallest short side in pixels to which an image can be decoded so that the resize never enlarges it.
-
-    0 means that the full size is needed, since a crop of random size is taken from the decoded image.
-    """
-    geometry = make_host_transform(data_config, augment, training=training).geometry
-    if geometry.fit == "multi_scale_crop" and geometry.margin:
-        return geometry.image_size + geometry.margin
-    return {"square": geometry.image_size, "crop": geometry.short_side}.get(geometry.fit, 0)

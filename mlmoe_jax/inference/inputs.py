@@ -31,9 +31,9 @@ from etils import epath
 from ml_collections import ConfigDict
 from PIL import Image
 
+from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import EXIF_ORIENTATION, STRICT, BadImage, Decoding, Images, open_image
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
-from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.demo import demo_images, is_demo
 from mlmoe_jax.runtime.files import MOST_LIST, read_bytes, read_stream
@@ -173,10 +173,10 @@ def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> 
     given = GivenImages(cast("Sequence[ImageLike]", [images] if is_one_image(images) else images))
     if not len(given):
         raise UserError("read_images got no images; give at least one")
-    transform = make_host_transform(config.data, None, training=False)
-    least = smallest_useful_side(config.data, None, training=False) if config.data.reduced_decoding else 0
-    decoding = Decoding(least, config.data.truncated)
-    return np.stack([transform(given.open(row, decoding), None) for row in range(len(given))])
+    data_config = config.data.copy_and_resolve_references()
+    data_config.exif = "apply"
+    reader = ImageReader.of(data_config)
+    return np.stack([reader(given, row) for row in range(len(given))])
 
 
 class GivenImages(Images):

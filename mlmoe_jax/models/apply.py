@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
-from ml_collections import ConfigDict
 
 from mlmoe_jax.data.prepare import Batch, Preprocess, prepare
 from mlmoe_jax.models import partition
@@ -32,7 +31,6 @@ def apply(
     mesh: Mesh | None,
     label_axes: LabelAxes | None = None,
     *,
-    augmentation: ConfigDict | None = None,
     key: jax.Array | None = None,
     return_attention: bool = False,
 ) -> tuple[Prediction, Params]:
@@ -43,20 +41,18 @@ def apply(
 
     values: all values of the model, placed on `mesh` with `label_axes`; without a mesh, nothing is sharded. batch: as
     in `data.batch`; if it has features, the backbone is not applied. Evaluation needs no labels. key: None for
-    evaluation. With a key the model is in training mode: images are augmented according to `augmentation`, heads that
-    learn from the labels read `batch["label"]`, and all random numbers are drawn from the key. return_attention:
-    include attention maps in the prediction.
+    evaluation. With a key the model is in training mode: heads that learn from the labels read `batch["label"]`, and
+    all random numbers are drawn from the key. return_attention: include attention maps in the prediction.
     """
     model = definition.merge(unpadded(values, label_axes))
     options: dict[str, Any] = {"return_attention": True} if return_attention else {}
-    augment_key = None
     if key is not None:
-        augment_key, model_key = jax.random.split(key)
+        _, model_key = jax.random.split(key)  # the first half is unused, so that earlier runs resume bit for bit
         model.train()  # merged modules are in evaluation mode
         options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
     with partition.over(mesh):
         if "image" in batch:
-            prediction = model(prepare(batch, preprocess, augmentation, augment_key, mesh), **options)
+            prediction = model(prepare(batch, preprocess), **options)
         else:
             prediction = model.classify(Features.of_arrays(batch), **options)
     return prediction, definition.stats_of(model)

@@ -39,7 +39,7 @@ FREE_KEYS = (
     "serve.",
 )
 # Keys that may differ too, so that a long run does not break at a bad image or a lack of memory; this is told.
-TOLD_KEYS = ("augment.where", "data.bad_images", "data.exif", "data.truncated", "model.remat", "train.accumulate")
+TOLD_KEYS = ("data.bad_images", "data.exif", "data.truncated", "model.remat", "train.accumulate")
 
 RUNS = "runs"  # the folder of runs without --workdir, below the working directory
 _NAMED = ("init_from", "prune.")  # free, but another value makes another run

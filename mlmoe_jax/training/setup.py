@@ -255,7 +255,6 @@ def build_steps(
         training_objective(config, train_labels),
         optimizer,
         preprocess,
-        config.augment,
         ema_decay=config.ema.decay,
         seed=config.seed,
         mesh=mesh,

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
-from ml_collections import ConfigDict
 
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models.apply import apply
@@ -69,7 +68,6 @@ def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     preprocess: Preprocess,
-    augmentation: ConfigDict,
     *,
     ema_decay: float,
     seed: int,
@@ -89,9 +87,7 @@ def make_train_step(
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
         def loss_of(trainable: Params):
             values = {**trainable, **frozen, **moving.stats}
-            prediction, stats = apply(
-                definition, values, batch, preprocess, mesh, label_axes, augmentation=augmentation, key=key
-            )
+            prediction, stats = apply(definition, values, batch, preprocess, mesh, label_axes, key=key)
             loss, parts = objective(prediction, batch, whole)
             return loss, ({"loss": loss, **parts}, stats)
 
@@ -116,7 +112,7 @@ def make_train_step(
         return after, metrics
 
     def forward(values: Params, batch: Batch, key: jax.Array) -> Any:
-        return apply(definition, values, batch, preprocess, mesh, label_axes, augmentation=augmentation, key=key)[0]
+        return apply(definition, values, batch, preprocess, mesh, label_axes, key=key)[0]
 
     return TrainStep(step, _finite_values(forward, gradient_of, seed), mesh, label_axes)
 
@@ -137,8 +133,8 @@ def _finite_values(forward: Callable, gradient_of: Differentiate, seed: int) -> 
 def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differentiate:
     """Return `differentiate` for a batch that is split into `parts`, computed one after another.
 
-    The gradients are those of the whole batch, but batch norm sees one part at a time, and dropout and augmentation
-    use other random numbers for each part.
+    The gradients are those of the whole batch, but batch norm sees one part at a time, and dropout uses
+    other random numbers for each part.
     """
 
     def of_batch(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):

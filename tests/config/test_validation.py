@@ -235,7 +235,7 @@ def test_limits_of_the_data_keys(refusal):
     assert mistakes(refusal, data__val_fraction=0.1, data__val_split="", eval__select_on="none") == [
         "data.val_fraction holds out data.val_split, which is empty"
     ]
-    for key in ("augment.crop_scale", "augment.crop_ratio"):
+    for key in ("augment.crop_scale",):
         for pair in ((0.5,), (0.0, 1.0), (1.0, 0.5), ("a", "b")):
             wrong = [f"{key} is {pair!r} and must be two numbers above 0, the smaller one first"]
             assert listed_for(refusal, key, pair) == wrong

@@ -8,6 +8,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, EncodedImages, Images
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
+from mlmoe_jax.data.prepare import Preprocess, prepare
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
 
 SIDE, CLASSES = 4, ("a", "b", "c")
@@ -93,6 +94,15 @@ def test_label_codes_become_labels_and_masks(difficult, label, known):
     (batch,) = take(1, split, data=settings(difficult_train=difficult), batch_size=1)
     np.testing.assert_array_equal(batch["label"], [label])
     np.testing.assert_array_equal(batch["label_mask"], [known])
+
+
+def test_prepare_normalizes_each_channel():
+    image = np.zeros((2, SIDE, SIDE, 3), np.uint8)
+    image[1] = [255, 51, 153]
+    ready = prepare({"image": image}, Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1)))
+    assert (ready.shape, ready.dtype) == ((2, SIDE, SIDE, 3), np.float32)
+    np.testing.assert_allclose(ready[0, 0, 0], [-2, -2, -3], rtol=1e-6)
+    np.testing.assert_allclose(ready[1, 2, 3], [2, -1, 3], rtol=1e-6)
 
 
 def test_an_unknown_treatment_of_difficult_labels_is_refused():
@@ -183,7 +193,7 @@ def test_evaluation_is_in_the_order_of_rows():
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
-HOST = augmentation(where="host", flip=True, shift=0.5, brightness=0.5, cutout=0.5, randaugment="uda")
+HOST = augmentation(flip=True, shift=0.5, brightness=0.5, cutout=0.5, randaugment="uda")
 
 
 class Noise(PlainImages):

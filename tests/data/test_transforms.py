@@ -1,28 +1,26 @@
+import io
 import itertools
 import pickle
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data import augment as on_device
 from mlmoe_jax.data import randaugment, transforms
+from mlmoe_jax.data.image_reader import ImageReader
+from mlmoe_jax.data.images import ArrayImages, EncodedImages
 from mlmoe_jax.data.transforms import (
     brightness,
     contrast,
     cutout,
     flip,
     hue,
-    make_host_transform,
     multi_scale_crop,
     random_resized_crop,
     resize_and_crop,
     saturation,
     shift,
-    smallest_useful_side,
 )
 
 BILINEAR = Image.Resampling.BILINEAR
@@ -243,19 +241,10 @@ def test_the_hue_is_turned_by_whole_levels_as_in_torchvision(place):
         assert np.abs(expected.astype(int) - image).max() <= 8, "HSV in 8 bits"
 
 
-def test_the_hue_on_the_host_differs_from_the_device_by_the_rounding_of_hsv():
-    image, key = drawing(40, 40), jax.random.key(0)
-    share = float(jax.random.uniform(key, (1, 1, 1), minval=-0.5, maxval=0.5)[0, 0, 0])
-    device = np.asarray(on_device.hue(jnp.asarray(image, jnp.float32)[None], key, 0.5))[0]
-    host = hue(image, Scripted(place=share + 0.5), 0.5)
-    assert np.abs(host - device).mean() < 3
-    assert np.abs(host - device).max() < 14
-
-
 def test_random_order_of_the_jitter_is_drawn_per_image():
     names = ("contrast", "brightness", "saturation", "hue")
     changes = dict.fromkeys(names, 0.4)
-    transform = make_host_transform(*settings(where="host", jitter_order="random", **changes), training=True)
+    read = reader(augmented=True, jitter_order="random", **changes)
     image, orders = drawing(48, 48), set()
     for seed in range(60):
         random = np.random.default_rng(seed)
@@ -263,7 +252,7 @@ def test_random_order_of_the_jitter_is_drawn_per_image():
         expected = image
         for place in order:
             expected = getattr(transforms, names[place])(expected, random, 0.4)
-        np.testing.assert_array_equal(transform(image, np.random.default_rng(seed)), expected)
+        np.testing.assert_array_equal(read(image, np.random.default_rng(seed)), expected)
         orders.add(order)
     assert len(orders) > 18, "of 24"
 
@@ -284,7 +273,7 @@ def test_a_cutout_equals_the_rectangle_of_the_authors(side, fraction):
     assert {row for row, _ in centers} == {column for _, column in centers} == set(range(side))
 
 
-# ------------------------------------------------------------------------------------------------------ all transforms
+# --------------------------------------------------------------------------------------------------------- image reader
 def settings(**changes):
     """Return (data, augment) of the default config with `changes` to keys of either section."""
     config = default_config()
@@ -294,6 +283,13 @@ def settings(**changes):
         section = augment if name in augment else data
         section[name] = value
     return data, augment
+
+
+def reader(*, augmented: bool, **changes):
+    """Return a function of an image and a generator, which reads the image."""
+    data, augment = settings(**changes)
+    one = ImageReader.of(data, augment if augmented else None)
+    return lambda image, random=None: one(ArrayImages(image[None]), 0, random)
 
 
 JITTER = {"contrast": 0.4, "brightness": 0.4, "saturation": 0.4, "hue": 0.2}
@@ -309,42 +305,39 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("case", CASES)
-def test_transformed_images_are_square_and_determined_by_the_generator(case, where):
-    data, augment = settings(where=where, **CASES[case])
-    transform = make_host_transform(data, augment, training=True)
-    copy = pickle.loads(pickle.dumps(transform))
-    assert copy == transform
+def test_images_are_square_and_determined_by_the_generator(case):
+    one = ImageReader.of(*settings(**CASES[case]))
+    copy = pickle.loads(pickle.dumps(one))
+    assert copy == one
     for height, width in SIZES:
-        image = drawing(height, width)
+        images = ArrayImages(drawing(height, width)[None])
         kinds = set()
         for seed in range(6):
-            changed = transform(image, np.random.default_rng(seed))
+            changed = one(images, 0, np.random.default_rng(seed))
             assert changed.shape == (48, 48, 3)
             assert changed.dtype == np.uint8
             assert changed.flags.c_contiguous
-            np.testing.assert_array_equal(copy(image, np.random.default_rng(seed)), changed)
+            np.testing.assert_array_equal(copy(images, 0, np.random.default_rng(seed)), changed)
+            stored = one.fixed(images, 0)
+            np.testing.assert_array_equal(one.varied(stored, np.random.default_rng(seed)), changed)
             kinds.add(changed.tobytes())
-        random = augment.geometry != "none" or (where == "host" and case not in ("square", "crop"))
-        assert (len(kinds) > 1) == random
+        assert (len(kinds) > 1) == (case not in ("square", "crop"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_evaluation_resizes_only(case):
-    data, augment = settings(where="host", **CASES[case])
-    transform = make_host_transform(data, None, training=False)
-    assert transform == make_host_transform(data, augment, training=False)
+    read = reader(augmented=False, **CASES[case])
     for height, width in SIZES:
         image = drawing(height, width)
         cropped = resize_and_crop(image, round(48 / 0.875), 48)
-        expected = resized(image, 48, 48) if data.resize == "square" else cropped
-        np.testing.assert_array_equal(transform(image, None), expected)
+        expected = cropped if case == "crop" else resized(image, 48, 48)
+        np.testing.assert_array_equal(read(image), expected)
 
 
 def test_transforms_are_applied_in_order():
-    changes = {"geometry": "multi_scale_crop", "margin": 16, "where": "host", "randaugment": "uda", **PIXELS}
-    transform = make_host_transform(*settings(**changes), training=True)
+    changes = {"geometry": "multi_scale_crop", "margin": 16, "randaugment": "uda", **PIXELS}
+    read = reader(augmented=True, **changes)
     image = drawing(90, 140)
     for seed in range(5):
         random = np.random.default_rng(seed)
@@ -354,15 +347,21 @@ def test_transforms_are_applied_in_order():
         expected = hue(saturation(expected, random, 0.4), random, 0.2)
         expected = cutout(expected, random, 0.5)
         expected = randaugment.apply(np.ascontiguousarray(expected), random, randaugment.UDA)
-        np.testing.assert_array_equal(transform(image, np.random.default_rng(seed)), expected)
+        np.testing.assert_array_equal(read(image, np.random.default_rng(seed)), expected)
+
+
+def test_a_random_crop_has_the_ratios_of_the_inception_crop():
+    image = drawing(90, 140)
+    expected = random_resized_crop(image, np.random.default_rng(3), 48, (0.2, 0.9), (3 / 4, 4 / 3))
+    read = reader(augmented=True, geometry="random_resized_crop", crop_scale=(0.2, 0.9))
+    np.testing.assert_array_equal(read(image, np.random.default_rng(3)), expected)
 
 
 def test_real_images_are_transformed(shared_data):
     files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").iterdir())[::100]
-    transform = make_host_transform(*settings(where="host", **CASES["everything"]), training=True)
+    read = reader(augmented=True, **CASES["everything"])
     for seed, file in enumerate(files):
-        image = np.array(Image.open(file).convert("RGB"))
-        changed = transform(image, np.random.default_rng(seed))
+        changed = read(np.array(Image.open(file).convert("RGB")), np.random.default_rng(seed))
         assert changed.shape == (48, 48, 3)
         assert np.ptp(changed) > 20
 
@@ -378,12 +377,15 @@ def test_real_images_are_transformed(shared_data):
         ({"geometry": "multi_scale_crop"}, True, 0),
         ({"geometry": "multi_scale_crop", "margin": 16}, True, 64),
         ({"margin": 16}, True, 48),
-        ({"where": "host", "randaugment": "uda", **PIXELS}, True, 48),
+        ({"randaugment": "uda", **PIXELS}, True, 48),
     ],
 )
-def test_the_smallest_useful_side_is_never_enlarged(changes, training, side, monkeypatch):
+def test_reduced_decoding_never_makes_the_resize_enlarge(changes, training, side, monkeypatch):
     data, augment = settings(**changes)
-    assert smallest_useful_side(data, augment if training else None, training=training) == side
+    assert ImageReader.of(data, augment if training else None).decoding.at_least == 0, "it is off by default"
+    data.reduced_decoding = True
+    one = ImageReader.of(data, augment if training else None)
+    assert one.decoding.at_least == side
     if not side:
         return
     sizes = []
@@ -395,21 +397,33 @@ def test_the_smallest_useful_side_is_never_enlarged(changes, training, side, mon
 
     def enlarges(height: int, width: int) -> bool:
         sizes.clear()
-        transform(drawing(height, width), np.random.default_rng(0))
+        one(ArrayImages(drawing(height, width)[None]), 0, np.random.default_rng(0))
         before, after = sizes[0]
         return after[0] > before[0] or after[1] > before[1]
 
     monkeypatch.setattr(transforms, "_resize", watched)
-    transform = make_host_transform(data, augment, training=training)
     assert not any(enlarges(*size) for size in ((side, side), (side, 3 * side), (2 * side, side)))
     assert enlarges(side - 1, 2 * side), "a smaller side would be enlarged"
 
 
 @pytest.mark.parametrize("fit", ["square", "crop"])
 @pytest.mark.parametrize("size", [24, 48])
-def test_an_image_of_pillow_and_its_array_give_the_same_result(fit, size):
+def test_a_file_its_bytes_and_its_array_give_the_same_result(fit, size):
+    class File(EncodedImages):
+        def __len__(self) -> int:
+            return 1
+
+        def name(self, row: int) -> str:
+            return "file"
+
+        def encoded(self, row: int) -> bytes:
+            return content
+
     array = np.random.default_rng(3).integers(0, 256, (48, 48, 3), np.uint8)
-    data = default_config().data
-    data.update({"image_size": size, "resize": fit})
-    transform = make_host_transform(data, None, training=False)
-    np.testing.assert_array_equal(transform(Image.fromarray(array)), transform(array))
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "PNG")
+    content = buffer.getvalue()
+    one = ImageReader.of(settings(image_size=size, resize=fit)[0])
+    expected = one(ArrayImages(array[None]), 0)
+    np.testing.assert_array_equal(one(File(), 0), expected)
+    np.testing.assert_array_equal(one.encoded(content), expected)

@@ -216,7 +216,6 @@ def test_statistics_are_updated_by_the_forward_pass_and_by_no_optimizer():
         make_objective(config.loss),
         optimizer,
         preprocess,
-        config.augment,
         ema_decay=0.75,
         seed=0,
         mesh=mesh,

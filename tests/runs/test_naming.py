@@ -79,7 +79,7 @@ def test_only_sections_are_free_with_all_their_keys():
     assert not is_free("data.cache_features"), "float16 rounds"
     assert is_free("prune.epochs")
     assert not is_free("optim.learning_rate")
-    assert run_name(DINO, [("data.cache", "ram")]) == "mlvpt_dinov2"
+    assert run_name(DINO, [("data.cache", "disk")]) == "mlvpt_dinov2"
     assert run_name(DINO, [("data.cache_features", "float16")]) == "mlvpt_dinov2,data.cache_features=float16"
 
 

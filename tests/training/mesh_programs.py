@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -19,7 +18,6 @@ from mlmoe_jax.apps.tools.preflight import hlo
 from mlmoe_jax.apps.tools.preflight.compile_check import Programs
 from mlmoe_jax.apps.tools.prune import measure_importance
 from mlmoe_jax.config import default_config, load_config
-from mlmoe_jax.data.augment import augment
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources import digits
@@ -47,7 +45,7 @@ def config_of(reference: str):
     config.model.head.decoder.update({"heads": 2, "hidden": 16, "dropout": 0.0})
     config.model.head.routing.update({"expert_hidden": 8, "gate_hidden": 8})
     config.optim.name, config.optim.schedule, config.optim.learning_rate = "sgd", "constant", 1.0
-    config.optim.weight_decay, config.loss.scale, config.augment.where, config.ema.decay = 0.0, 1.0, "host", 0.9
+    config.optim.weight_decay, config.loss.scale, config.ema.decay = 0.0, 1.0, 0.9
     return config
 
 
@@ -288,27 +286,6 @@ def importance_gaps(meshes: list) -> dict:
         other, padded = importance(mesh_of(sizes))
         gaps = [np.abs(reference[name] - other[name]).max() / np.abs(reference[name]).max() for name in reference]
         found[str(tuple(sizes))] = {"gap": float(max(gaps)), "padded": padded}
-    return found
-
-
-def augmentation(meshes: list) -> dict:
-    """Return per mesh whether images are augmented as without one, whether that changed them, and the traffic."""
-    settings = default_config().augment
-    settings.where, settings.shift, settings.randaugment = "device", 0.2, "uda"
-    images = np.random.default_rng(0).integers(0, 256, (BATCH, 12, 10, 3)).astype(np.float32)
-    key, found = jax.random.key(0), {}
-    expected = jax.jit(lambda image: augment(image, key, settings))(images)
-    for sizes in meshes:
-        mesh = mesh_of(sizes)
-        sharding = NamedSharding(mesh, PartitionSpec(AXES))
-        program = jax.jit(partial(augment, settings=settings, mesh=mesh), in_shardings=(sharding, None))
-        compiled = program.lower(images, key).compile()
-        augmented = compiled(jax.device_put(images, sharding), key)
-        found[str(tuple(sizes))] = {
-            "equal": bool((augmented == expected).all()),
-            "changed": bool((augmented != images).any()),
-            "collectives": [one.kind for one in hlo.collectives(compiled.as_text(), mesh.size)],
-        }
     return found
 
 

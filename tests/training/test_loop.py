@@ -205,15 +205,14 @@ def test_the_command_writes_the_samples_that_the_config_requests(whole, config, 
     assert RunFolder(tmp_path / "run").read_json("results.json")["test"]["mAP"] == results["test"]["mAP"]
 
 
-@pytest.mark.parametrize("cache", ["ram", "disk"])
-def test_a_training_on_cached_images_has_the_same_results(whole, config, tmp_path, monkeypatch, capsys, cache):
+def test_a_training_on_cached_images_has_the_same_results(whole, config, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     cached, queued = copy.deepcopy(config), []
-    cached.data.cache = cache
+    cached.data.cache = "disk"
     monkeypatch.setattr(loop.RunAhead, "add", lambda self, metrics: queued.append(metrics))
     assert train(cached, RunFolder(tmp_path / "run")) == whole[1]
     assert rows(RunFolder(tmp_path / "run"))[-1]["loss"] == rows(whole[0])[-1]["loss"]
-    where = "in memory" if cache == "ram" else f"in {tmp_path / 'cache' / 'images'}"
+    where = f"in {tmp_path / 'cache' / 'images'}"
     assert len(queued) == 6, "the host does not run further ahead of any step"
     printed = capsys.readouterr().err
     assert f"cache of train: 60 images, 0.7 MB {where}" in printed

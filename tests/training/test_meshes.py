@@ -11,7 +11,6 @@ QUICK = {  # not marked as slow, in one process
     "differences": ("mlvpt_digits", [(1, 2, 4)], 2),
     "importance_gaps": ([(1, 1, 8), (2, 1, 4)],),
     "bank_forms": (16, (2, 1, 4)),
-    "augmentation": ([(2, 2, 2)],),
     "label_traffic": ("drmoe_20k:dataset=digits", 960),
 }
 
@@ -54,11 +53,6 @@ def test_the_importance_of_masks_is_that_of_one_device(quick):
     assert {sizes: seen["padded"] for sizes, seen in found.items()} == {"(1, 1, 8)": 6, "(2, 1, 4)": 2}
     for sizes, seen in found.items():
         assert seen["gap"] < 1e-5, sizes
-
-
-def test_each_device_augments_its_own_images(quick):
-    for sizes, found in quick["augmentation"].items():
-        assert found == {"equal": True, "changed": True, "collectives": []}, sizes
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from PIL import Image
 
-from mlmoe_jax.data.images import FORMATS, BadImage, Decoding, open_image
-from mlmoe_jax.data.transforms import make_host_transform, smallest_useful_side
+from mlmoe_jax.data.image_reader import ImageReader
+from mlmoe_jax.data.images import FORMATS, BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import make_explain_step, prompt_places
 from mlmoe_jax.inference.predict import SIZES, Predictor, fitting_size
@@ -47,13 +47,11 @@ class Labeler:
     def __init__(self, predictor: Predictor):
         self.predictor, self._run = predictor, predictor.run
         self.gate_entries = head_of(self._run.config).gate_entries(self._run.config)
-        run, data = self._run, self._run.config.data
+        run = self._run
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
-        self._transform = make_host_transform(data, None, training=False)
-        reduced = smallest_useful_side(data, None, training=False) if data.reduced_decoding else 0
-        self._decoding = Decoding.of(data, reduced)
+        self._reader = ImageReader.of(run.config.data)
         Image.init()
         self._formats = [name for name in FORMATS if name in Image.OPEN]  # Pillow reads AVIF since 11.3
         self._most_pixels = int(run.config.serve.megapixels * 1e6)
@@ -93,7 +91,7 @@ class Labeler:
             raise BadImage(
                 f"cannot read {name} as an image: it has {pixels:,} pixels, and at most {self._most_pixels:,} are read"
             )
-        return self._transform(open_image(content, name=name, decoding=self._decoding), np.random.default_rng(0))
+        return self._reader.encoded(content, name)
 
     def label(self, images: Sequence[np.ndarray], kind: str) -> list[Output]:
         """Apply the model to at most the largest number of images of a kind, u8[H,W,3] each."""

@@ -169,7 +169,6 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
             run.preprocess,
             run.mesh,
             run.label_axes,
-            augmentation=run.config.augment,
             key=key,
         )
         return objective(prediction, batch)[0]

@@ -132,7 +132,6 @@ DATA = section(
         "for multi_scale_crop without augment.margin.",
         of={
             "none": "images are decoded whenever they are needed",
-            "ram": "in the memory of each process",
             "disk": "in the cache folder, also for later runs on the same files and size",
         },
     ),
@@ -152,14 +151,6 @@ DATA = section(
 
 AUGMENT = section(
     "Augmentation of training images, applied in the order of these keys.",
-    where=Choice(
-        "host",
-        "Where images are augmented; geometry and margin always run on the host.",
-        of={
-            "device": "compiled into the training step, which leaves the host's processor to decoding",
-            "host": "in the input pipeline, with Pillow, faster on a CPU",
-        },
-    ),
     geometry=Choice(
         "none",
         "How a training image is cropped and resized.",
@@ -171,10 +162,6 @@ AUGMENT = section(
     ),
     crop_scale=Interval(
         (0.08, 1.0), "For random_resized_crop: the smallest and the largest fraction of the image's area to crop."
-    ),
-    crop_ratio=Interval(
-        (0.75, 1.3333333333333333),
-        "For random_resized_crop: the smallest and the largest ratio of width to height.",
     ),
     margin=Integer(
         0,

@@ -21,8 +21,9 @@ from mlmoe_jax.apps.export import run as export
 from mlmoe_jax.apps.export.onnx import write_onnx
 from mlmoe_jax.apps.export.program import image_shape, largest_difference, program_of
 from mlmoe_jax.apps.export.standalone import Model
+from mlmoe_jax.data.image_reader import ImageReader
+from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.data.transforms import make_host_transform
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.runs.assemble import abstract_parts, assemble, preprocess_for
@@ -152,7 +153,7 @@ def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
     for height, width in ((40, 23), (19, 64), (16, 16), (2, 1700), (1900, 2)):
         pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / "image.png")
-        expected = make_host_transform(config.data, None, training=False)(pixels)
+        expected = ImageReader.of(config.data)(ArrayImages(pixels[None]), 0)
         np.testing.assert_array_equal(model.read(tmp_path / "image.png"), expected, err_msg=f"{height} × {width}")
 
 

@@ -154,7 +154,6 @@ def searched(config, drawn_parts):
     """A run with learned masks and random values, as if trained; its dropout shows whether it is in training mode."""
     config = copy.deepcopy(config)
     config.model.prompts.pruning, config.model.prompts.dropout = "learned", 0.2
-    config.augment.where, config.augment.brightness = "device", 0.3
     config.loss.kind = "bce"  # the asymmetric loss detaches a factor, so its gradient is not a derivative
     space, mesh = replace(synthetic_label_space(10, 1), names=tuple("0123456789")), make_mesh(config.mesh)
     parts = drawn_parts(config, space)
@@ -172,15 +171,14 @@ def losses_of(run):
 
     @jax.jit
     def loss(values, batch, key):
-        how = {"augmentation": config.augment, "key": key}
-        prediction, _ = apply(run.definition, {**values, **run.frozen}, batch, run.preprocess, run.mesh, **how)
+        prediction, _ = apply(run.definition, {**values, **run.frozen}, batch, run.preprocess, run.mesh, key=key)
         return objective(prediction, batch)[0]
 
     return lambda values: np.mean([loss(values, batch, jax.random.key(n)) for n, batch in enumerate(batches)])
 
 
 def test_importance_is_the_mean_gradient_of_the_training_loss(searched):
-    """Compared with finite differences of the loss over the same batches, with the same dropout and augmentation.
+    """Compared with finite differences of the loss over the same batches, with the same dropout.
 
     The importance of a whole prompt follows from `test_the_importance_of_a_prompt_is_that_of_its_segments`; it is too
     small for differences in float32.

@@ -63,7 +63,6 @@ def _tiny_config(patch=None):
     tiny.use_vit(patch, depth=1, patch=32, mlp_ratio=64.0)  # nearly all parameters are frozen
     config = load_config("mlvpt_digits", [])
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
-    config.augment.where = "host"
     config.optim.name, config.optim.schedule = "sgd", "constant"  # compiles faster than AdamW
     config.train.batch_size, config.eval.batch_size = BATCH, BATCH // DEVICES
     return config
