@@ -179,7 +179,8 @@ def _prediction(case: dict[str, Any]) -> protocol.Program:
 
     config = config_of(case | {"batch": 1})
     space, mesh = synthetic_label_space(case["labels"], config.model.prompts.num_groups), setup_jax(config)
-    parts, axes = parts_of(config, space), label_axes_for(config, case["labels"], mesh)
+    parts = parts_of(config, space)
+    axes = label_axes_for(parts.definition, case["labels"], mesh)
     values, frozen = place(({**parts.trainable, **parts.stats}, parts.frozen), mesh, axes)
     definition = evaluated_definition(config, parts, space)
     run = Run(config, space, preprocess_for(config), definition, values, frozen, mesh, axes, {"step": 0})

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
@@ -133,23 +133,3 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     return Classifier(
         backbone, prompts, head, final_norm=reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
     )
-
-
-def label_axes_of_head(config: ConfigDict, labels: int) -> dict[str, int]:
-    """Return the axis of size K = `labels` of each parameter of a head that is sharded by label, path -> axis.
-
-    These are the parameters in the `label_rows` of the head, except those that have no axis of labels under this
-    config. {} if the head is not sharded by label.
-    """
-    width, space = backbone_shape(config).width, synthetic_label_space(labels, config.model.prompts.num_groups)
-    make = head_of(config).from_config
-    head = nnx.eval_shape(lambda: make(config, width, space, dtype=None, rngs=nnx.Rngs(0)))
-    if not head.by_label:
-        return {}
-    found = {}
-    for place, value in nnx.to_flat_state(nnx.state(head, nnx.Param)):
-        path = "/".join(("head", *map(str, place)))
-        rows = head.rows_of(path)
-        if rows is not None and value.shape[rows.axes[0]] == labels:
-            found[path] = rows.axes[0]
-    return found

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import math
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
@@ -193,24 +192,12 @@ class BackboneShape(abc.ABC):
 
 
 # ---------------------------------------------------------------------------------------------------------------- heads
-@dataclass(frozen=True)
-class LabelRows:
-    """Parameters with one entry per label along each of `axes`, in the order of the labels, then `further` entries.
-
-    pattern: a regular expression searched for in parameter paths (`head/classifier/kernel`). A parameter that matches
-    but has another size along the axis has no entries per label, such as a single row shared by all labels.
-    """
-
-    pattern: str
-    axes: tuple[int, ...] = (0,)
-    further: int = 0
-
-
 class Head(nnx.Module):
     """The base class of all heads: a head maps features to the logits of K labels.
 
     A subclass overrides the attributes and methods whose defaults do not fit. No other module depends on the kind of a
-    head. Its parameter paths begin with `head/`.
+    head. Its parameter paths begin with `head/`. Parameters with an entry per label name their axes, see
+    `partition.axes`.
     """
 
     # ---- of the module; some heads set these per instance
@@ -221,12 +208,6 @@ class Head(nnx.Module):
     `partition.gathered` once on the inputs of its labels. If False, because labels interact, it is replicated."""
 
     # ---- of the class
-    label_rows: tuple[LabelRows, ...] = ()
-    """The parameters with an entry per label. They are transferred by label name, and sharded by label."""
-    group_rows: str | None = None
-    """A pattern of the parameters that depend on the label groups; they fit only groups of the same structure."""
-    vector_rows: str | None = None
-    """A pattern of the parameters learned on the word vectors of the labels; they fit only the same word vectors."""
     needs_group_prompts: bool = False
     """Whether the head reads the prompts of label groups, which only model.prompts.kind=group provides."""
     uses_groups: bool = False
@@ -297,13 +278,3 @@ class Head(nnx.Module):
     def warnings(cls, config: ConfigDict) -> list[str]:
         """Return warnings about settings of a valid config that are probably unintended, one sentence each."""
         return []
-
-    @classmethod
-    def shared_rows(cls, config: ConfigDict) -> str | None:
-        """Return a pattern of the parameters that a config lets all labels share, in spite of `label_rows`."""
-        return None
-
-    @classmethod
-    def rows_of(cls, path: str) -> LabelRows | None:
-        """Return the first of `label_rows` for a parameter path, or None."""
-        return next((rows for rows in cls.label_rows if re.search(rows.pattern, path)), None)

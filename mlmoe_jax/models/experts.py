@@ -22,6 +22,7 @@ from mlmoe_jax.models import partition
 from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.initializers import torch_linear
 from mlmoe_jax.models.losses import _as_float
+from mlmoe_jax.models.partition import LABEL, PROMPT, axes
 
 GATES = ("static", "linear", "mlp")
 
@@ -51,9 +52,15 @@ class BottleneckExpert(nnx.Module):
         return token + self.down(ACTIVATIONS[self.activation](self.up(token)))
 
 
-def make_bank(make_expert: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
-    """Return `count` experts as one module whose parameters have a leading axis of that size."""
-    return jax.vmap(make_expert)(rngs.split(count))
+def make_bank(
+    make_expert: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs, axis: str | None = None
+) -> nnx.Module:
+    """Return `count` experts as one module whose parameters have a leading axis of that size, named `axis`."""
+    bank = jax.vmap(make_expert)(rngs.split(count))
+    if axis is not None:
+        for _, variable in nnx.to_flat_state(nnx.state(bank)):
+            variable.set_metadata(**axes(axis, *[None] * (len(variable.shape) - 1)))
+    return bank
 
 
 def apply_bank(bank: nnx.Module, tokens: jax.Array) -> jax.Array:
@@ -67,14 +74,24 @@ class LabelGates(nnx.Module):
     The logit of expert e for label k is the product of a weight vector w[e,k] with the input token of that expert.
     bias: `used` adds b[e,k] as in the paper; `unused` allocates it without adding it, as in the authors' code (the
     published parameter count includes it).
+    owner: the name of the axis of size `labels`, which is `partition.PROMPT` for a gate per group.
     """
 
-    def __init__(self, width: int, labels: int, per_group: int, *, bias: str = "unused", rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        labels: int,
+        per_group: int,
+        *,
+        bias: str = "unused",
+        owner: str = LABEL,
+        rngs: nnx.Rngs,
+    ):
         if bias not in ("used", "unused"):
             raise ValueError(f"gate bias is 'used' or 'unused', not {bias!r}")
         draw = torch_linear(width)
-        self.kernel = nnx.Param(draw(rngs.params(), (per_group, labels, width)))
-        self.bias = nnx.Param(draw(rngs.params(), (per_group, labels)))
+        self.kernel = nnx.Param(draw(rngs.params(), (per_group, labels, width)), **axes(PROMPT, owner, None))
+        self.bias = nnx.Param(draw(rngs.params(), (per_group, labels)), **axes(PROMPT, owner))
         self.adds_bias = bias == "used"
 
     def scores(self, tokens: jax.Array) -> jax.Array:
@@ -169,7 +186,7 @@ class LabelExperts(nnx.Module):
         self.entries, self.spread = shared + task, spread
         self._macs = labels * self.entries * width * hidden * (1 if kind == "relu_linear" else 2)
         self.shared = make_bank(expert, shared, rngs) if shared else None
-        self.task = make_bank(label_experts, labels, rngs) if task else None
+        self.task = make_bank(label_experts, labels, rngs, LABEL) if task else None
 
     def __call__(self, features: jax.Array) -> tuple[jax.Array, ...]:
         """Apply all experts: f32[B,K,D] -> f32[B,K,S,O] and f32[B,K,T,O], without the part that has no experts."""
@@ -250,9 +267,10 @@ class Gates(nnx.Module):
         layers = {"static": 0, "linear": width * entries, "mlp": width * hidden + hidden * entries}
         self._macs = labels * layers[kind]
         if kind == "static":
-            self.free_logits = nnx.Param(jnp.zeros((labels if self.per_label else 1, entries)))
+            rows, names = (labels, axes(LABEL, None)) if self.per_label else (1, {})
+            self.free_logits = nnx.Param(jnp.zeros((rows, entries)), **names)
         else:
-            self.net = make_bank(gate, labels, rngs) if self.per_label else gate(rngs)
+            self.net = make_bank(gate, labels, rngs, LABEL) if self.per_label else gate(rngs)
 
     def logits(self, features: jax.Array) -> jax.Array:
         """f32[B,K,D] -> f32[B,K,E]; static gates ignore the features and return f32[1,K,E]."""

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models import rules
+from mlmoe_jax.models import partition, rules
 
 Params = dict[str, jax.Array]
 
@@ -42,6 +42,10 @@ class ModelDef:
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shape and the type of every value by its path."""
         return {path: variable.get_value() for path, (_, variable) in self._variables.items()}
+
+    def axes(self) -> dict[str, tuple[str | None, ...]]:
+        """Return the names of the axes of every parameter that has named axes, by its path; see `partition.axes`."""
+        return {path: names for path, (_, v) in self._variables.items() if any(names := partition.axes_of(v))}
 
     def merge(self, *values: Params) -> nnx.Module:
         """Return a new module with `values`, which together contain every path."""

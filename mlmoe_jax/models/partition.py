@@ -1,4 +1,7 @@
-"""Sharding of activations over the device mesh: the seam between activations per image and activations per label.
+"""Sharding by label: the named axes of parameters, and the seam between activations per image and per label.
+
+A parameter with an entry per label names its axes where it is created, with Flax's metadata `out_sharding`, see `axes`.
+Sharding, padding, and transfer to other labels read the names from `ModelDef.axes`.
 
 In the backbone, and in the encoder of a head, the batch is sharded over all axes. At the seam of a head that is sharded
 by label, the inputs of the labels are gathered over the axis `expert`; from there on, labels are sharded over `expert`
@@ -11,14 +14,42 @@ heads whose labels interact, and raises an error if a head that is sharded by la
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+LABEL = "label"
+"""An axis with an entry per label, in the order of the labels, then an equal number of further entries for any K."""
+LABEL_GROUP = "label_group"
+"""An axis whose entries each serve a group of labels, numbered in the order of the labels."""
+PROMPT = "prompt"
+"""An axis over prompts of label groups, or over the groups; it fits only groups of the same structure."""
+WORD_VECTOR = "word_vector"
+"""An axis of features of word vectors; it fits only the same word vectors."""
+
+
+def axes(*names: str | None) -> dict[str, Any]:
+    """Return the metadata of a parameter whose axes have these names; None is an axis without a name.
+
+    Flax must not place the value when it is created (`eager_sharding`): the names are not axes of the mesh.
+    """
+    return {"out_sharding": names, "eager_sharding": False}
+
+
+def axes_of(variable: nnx.Variable) -> tuple[str | None, ...]:
+    """Return the names of the axes of a parameter; () if it has none."""
+    return variable.get_metadata("out_sharding", None) or ()
+
+
+def label_axes(names: Sequence[str | None]) -> tuple[int, ...]:
+    """Return the axes named LABEL."""
+    return tuple(axis for axis, name in enumerate(names) if name == LABEL)
 
 
 @dataclass

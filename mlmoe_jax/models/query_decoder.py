@@ -59,6 +59,7 @@ class QueryDecoder(nnx.Module):
         them to the queries (and to the keys of self-attention) in every layer, as in DETR and Q2L.
     fixed_queries: the queries keep their initial values, because their gradient is stopped. `FIXED_QUERIES` must also
         precede the trainable rules: weight decay needs no gradient.
+    owner: whose the queries are, `partition.LABEL` or `partition.LABEL_GROUP`.
     query_std: standard deviation of the normal initial values of the queries.
     positions: positions of the patches. `once` adds sines to the input of the encoder; `detr` adds them to the queries
         and keys of every encoder layer, and to the keys of the decoder; `learned` is `once` with a learned table of
@@ -89,6 +90,7 @@ class QueryDecoder(nnx.Module):
         self_attention: str = "all",
         query_role: str = "input",
         fixed_queries: bool = False,
+        owner: str = partition.LABEL,
         query_std: float = 1.0,
         positions: str = "once",
         table_side: int = 14,
@@ -113,7 +115,8 @@ class QueryDecoder(nnx.Module):
             if project != "none"
             else None
         )
-        self.queries = nnx.Param(nnx.initializers.normal(query_std)(rngs.params(), (num_queries, width)))
+        queries = nnx.initializers.normal(query_std)(rngs.params(), (num_queries, width))
+        self.queries = nnx.Param(queries, **partition.axes(owner, None))
         if positions == "learned":
             table = nnx.initializers.normal(0.02)(rngs.params(), (1, table_side**2, width))
             self.table = nnx.Param(table)

@@ -29,6 +29,7 @@ from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.heads.query import ML_DECODER, Q2L
 from mlmoe_jax.models.layers.positions import sine_positions
 from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.models.partition import LABEL
 from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognise
 from mlmoe_jax.pretrained.rules.base import INVERSES, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
@@ -36,8 +37,6 @@ from mlmoe_jax.runtime.storage import whole_file
 
 CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
 POSITION_TABLE = "backbone/pos_embed"
-# A parameter whose size is the number of labels, in all layouts that have one.
-_LABEL_BIAS = r"head/(?:(?:co|dc)/)?classifier/bias"
 
 
 def _of_decoder(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +74,8 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
     tokens than the model, or does not fit the model.
     """
     mapped = map_file(path, whole=True)
-    counts = [value.size for target, value in mapped.values.items() if re.fullmatch(_LABEL_BIAS, target)]
+    axes = ModelDef.split(model)[0].axes()
+    counts = [value.size for path, value in mapped.values.items() if axes.get(path) == (LABEL,)]
     if counts and counts[0] != labels:
         raise UserError(
             f"{path} ({mapped.source.name} layout) is a model of {counts[0]} labels, but the data has {labels}; such "

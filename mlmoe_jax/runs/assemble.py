@@ -18,10 +18,11 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
-from mlmoe_jax.models.build import Classifier, backbone_shape, build_model, label_axes_of_head
+from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params, split_trainable
+from mlmoe_jax.models.partition import label_axes
 from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.weights import find_weights
@@ -49,10 +50,12 @@ class Parts:
     unpublished: frozenset[str] = field(metadata={"static": True})
 
 
-def label_axes_for(config: ConfigDict, num_labels: int, mesh: Mesh) -> LabelAxes | None:
-    """Return the axes of a config's parameters that are sharded over the mesh by label; None if there are none."""
-    axes = label_axes_of_head(config, num_labels) if mesh.shape["expert"] > 1 else {}
-    return LabelAxes(num_labels, axes) if axes else None
+def label_axes_for(definition: ModelDef, num_labels: int, mesh: Mesh) -> LabelAxes | None:
+    """Return the axes of a model's parameters that are sharded over the mesh by label; None if there are none."""
+    if mesh.shape["expert"] == 1 or not definition.merge(definition.shapes()).head.by_label:
+        return None
+    axes = {path: places[0] for path, names in definition.axes().items() if (places := label_axes(names))}
+    return LabelAxes(num_labels, axes)
 
 
 def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:

@@ -192,7 +192,7 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
             f"warning: the values are those of checkpoint {restored.step}, because checkpoint {restored.newest} is "
             f"damaged; --checkpoint={restored.step} takes them without this warning and its exit code {OUTDATED}"
         )
-    label_axes = label_axes_for(config, len(label_space.names), mesh)
+    label_axes = label_axes_for(parts.definition, len(label_space.names), mesh)
     return Run(
         config=config,
         label_space=label_space,

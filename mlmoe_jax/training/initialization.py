@@ -22,6 +22,7 @@ from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.models.partition import axes_of, label_axes
 from mlmoe_jax.pretrained.load import map_file
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
 from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, model_builder, require_weights, split_model
@@ -133,8 +134,8 @@ def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
     state = nnx.state(model, nnx.Param)
     moved = {}
     for where, variable in nnx.to_flat_state(state):
-        if rows := model.head.rows_of("/".join(map(str, where))):
-            value = functools.reduce(lambda v, axis: jnp.take(v, order, axis=axis), rows.axes, variable.get_value())
+        if rows := label_axes(axes_of(variable)):
+            value = functools.reduce(lambda v, axis: jnp.take(v, order, axis=axis), rows, variable.get_value())
             moved[where] = variable.replace(value)
     nnx.update(model, nnx.from_flat_state(moved))
 
@@ -171,7 +172,7 @@ def _from_run(config: ConfigDict, label_space: LabelSpace, folder: RunFolder) ->
     base = assemble(config, label_space, load_backbone=bool(published))
     settled = published | {f"prompts/{name}" for name in _set_masks(config)}
     first, known = {**base.trainable, **base.frozen, **base.stats}, {**run.frozen, **restored.selected}
-    match = counterparts(config, label_space, their_config, their_space)
+    match = counterparts(config, label_space, their_config, their_space, base.definition, run.definition)
     ours, theirs = ({path: v for path, v in each.items() if path not in settled} for each in (first, known))
     taken, left = transfer_parameters(ours, theirs, match)
     step, count = restored.notes["step"], len(taken) + len(published)

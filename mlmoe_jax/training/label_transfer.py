@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -12,41 +11,56 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.heads.catalog import head_of
-from mlmoe_jax.models.params import Params
+from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
 from mlmoe_jax.pretrained.official import POSITION_TABLE
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
+
+Axes = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
 class Counterparts:
     """How the parameters of two models correspond.
 
-    names, their_names: the labels of the two models. head: the class of both heads, whose `label_rows` name the axes
-    with a row per label; None = the heads are of different kinds. same_groups: the prompts have the same group
-    structure, or none. same_vectors: the common labels have the same word vectors. shared: patterns of the parameters
-    without a row per label in one of the models, see `Head.shared_rows`.
+    names, their_names: the labels of the two models. axes, their_axes: the names of the axes of their parameters by
+    path, see `ModelDef.axes`. same_head: both heads are of one kind. same_groups: the prompts have the same group
+    structure, or none. same_vectors: the common labels have the same word vectors.
     """
 
     names: tuple[str, ...]
     their_names: tuple[str, ...]
-    head: type[Head] | None
+    axes: Mapping[str, Axes] = field(default_factory=dict)
+    their_axes: Mapping[str, Axes] = field(default_factory=dict)
+    same_head: bool = True
     same_groups: bool = True
     same_vectors: bool = True
-    shared: tuple[str | None, ...] = ()
+
+    def axes_at(self, path: str) -> tuple[Axes, Axes]:
+        """Return the names of the axes of a parameter in the two models."""
+        return self.axes.get(path, ()), self.their_axes.get(path, ())
 
 
 def counterparts(
-    config: ConfigDict, space: LabelSpace, their_config: ConfigDict, their_space: LabelSpace
+    config: ConfigDict,
+    space: LabelSpace,
+    their_config: ConfigDict,
+    their_space: LabelSpace,
+    definition: ModelDef,
+    their_definition: ModelDef,
 ) -> Counterparts:
-    """Return how the models of two configs correspond, given their label spaces."""
+    """Return how two models correspond, given their configs, label spaces and structures."""
     structures = [_group_structure(each.model.prompts) for each in (config, their_config)]
-    head = head_of(config) if config.model.head.kind == their_config.model.head.kind else None
-    same_vectors = _same_vectors(space, their_space)
-    shared = tuple(head.shared_rows(each) for each in (config, their_config)) if head else ()
-    return Counterparts(space.names, their_space.names, head, structures[0] == structures[1], same_vectors, shared)
+    return Counterparts(
+        space.names,
+        their_space.names,
+        definition.axes(),
+        their_definition.axes(),
+        same_head=config.model.head.kind == their_config.model.head.kind,
+        same_groups=structures[0] == structures[1],
+        same_vectors=_same_vectors(space, their_space),
+    )
 
 
 def _same_vectors(space: LabelSpace, their_space: LabelSpace) -> bool:
@@ -72,13 +86,14 @@ def transfer_parameters(ours: Params, theirs: Params, match: Counterparts) -> tu
     """
     taken, left = {}, {}
     for path, value in ours.items():
+        names = sum(match.axes_at(path), ())
         if path not in theirs:
             reason = "missing in the source"
-        elif not match.same_groups and _matches(path, "^prompts/", match.head and match.head.group_rows):
+        elif not match.same_groups and (path.startswith("prompts/") or PROMPT in names):
             reason = "other groups of prompts"
-        elif not match.same_vectors and _matches(path, match.head and match.head.vector_rows):
+        elif not match.same_vectors and WORD_VECTOR in names:
             reason = "other word vectors"
-        elif path.startswith("head/") and match.head is None and match.names != match.their_names:
+        elif path.startswith("head/") and not match.same_head and match.names != match.their_names:
             reason = "labels cannot be matched between these heads"
         else:
             mixed, reason = _transferred(path, value, theirs[path], match)
@@ -91,32 +106,23 @@ def transfer_parameters(ours: Params, theirs: Params, match: Counterparts) -> tu
     return taken, left
 
 
-def _matches(path: str, *patterns: str | None) -> bool:
-    return any(pattern and re.search(pattern, path) for pattern in patterns)
-
-
 def _transferred(path: str, ours: jax.Array, theirs: jax.Array, match: Counterparts) -> tuple[np.ndarray | None, str]:
     """Return the new value of one parameter, or None and the reason why it is not transferred."""
-    rule = None if _matches(path, *match.shared) else match.head and match.head.rows_of(path)
-    theirs = np.asarray(distributed.to_host(theirs))
-    if rule is None or match.names == match.their_names:
+    theirs, names = np.asarray(distributed.to_host(theirs)), match.axes_at(path)
+    by_label = any(name in (LABEL, LABEL_GROUP) for name in sum(names, ()))
+    if not by_label or match.names == match.their_names:
         fits = ours.shape == theirs.shape or path == POSITION_TABLE
         return (theirs, "") if fits else (None, "another shape")
-    sizes = [
-        (values.shape[axis], len(names) + rule.further)
-        for values, names in ((ours, match.names), (theirs, match.their_names))
-        for axis in rule.axes
-    ]
-    if any(size != wanted for size, wanted in sizes):
-        shared = ours.shape == theirs.shape and all(size == 1 for size, _ in sizes)  # by all labels
-        if shared and len(match.names) not in ours.shape:  # otherwise they may be along another axis
-            return theirs, ""
+    axes, their_axes = (label_axes(each) for each in names)
+    if axes != their_axes or LABEL_GROUP in sum(names, ()):
         return None, "without a row per label"
-    if np.delete(ours.shape, rule.axes).tolist() != np.delete(theirs.shape, rule.axes).tolist():
+    further = ours.shape[axes[0]] - len(match.names)
+    fits = further == theirs.shape[axes[0]] - len(match.their_names)
+    if not fits or np.delete(ours.shape, axes).tolist() != np.delete(theirs.shape, axes).tolist():
         return None, "another shape"
-    mine, other = _pairs(match, rule.further)
+    mine, other = _pairs(match, further)
     mixed = np.array(jax.device_get(ours))
-    mixed[_block(mixed.shape, rule.axes, mine)] = theirs[_block(theirs.shape, rule.axes, other)]
+    mixed[_block(mixed.shape, axes, mine)] = theirs[_block(theirs.shape, axes, other)]
     return mixed, ""
 
 

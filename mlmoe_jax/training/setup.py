@@ -247,7 +247,7 @@ def build_steps(
     evaluation, from `evaluated_definition`; None = the one for training.
     """
     num_labels = train_labels.shape[1]
-    label_axes = label_axes_for(config, num_labels, mesh)
+    label_axes = label_axes_for(parts.definition, num_labels, mesh)
     optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
     learning_rate, _ = make_schedules(config.optim, total_steps)
     train_step = make_train_step(

@@ -7,15 +7,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from jax.sharding import AbstractMesh
 
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.build import Classifier, build_model, label_axes_of_head
+from mlmoe_jax.models.build import Classifier, build_model
 from mlmoe_jax.models.contracts import Features, Head, Prediction
 from mlmoe_jax.models.heads.catalog import HEADS, head_of
 from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
+from mlmoe_jax.runs.assemble import label_axes_for
 from mlmoe_jax.runtime.sharding import make_mesh
 
 D, N, B = 12, 4, 2
@@ -65,30 +68,54 @@ def shapes_of(config, labels: int) -> dict[str, tuple[int, ...]]:
     return {f"head/{path}": x.shape for path, x in {**params, **stats}.items()}
 
 
+def axes_of(config, labels: int) -> dict[str, tuple]:
+    definition, _, _ = ModelDef.split(abstract_head(config, labels))
+    return {f"head/{path}": names for path, names in definition.axes().items()}
+
+
 def test_every_kind_of_head_is_tried():
     assert set(HEADS) == {kind for kind, _ in CASES.values()}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_head_declares_every_axis_that_grows_with_the_labels(name):
-    """The declared rows are exactly the axes that grow by one with one more label."""
+def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
+    """The axes named after labels are exactly those that grow by one with one more label."""
     kind, settings = CASES[name]
     config, K = config_of(kind, settings), 17
-    shapes, one_more, grown = shapes_of(config, K), shapes_of(config, K + 1), {}
+    shapes, one_more, named, grown = shapes_of(config, K), shapes_of(config, K + 1), axes_of(config, K), {}
     for path, shape in shapes.items():
+        assert len(named.get(path, shape)) == len(shape), path
         axes = tuple(axis for axis in range(len(shape)) if one_more[path][axis] == shape[axis] + 1)
-        rows = HEADS[kind].rows_of(path)
+        assert label_axes(named.get(path, ())) == axes, path
+        assert {shape[axis] - K for axis in axes} <= {2 if kind == "cnn_rnn" else 0}, path
         if axes:
-            assert rows is not None, path
-            assert rows.axes == axes, path
-            assert {shape[axis] - K for axis in axes} == {rows.further}, path
             grown[path] = axes[0]
-        elif rows is not None:  # its size shows that it has no entries per label
-            assert name in ("gates of groups", "grouped decoding", "one gate and classifier"), path
-            assert all(shape[axis] != K for axis in rows.axes), path
+        assert (axes != ()) == (K in shape) or kind == "cnn_rnn", path
     by_label = kind not in ("ml_gcn", "add_gcn", "cnn_rnn") and name != "grouped decoding"
     assert abstract_head(config, K).by_label == by_label
-    assert label_axes_of_head(config, K) == (grown if by_label else {})
+    definition = ModelDef.split(Classifier(Still(), None, abstract_head(config, K), final_norm=True))[0]
+    mesh = AbstractMesh((1, 1, 2), ("data", "fsdp", "expert"))
+    sharded = label_axes_for(definition, K, mesh)
+    assert (dict(sharded.axis), sharded.num_labels) == (grown, K) if by_label else sharded is None
+    assert label_axes_for(definition, K, AbstractMesh((2, 1, 1), ("data", "fsdp", "expert"))) is None
+
+
+def test_parameters_name_the_axes_that_depend_on_groups_and_word_vectors():
+    named = {name: axes_of(config_of(*CASES[name]), 17) for name in CASES}
+    assert {name for name in CASES if PROMPT in sum(named[name].values(), ())} == {
+        "experts",
+        "gates of groups",
+        "one classifier",
+    }
+    assert named["experts"]["head/bank/up/kernel"] == (PROMPT, None, None)
+    assert named["experts"]["head/co/gate/bias"] == (PROMPT, LABEL)
+    assert named["gates of groups"]["head/dc/gate/kernel"] == (PROMPT, PROMPT, None)
+    assert named["ml_gcn"] == {f"head/gc{i}/kernel": (WORD_VECTOR, None) for i in (1, 2)}
+    assert named["grouped decoding"] == {
+        "head/decoder/queries": (LABEL_GROUP, None),
+        "head/classifier/kernel": (LABEL_GROUP, None, None),
+        "head/classifier/bias": (LABEL,),
+    }
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -131,8 +158,7 @@ def test_heads_declare_their_requirements():
         return {kind for kind in HEADS if getattr(HEADS[kind], attribute)}
 
     assert those("needs_group_prompts") == {"group_experts", "group_linear"}
-    assert those("needs_vectors") == those("vector_rows") == {"ml_gcn"}
-    assert those("group_rows") == {"group_experts"}
+    assert those("needs_vectors") == {"ml_gcn"}
     assert those("unknown_labels") == {"cnn_rnn"}
 
 

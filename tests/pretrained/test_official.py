@@ -211,7 +211,7 @@ def test_another_number_of_labels_is_refused(refusal, tmp_path):
         "so the labels must agree in number and order"
     )
     assert all(np.array_equal(value, before[place]) for place, value in params_of(model).items())
-    path = write(tmp_path / "b.npz", random_tensors("ML-VPT on MAE"))
+    model, path = make_model("ML-VPT on MAE"), write(tmp_path / "b.npz", random_tensors("ML-VPT on MAE"))
     assert "is a model of 7 labels, but the data has 8;" in refusal(load_official, model, path, 8)
 
 

@@ -13,11 +13,12 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.graph import label_graph
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.models.contracts import LABELS, PATCHES, Features, Head, LabelRows, Prediction
+from mlmoe_jax.models.contracts import LABELS, PATCHES, Features, Head, Prediction
 from mlmoe_jax.models.heads.group_experts import LabelClassifier
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.layers.initializers import torch_linear, uniform
+from mlmoe_jax.models.partition import LABEL, WORD_VECTOR, axes
 
 SLOPE = 0.2  # of LeakyReLU below 0, in both papers' code
 
@@ -38,7 +39,6 @@ class MLGCNHead(Head):
 
     read = (PATCHES,)
     by_label = False  # labels interact, so they are replicated
-    vector_rows = r"^head/gc\d/"  # they have no entries per label: classifiers are computed from word vectors
     needs_vectors = True
 
     def __init__(
@@ -57,8 +57,10 @@ class MLGCNHead(Head):
         self.word_vectors, self.adjacency = word_vectors, adjacency
 
         def layer(into: int, out: int) -> nnx.Linear:
-            draw = uniform(1 / math.sqrt(out))
-            return nnx.Linear(into, out, use_bias=False, kernel_init=draw, dtype=dtype, rngs=rngs)
+            draw, named = uniform(1 / math.sqrt(out)), axes(WORD_VECTOR, None)
+            return nnx.Linear(
+                into, out, use_bias=False, kernel_init=draw, kernel_metadata=named, dtype=dtype, rngs=rngs
+            )
 
         self.gc1, self.gc2 = layer(inputs, hidden), layer(hidden, width)
 
@@ -98,10 +100,18 @@ class MLGCNHead(Head):
         return self.adjacency.value @ nodes.astype(jnp.float32)
 
 
-def _pointwise(into: int, out: int, *, bias: bool = True, dtype: jnp.dtype | None, rngs: nnx.Rngs) -> nnx.Linear:
-    """Return a convolution with kernel size 1 and PyTorch's initial values."""
-    draw = torch_linear(into)
-    return nnx.Linear(into, out, use_bias=bias, kernel_init=draw, bias_init=draw, dtype=dtype, rngs=rngs)
+def _pointwise(
+    into: int,
+    out: int,
+    *,
+    bias: bool = True,
+    names: tuple[str | None, str | None] = (None, None),
+    dtype: jnp.dtype | None,
+    rngs: nnx.Rngs,
+) -> nnx.Linear:
+    """Return a convolution with kernel size 1 and PyTorch's initial values; `names` are the axes of its kernel."""
+    init, named = torch_linear(into), {"kernel_metadata": axes(*names), "bias_metadata": axes(names[1])}
+    return nnx.Linear(into, out, use_bias=bias, kernel_init=init, bias_init=init, **named, dtype=dtype, rngs=rngs)
 
 
 class DynamicGraph(nnx.Module):
@@ -111,11 +121,11 @@ class DynamicGraph(nnx.Module):
     """
 
     def __init__(self, width: int, labels: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
-        self.static_graph = _pointwise(labels, labels, bias=False, dtype=dtype, rngs=rngs)
+        self.static_graph = _pointwise(labels, labels, bias=False, names=(LABEL, LABEL), dtype=dtype, rngs=rngs)
         self.static = _pointwise(width, width, dtype=dtype, rngs=rngs)
         self.context = _pointwise(width, width, dtype=dtype, rngs=rngs)
         self.context_norm = BatchNorm(width, mode="trainable")
-        self.relation = _pointwise(2 * width, labels, dtype=dtype, rngs=rngs)
+        self.relation = _pointwise(2 * width, labels, names=(None, LABEL), dtype=dtype, rngs=rngs)
         self.dynamic = _pointwise(width, width, dtype=dtype, rngs=rngs)
 
     def spread_static(self, features: jax.Array) -> jax.Array:
@@ -158,16 +168,9 @@ class ADDGCNHead(Head):
     read = (PATCHES,)
     by_label = False  # labels interact, so they are replicated
     batch_statistics = True
-    label_rows = (
-        LabelRows(r"^head/map_classifier/kernel$", (1,)),
-        LabelRows(r"^head/graph/static_graph/kernel$", (0, 1)),
-        LabelRows(r"^head/graph/relation/kernel$", (1,)),
-        LabelRows(r"^head/graph/relation/bias$"),
-        LabelRows(r"^head/classifier/(kernel|bias)$"),
-    )
 
     def __init__(self, width: int, labels: int, *, hidden: int = 1024, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
-        self.map_classifier = _pointwise(width, labels, bias=False, dtype=dtype, rngs=rngs)
+        self.map_classifier = _pointwise(width, labels, bias=False, names=(None, LABEL), dtype=dtype, rngs=rngs)
         self.transform = _pointwise(width, hidden, dtype=dtype, rngs=rngs)
         self.graph = DynamicGraph(hidden, labels, dtype=dtype, rngs=rngs)
         self.classifier = LabelClassifier(hidden, labels, rngs=rngs)

@@ -13,9 +13,10 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import PROMPTS, Features, Head, LabelRows, Prediction
+from mlmoe_jax.models.contracts import PROMPTS, Features, Head, Prediction
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
 from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.partition import LABEL, PROMPT, axes
 from mlmoe_jax.models.prompts import SIDES, by_side, groups_by_side
 
 COMBINE = ("mean_logit", "mean_probability")
@@ -26,8 +27,8 @@ class LabelClassifier(nnx.Module):
 
     def __init__(self, width: int, labels: int, *, rngs: nnx.Rngs):
         draw = torch_linear(width)
-        self.kernel = nnx.Param(draw(rngs.params(), (labels, width)))
-        self.bias = nnx.Param(draw(rngs.params(), (labels,)))
+        self.kernel = nnx.Param(draw(rngs.params(), (labels, width)), **axes(LABEL, None))
+        self.bias = nnx.Param(draw(rngs.params(), (labels,)), **axes(LABEL))
 
 
 class Side(nnx.Module):
@@ -46,8 +47,8 @@ class Side(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.group_of, self.groups, self.gates_of = tuple(int(group) for group in group_of), groups, gates
-        owners = len(self.group_of) if gates == "label" else groups
-        self.gate = LabelGates(width, owners, per_group, bias=gate_bias, rngs=rngs)
+        owners, owner = (len(self.group_of), LABEL) if gates == "label" else (groups, PROMPT)
+        self.gate = LabelGates(width, owners, per_group, owner=owner, bias=gate_bias, rngs=rngs)
         self.classifier = LabelClassifier(width, len(self.group_of), rngs=rngs) if own_classifier else None
 
     def gate_logits(self, tokens: jax.Array) -> jax.Array:
@@ -93,11 +94,6 @@ class GroupExpertsHead(Head):
 
     read = (PROMPTS,)
     by_label = True
-    label_rows = (
-        LabelRows(r"^head/(co|dc)/gate/(kernel|bias)$", (1,)),
-        LabelRows(r"^head/((co|dc)/)?classifier/(kernel|bias)$"),
-    )
-    group_rows = r"^head/bank/|^head/(co|dc)/gate/"
     needs_group_prompts = uses_groups = True
 
     def __init__(
@@ -122,7 +118,7 @@ class GroupExpertsHead(Head):
         def expert(rngs: nnx.Rngs) -> BottleneckExpert:
             return BottleneckExpert(width, hidden, activation=activation, dtype=dtype, rngs=rngs)
 
-        self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs)
+        self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs, PROMPT)
 
         def side(name: str) -> Side | None:
             if name not in group_of:
@@ -140,11 +136,6 @@ class GroupExpertsHead(Head):
 
         self.co, self.dc = side("co"), side("dc")
         self.classifier = LabelClassifier(width, self.labels, rngs=rngs) if shared_classifier else None
-
-    @classmethod
-    def shared_rows(cls, config: ConfigDict) -> str | None:
-        """Return a pattern of the gates that belong to groups."""
-        return "^head/(co|dc)/gate/" if config.model.head.gates_of == "group" else None
 
     @classmethod
     def from_config(

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import PROMPTS, Features, Head, LabelRows, Prediction
+from mlmoe_jax.models.contracts import PROMPTS, Features, Head, Prediction
 from mlmoe_jax.models.heads.group_experts import LabelClassifier, combine_sides, pick
 from mlmoe_jax.models.prompts import SIDES, by_side, groups_by_side
 
@@ -29,7 +29,6 @@ class GroupLinearHead(Head):
 
     read = (PROMPTS,)
     by_label = True
-    label_rows = (LabelRows(r"^head/(co|dc)/(kernel|bias)$"),)
     needs_group_prompts = uses_groups = True
 
     def __init__(

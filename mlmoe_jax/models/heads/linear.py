@@ -12,8 +12,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, Features, Head, LabelRows, Prediction
+from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, Features, Head, Prediction
 from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.partition import LABEL, axes
 
 POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (MEAN,)}
 
@@ -28,17 +29,14 @@ class LinearHead(Head):
     """
 
     by_label = True
-    label_rows = (
-        LabelRows(r"^head/(patch_)?classifier/kernel$", (1,)),
-        LabelRows(r"^head/(patch_)?classifier/bias$"),
-    )
 
     def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
         self.pool, self.read, self.width, self.labels = pool, POOLS[pool], width, labels
         draw = torch_linear(width)
 
         def linear() -> nnx.Linear:
-            return nnx.Linear(width, labels, kernel_init=draw, bias_init=draw, rngs=rngs)
+            named = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
+            return nnx.Linear(width, labels, kernel_init=draw, bias_init=draw, **named, rngs=rngs)
 
         if pool != "patches":
             self.classifier = linear()

@@ -13,8 +13,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import LABELS, Features, Head, LabelRows, Prediction
+from mlmoe_jax.models.contracts import LABELS, Features, Head, Prediction
 from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
 CLASSIFIERS = ("per_label", "grouped")
@@ -65,8 +66,9 @@ class GroupedClassifier(nnx.Module):
             # torch's fan-in is the middle axis and its fan-out the first, both times the last
             draw = nnx.initializers.normal(math.sqrt(2 / ((width + queries) * each)))
             bias = nnx.initializers.zeros
-        self.kernel = nnx.Param(draw(rngs.params(), (queries, width, each)))
-        self.bias = nnx.Param(bias(rngs.params(), (labels,)))
+        owner = LABEL if queries == labels else LABEL_GROUP
+        self.kernel = nnx.Param(draw(rngs.params(), (queries, width, each)), **axes(owner, None, None))
+        self.bias = nnx.Param(bias(rngs.params(), (labels,)), **axes(LABEL))
 
     def __call__(self, features: jax.Array) -> jax.Array:
         """f32[B,Q,D] -> logits f32[B,K]."""
@@ -81,8 +83,6 @@ class QueryHead(Head):
     in their initial values (see GroupedClassifier). Raises UserError if the numbers of queries and labels do not fit
     together.
     """
-
-    label_rows = (LabelRows(r"^head/decoder/queries$"), LabelRows(r"^head/classifier/(kernel|bias)$"))
 
     def __init__(self, decoder: QueryDecoder, labels: int, *, classifier: str = "per_label", rngs: nnx.Rngs):
         if classifier not in CLASSIFIERS:
@@ -107,7 +107,8 @@ class QueryHead(Head):
         """Build the head of `config.model.head.decoder`, with at most one query per label."""
         settings, labels = config.model.head.decoder, len(space.names)
         queries = min(settings.queries or labels, labels)
-        decoder = QueryDecoder(width, queries, **decoder_settings(settings, width), dtype=dtype, rngs=rngs)
+        given = decoder_settings(settings, width) | {"owner": LABEL if queries == labels else LABEL_GROUP}
+        decoder = QueryDecoder(width, queries, **given, dtype=dtype, rngs=rngs)
         # the initial values of the classifier are those of Q2L, or those of ML-Decoder if queries are fixed
         classifier = "grouped" if settings.fixed_queries or queries < labels else "per_label"
         return cls(decoder, labels, classifier=classifier, rngs=rngs)

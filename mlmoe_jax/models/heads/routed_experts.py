@@ -16,10 +16,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import LABELS, Features, Head, LabelRows, Prediction
+from mlmoe_jax.models.contracts import LABELS, Features, Head, Prediction
 from mlmoe_jax.models.experts import SHARES, Gates, LabelExperts, combine, gate_entropy
 from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder
 from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.partition import LABEL, axes
 from mlmoe_jax.models.prompts import groups_by_side
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
@@ -60,10 +61,10 @@ class FeatureClassifier(nnx.Module):
     def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
         if share not in SHARES:
             raise ValueError(f"a classifier is one of {', '.join(SHARES)}, not {share!r}")
-        rows = labels if share == "per_label" else 1
+        rows, owner = (labels, LABEL) if share == "per_label" else (1, None)
         self.per_label, draw = share == "per_label", torch_linear(width)
-        self.kernel = nnx.Param(draw(rngs.params(), (rows, width)))
-        self.bias = nnx.Param(draw(rngs.params(), (rows,)))
+        self.kernel = nnx.Param(draw(rngs.params(), (rows, width)), **axes(owner, None))
+        self.bias = nnx.Param(draw(rngs.params(), (rows,)), **axes(owner))
 
     def __call__(self, features: jax.Array) -> jax.Array:
         """f32[B,K,O] -> f32[B,K]."""
@@ -98,12 +99,6 @@ class RoutedExpertsHead(Head):
     """
 
     by_label = uses_groups = True
-    label_rows = (
-        LabelRows(r"^head/decoder/queries$"),
-        LabelRows(r"^head/experts/task/"),
-        LabelRows(r"^head/gates/(net/|free_logits$)"),
-        LabelRows(r"^head/classifier/(kernel|bias)$"),
-    )
 
     def __init__(
         self,
@@ -152,11 +147,6 @@ class RoutedExpertsHead(Head):
         )
         self.classifier = FeatureClassifier(self.experts.out_width, labels, share=classifier, rngs=rngs)
         self._classifier_macs = labels * self.experts.out_width
-
-    @classmethod
-    def shared_rows(cls, config: ConfigDict) -> str | None:
-        """Return a pattern of the layers of one gate for all labels."""
-        return "^head/gates/net/" if config.model.head.routing.gate_share == "shared" else None
 
     @classmethod
     def from_config(

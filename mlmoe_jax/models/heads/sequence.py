@@ -17,8 +17,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.graph import frequency_order
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Head, LabelRows, Prediction
+from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Head, Prediction
 from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.partition import LABEL, axes
 
 # (state of W paths per image, their last labels i32[B,W]) -> (new state, scores f32[B,W,K+1] of the next label); the
 # last score is that of the end.
@@ -168,7 +169,6 @@ class CNNRNNHead(Head):
     """
 
     by_label = False  # labels interact, so they are replicated
-    label_rows = (LabelRows(r"^head/embedding$", further=2),)  # the end and the start of a sequence
     unknown_labels = "learns label sequences, in which an unknown label counts as absent"
 
     def __init__(
@@ -200,7 +200,7 @@ class CNNRNNHead(Head):
 
         # Embeddings have length 1 on average, so that the first scores have the scale of x.
         draw = nnx.initializers.normal(embedding**-0.5)
-        self.embedding = nnx.Param(draw(rngs.params(), (self.labels + 2, embedding)))
+        self.embedding = nnx.Param(draw(rngs.params(), (self.labels + 2, embedding)), **axes(LABEL, None))
         self.lstm = nnx.OptimizedLSTMCell(embedding, hidden, dtype=dtype, rngs=rngs)
         self.state_projection, self.image_projection = projection(hidden), projection(width)
         self.dropout = nnx.Dropout(dropout, deterministic=True)
