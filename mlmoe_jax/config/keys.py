@@ -56,11 +56,9 @@ class Text(Key):
     takes: ClassVar[str] = "a string"
 
     def read(self, text: str) -> str:
-        """Return the text itself."""
         return text
 
     def allows(self, value: Any) -> bool:
-        """Return whether it is text."""
         return isinstance(value, str)
 
 
@@ -73,15 +71,12 @@ class Choice(Text):
 
     @property
     def takes(self) -> str:
-        """The names, separated by commas."""
         return f"one of {', '.join(self.of)}"
 
     def allows(self, value: Any) -> bool:
-        """Return whether it is one of the names."""
         return value in self.of
 
     def nearest(self, value: Any) -> str:
-        """Return the name that a misspelt one resembles."""
         close = difflib.get_close_matches(str(value), list(self.of), n=1)
         return f"; did you mean '{close[0]}'?" if close else ""
 
@@ -93,11 +88,9 @@ class Flag(Key):
     takes: ClassVar[str] = "true or false"
 
     def read(self, text: str) -> bool:
-        """Read true, 1, false or 0."""
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
 
     def allows(self, value: Any) -> bool:
-        """Return whether it is a truth value."""
         return isinstance(value, bool)
 
 
@@ -119,7 +112,6 @@ class Number(Key):
 
     @property
     def takes(self) -> str:
-        """The range in words."""
         if self.least == ANY:
             return f"any {self.word.split()[-1]}"
         if self.above is not None:
@@ -133,11 +125,9 @@ class Number(Key):
         return f"{self.word} of at least {self.least:g}"
 
     def read(self, text: str) -> float:
-        """Read a number."""
         return float(text)
 
     def allows(self, value: Any) -> bool:
-        """Return whether it is a number within the limits; nan never is."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         enough = value >= self.least if self.least is not None else value > self.above
@@ -145,7 +135,6 @@ class Number(Key):
         return enough and -self.LARGEST <= value <= most and (self.below is None or value < self.below)
 
     def nearest(self, value: Any) -> str:
-        """Return the limit of the magnitude if it is the reason."""
         general = self.most is None and self.below is None and isinstance(value, int | float)
         return f"; the largest is {self.LARGEST:,.0f}" if general and abs(value) > self.LARGEST else ""
 
@@ -162,7 +151,6 @@ class Integer(Number):
     LARGEST: ClassVar[float] = 1_000_000
 
     def read(self, text: str) -> int:
-        """Read an integer."""
         return int(text)
 
 
@@ -174,19 +162,15 @@ class AutoInteger(Integer):
 
     @property
     def takes(self) -> str:
-        """The word, and the range in words."""
         return f"auto or {super().takes}"
 
     def read(self, text: str) -> int:
-        """Read `auto`, or an integer."""
         return self.AUTO if text == "auto" else super().read(text)
 
     def allows(self, value: Any) -> bool:
-        """Return whether it is `auto` or a number within the limits."""
         return value == self.AUTO or super().allows(value)
 
     def text_of(self, value: Any) -> str:
-        """Return a value as one would write it on the command line."""
         return "auto" if value == self.AUTO else super().text_of(value)
 
 
@@ -195,7 +179,6 @@ class _Tuple(Key):
     """Several values: a Python tuple or list, or the bare values separated by commas."""
 
     def read(self, text: str) -> tuple:
-        """Read the tuple, and tuples within it."""
         if text[:1] not in ("(", "["):
             return tuple(self.read_one(part) for part in text.split(",") if part)
         value = ast.literal_eval(text)
@@ -213,18 +196,15 @@ class Texts(_Tuple):
     takes: ClassVar[str] = "strings separated by commas"
 
     def allows(self, value: Any) -> bool:
-        """Return whether all are text."""
         return isinstance(value, tuple | list) and all(isinstance(one, str) for one in value)
 
 
 @dataclass(frozen=True)
 class _Numbers(_Tuple):
     def read_one(self, text: str) -> float:
-        """Read a number."""
         return float(text)
 
     def allows(self, value: Any) -> bool:
-        """Return whether all are numbers."""
         return isinstance(value, tuple | list) and all(
             isinstance(one, int | float) and abs(one) <= Number.LARGEST for one in value
         )
@@ -237,7 +217,6 @@ class Interval(_Numbers):
     takes: ClassVar[str] = "two numbers above 0, the smaller one first"
 
     def allows(self, value: Any) -> bool:
-        """Return whether there are two bounds in order."""
         return super().allows(value) and len(value) == 2 and 0 < value[0] <= value[1]
 
 
@@ -248,7 +227,6 @@ class Shares(_Numbers):
     takes: ClassVar[str] = "one or more numbers from 0 to below 1"
 
     def allows(self, value: Any) -> bool:
-        """Return whether there is at least one, and all are in [0, 1)."""
         return super().allows(value) and len(value) > 0 and all(0 <= one < 1 for one in value)
 
 
@@ -264,11 +242,9 @@ class Rules(_Tuple):
 
     @property
     def takes(self) -> str:
-        """The pairs, with the type of their second half."""
         return f"(regex, {'number' if self.factors else 'True or False'}) pairs"
 
     def allows(self, value: Any) -> bool:
-        """Return whether all are pairs of a regular expression and a value of the type."""
         return isinstance(value, tuple | list) and all(map(self._allows_rule, value))
 
     def _allows_rule(self, rule: Any) -> bool:

@@ -112,8 +112,8 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
     config.model.head.activation = "gelu" if code else "relu"
     config.model.head.gate_bias = "unused" if code else "used"
     config.model.head.combine = "mean_logit" if code else "mean_probability"
-    gate_terms = 1.0 if code else 0.0
-    config.loss.terms.update({"logits": 0.0, "co": 1.0, "dc": 1.0, "co_gate": gate_terms, "dc_gate": gate_terms})
+    gate_terms = {"co_gate": 1.0, "dc_gate": 1.0} if code else {}
+    config.loss.terms = {"logits": 0.0, "co": 1.0, "dc": 1.0, **gate_terms}
     # An unused bias gets no gradient and, as in the authors' code, no decay either.
     config.optim.decay_rules = ((GATE_BIAS, 0.0),) if code else ()
 
@@ -125,6 +125,5 @@ def use_group_prompts(config: ConfigDict, *, sides: str = "both", preset: str = 
     use_ml_vpt(config, preset=preset)
     config.model.prompts.sides = sides
     config.model.head.kind = "group_linear"
-    weights = {name: float(name in SIDES[sides]) for name in ("co", "dc")}
-    config.loss.terms.update({**weights, "co_gate": 0.0, "dc_gate": 0.0})
+    config.loss.terms = {"logits": 0.0, **dict.fromkeys(SIDES[sides], 1.0)}
     config.optim.decay_rules = ()

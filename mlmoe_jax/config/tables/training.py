@@ -3,20 +3,11 @@
 from mlmoe_jax.config.keys import ANY, Choice, Flag, Integer, Number, Rules, Shares, section
 from mlmoe_jax.models.loss_kinds import LOSSES
 
-TERM = Number(0.0, "Weight of a further term that the head gives.", least=ANY)
-
 TERMS = section(
-    "Weights of the terms that the head gives; a head may give further terms, whose weights are set in the same way.",
-    further=TERM,
+    "Weights of the terms that the head gives: cls and patches of linear; map and graph of add_gcn; co and dc of the "
+    "group heads, and co_gate and dc_gate of group_experts.",
+    further=Number(0.0, "Weight of a further term that the head gives.", least=ANY),
     logits=Number(1.0, "Weight of the loss of the final logits, which every head gives.", least=ANY),
-    cls=Number(0.0, "For linear: the weight of the loss of the class token's logits.", least=ANY),
-    patches=Number(0.0, "For linear: the weight of the loss of the patches' logits.", least=ANY),
-    map=Number(0.0, "For add_gcn: the weight of the loss of the feature map's logits.", least=ANY),
-    graph=Number(0.0, "For add_gcn: the weight of the loss of the label graph's logits.", least=ANY),
-    co=Number(0.0, "For group heads: the weight of the loss of the co-occurrence side.", least=ANY),
-    dc=Number(0.0, "For group heads: the weight of the loss of the discriminative side.", least=ANY),
-    co_gate=Number(0.0, "For group_experts: the weight of the loss of the co-occurrence side's gates.", least=ANY),
-    dc_gate=Number(0.0, "For group_experts: the weight of the loss of the discriminative side's gates.", least=ANY),
 )
 
 LOSS = section(
