@@ -5,10 +5,11 @@ python docs/draw_digits.py
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
-import matplotlib
+import altair as alt
 
 DOCS = Path(__file__).parent
 PAGE, CHART = DOCS / "methods.md", DOCS / "digits.svg"
@@ -49,27 +50,32 @@ def read_results(page: str) -> dict[str, tuple[float, float]]:
 
 def draw(results: dict[str, tuple[float, float]], path: Path) -> None:
     """Write a chart with one line per method, from its mAP without the correlations of training to that with them."""
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    settings = {"svg.hashsalt": "digits", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 11}
-    with pyplot.rc_context(settings):
-        figure, axes = pyplot.subplots(figsize=(8.4, 4.6), layout="constrained")
-        for row, (test, shift) in enumerate(results.values()):
-            axes.plot([shift, test], [row, row], color=GRAY, linewidth=1.5, zorder=1)
-            axes.scatter(test, row, color=BLUE, zorder=2, label="co-occurrences as in training" if row == 0 else None)
-            axes.scatter(shift, row, color=ORANGE, zorder=2, label="without them" if row == 0 else None)
-            axes.text(test + 0.6, row, f"{shift:.1f} | {test:.1f}", va="center", color=INK, fontsize=9)
-        axes.set_yticks(range(len(results)), results)
-        for tick in axes.get_yticklabels():
-            tick.set_fontweight("bold" if tick.get_text() in ORIGIN else "normal")
-        axes.set_xlim(right=101.5)
-        axes.set_xlabel("mAP in percent on digits, mean of three seeds")
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        axes.legend(loc="lower right", frameon=False)
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
-        pyplot.close(figure)
+    rows = [
+        {"method": name, "test": test, "shift": shift, "numbers": f"{shift:.1f} | {test:.1f}"}
+        for name, (test, shift) in results.items()
+    ]
+    splits = {"test": "co-occurrences as in training", "shift": "without them"}
+    bold = f"indexof({list(ORIGIN)}, datum.value) >= 0 ? 'bold' : 'normal'"
+    names = alt.Axis(title=None, domain=False, ticks=False, labelFontWeight=alt.ExprRef(bold), labelPadding=8)
+    low = math.floor(min(shift for _, shift in results.values())) - 1
+    title, scale = "mAP in percent on digits, mean of three seeds", alt.Scale(domain=[low, 101.5], nice=False)
+    test, shift = (alt.X(f"{split}:Q", title=title, scale=scale) for split in splits)
+    colors = alt.Scale(domain=list(splits.values()), range=[BLUE, ORANGE])
+    color = alt.Color("split:N", scale=colors, legend=alt.Legend(title=None, orient="bottom-right", labelLimit=0))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("method:N", sort=[*results][::-1], axis=names))
+    line = base.mark_rule(color=GRAY, strokeWidth=1.5).encode(x=shift, x2="test:Q")
+    ends = [
+        base.transform_calculate(split=f"'{splits[split]}'")
+        .mark_point(filled=True, size=60, opacity=1)
+        .encode(x=x, color=color)
+        for split, x in (("test", test), ("shift", shift))
+    ]
+    text = base.mark_text(align="left", dx=7, color=INK, fontSize=11).encode(x=test, text="numbers:N")
+    chart = alt.layer(line, *ends, text, width=600, height=24 * len(rows)).configure_view(stroke=None)
+    chart = chart.configure_axis(
+        labelFontSize=12, titleFontSize=12, titleFontWeight="normal", grid=False, labelColor=INK
+    )
+    chart.configure_legend(labelFontSize=12).save(path, format="svg")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ PAGES = [
     page for page in (REPOSITORY / "docs").glob("*.md") if page.stem not in ("references", "papers", "configuration")
 ]
 # The programs that reproduce the tables name them as data.
-ABOUT_TABLES = {"papers", "reproduce"}
+ABOUT_TABLES = {"papers", "write_papers", "test_reproduce_command"}
 MODULES = [
     module
     for room in ("mlmoe_jax", "configs", "benchmarks", "tests")
     for module in (REPOSITORY / room).rglob("*.py")
-    if not ABOUT_TABLES & {*module.parts, module.stem.removeprefix("test_").removesuffix("_command")}
+    if not ABOUT_TABLES & {*module.relative_to(REPOSITORY).parts, module.stem}
 ]
 FILES = sorted({*PAGES, *MODULES, *REPOSITORY.glob("*.md")} - {REPOSITORY / "tests" / "test_citations.py"})
 

@@ -21,8 +21,9 @@ from helpers.paths import REPOSITORY
 from PIL import Image
 
 from mlmoe_jax.apps.cli.commands import parse
-from mlmoe_jax.apps.papers.reproduce.commands import requested
-from mlmoe_jax.apps.papers.sweep import grid
+from mlmoe_jax.apps.papers import grid
+from mlmoe_jax.apps.papers.engine import planned
+from mlmoe_jax.apps.papers.request import requested
 from mlmoe_jax.config import default_config, load_config, split_references, validate
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -47,7 +48,8 @@ def check_main(arguments: list[str]) -> None:
     for reference in filter(None, [flags.config, *split_references(flags.configs)]):
         config = load_config(reference, overrides)
         if flags.sweep:
-            grid.plan(config, RunFolder("none"), grid.parse(flags.sweep, config))
+            axes = grid.parse(flags.sweep, config)
+            planned(grid.combine([grid.Point("", {}, config)], axes), RunFolder("none"))
         else:
             validate(config)
     if flags.mode == "reproduce":
@@ -168,8 +170,9 @@ RUNNER = """
 import re, sys
 from pathlib import Path
 from helpers import tiny
+from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.data.sources import digits
-from mlmoe_jax.main import main, parse
+from mlmoe_jax.main import main
 
 tiny.use_scenes()
 _, module, *arguments = sys.argv[1:]

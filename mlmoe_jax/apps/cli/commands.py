@@ -121,9 +121,9 @@ def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Na
 
 
 def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    from mlmoe_jax.apps.papers.sweep.grid import METHOD, Point, combine, method_points
-    from mlmoe_jax.apps.papers.sweep.grid import parse as parse_sweep
-    from mlmoe_jax.apps.papers.sweep.run import sweep
+    from mlmoe_jax.apps.papers.grid import METHOD, Point, combine, method_points
+    from mlmoe_jax.apps.papers.grid import parse as parse_sweep
+    from mlmoe_jax.apps.papers.sweep import sweep
     from mlmoe_jax.config import default_config
 
     swept = parse_sweep(flags.sweep, default_config())
@@ -144,7 +144,7 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     if flags.config is not None:
         raise UserError("--mode=reproduce takes its configs from --table; leave --config out")
-    from mlmoe_jax.apps.papers.reproduce.commands import WORKDIR, dry_run, requested
+    from mlmoe_jax.apps.papers.request import WORKDIR, dry_run, requested
 
     options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
     request = requested(flags.table, overrides=overrides, **options)
@@ -152,7 +152,7 @@ def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> i
     if flags.dry_run:
         print(dry_run(request, workdir))
         return 0
-    from mlmoe_jax.apps.papers.reproduce.run import reproduce
+    from mlmoe_jax.apps.papers.reproduce import reproduce
     from mlmoe_jax.runs.folder import RunFolder
 
     return reproduce(request, RunFolder(workdir), as_json=flags.json)

@@ -37,13 +37,14 @@ from mlmoe_jax.errors import UserError
 PAPERS = ("mlvpt", "drmoe")
 MISSING = "not reproduced here"  # instead of a number of this package
 UNREAD = "unread"  # the reading of each number that is missing
+UNCERTAIN = "?"  # after a number that was not simply read
 # Data sets with a backbone of their own, on which a grid runs in minutes: configs choose backbone and size for them.
 SMALL = ("digits",)
 
 
 @dataclass(frozen=True)
 class Number:
-    """One printed number, in the unit of its column; value: None if it could not be read. notes: those of it alone."""
+    """One printed number, in the unit of its column, with its own notes; value: None if it could not be read."""
 
     value: float | None
     notes: tuple[str, ...] = ()
@@ -75,7 +76,7 @@ class Recipe:
         return dict(item.split("=") for item in self.reference.partition(":")[2].split(","))["dataset"]
 
     def with_seed(self, seed: int) -> Recipe:
-        """Return the same with a seed of its own."""
+        """Return the recipe with a seed."""
         return Recipe(self.reference, (*self.overrides, ("seed", str(seed))))
 
 
@@ -105,10 +106,15 @@ class Row:
         """All settings in one line."""
         return ", ".join(self.settings.values())
 
+    @property
+    def all_notes(self) -> list[str]:
+        """The ids of the notes of the row and its numbers."""
+        return list(dict.fromkeys([*self.notes, *(note for number in self.numbers.values() for note in number.notes)]))
+
 
 @dataclass(frozen=True)
 class Result:
-    """One table or figure of a paper. notes: those of all its numbers. x: what a figure draws; "" for a table."""
+    """One table or figure of a paper. notes: of all its numbers. x: the axis of a figure; "" for a table."""
 
     id: str  # such as mlvpt.fig3
     caption: str
@@ -146,10 +152,14 @@ class Paper:
         """Return whether a number was simply read: no note of it, its row or its result is a reading."""
         return not {*number.notes, *row.notes, *result.notes} & self.readings.keys()
 
+    def printed(self, number: Number, row: Row, result: Result) -> str:
+        """Return a number as text, with a question mark if it was not simply read."""
+        certain = number.value is None or self.certain(number, row, result)
+        return as_text(number.value) + ("" if certain else UNCERTAIN)
+
     def results(self, dataset: str = "") -> Iterator[Result]:
         """Yield all results; see `result`."""
-        for name in self.data["results"]:
-            yield self.result(name, dataset)
+        yield from (self.result(name, dataset) for name in self.data["results"])
 
     def result(self, name: str, dataset: str = "") -> Result:
         """Return a result; with `dataset`, its configs use this data set instead of their own."""
@@ -180,7 +190,7 @@ class Paper:
         shown |= {key: f"{key.rpartition('.')[2]}={text}" for key, text in overrides.items()}
         recipes = (self._recipe(one, backbone, arguments, overrides, dataset) for one in (method, over))
         cells, of_group = _cells(row["printed"][group] if group else row["printed"])
-        of_backbone = self.data["backbones"][backbone].get("notes", ())
+        of_backbone, x = self.data["backbones"][backbone].get("notes", ()), entry.get("x", "")
         return Row(
             shown,
             self.data["backbones"][backbone].get("name", ""),
@@ -190,7 +200,7 @@ class Paper:
             dict(zip(columns, cells, strict=True)),
             dict(zip(columns, row["ours"], strict=True)) if "ours" in row else {},
             (*of_backbone, *row.get("notes", ()), *of_group),
-            _place(entry.get("x", ""), row, overrides),
+            row["overrides"][x] if x in overrides else method,
         )
 
     def _recipe(
@@ -223,10 +233,6 @@ def _number(cell: Any) -> Number:
     return Number(value, tuple(notes) if value is not None else (*notes, UNREAD))
 
 
-def _place(x: str, row: Mapping[str, Any], overrides: Mapping[str, str]) -> Any:
-    return row["overrides"][x] if x in overrides else row["method"]
-
-
 @cache
 def load(name: str) -> Paper:
     """Return a paper of PAPERS."""
@@ -243,10 +249,9 @@ def find(table: str, dataset: str = "") -> tuple[Paper, Result]:
     if name not in PAPERS:
         raise UserError(f"--table={table} is not PAPER.NUMBER with a paper among {', '.join(PAPERS)}, such as mlvpt.1")
     known = load(name).data["results"]
-    found = next((one for one in (number, f"fig{number}") if one in known), None)
-    if found is None:
+    if not (matches := [one for one in (number, f"fig{number}") if one in known]):
         raise UserError(f"--table={table} is not among {', '.join(f'{name}.{one}' for one in known)}")
-    return load(name), load(name).result(found, dataset)
+    return load(name), load(name).result(matches[0], dataset)
 
 
 def selected(rows: Sequence[Row], only: str) -> list[Row]:
@@ -255,20 +260,24 @@ def selected(rows: Sequence[Row], only: str) -> list[Row]:
     A term is compared with each setting of a row and with its backbone's name here, without regard to case. If it
     equals one, only rows with an equal setting match; otherwise it is a pattern such as `dinov2*`, or a part of one.
     """
-    kept = list(rows)
+    matches = list(rows)
     for term in filter(None, (text.strip().lower() for text in only.split(","))):
-        kept = _matching(kept, term)
-    if not kept:
+        matches = _matching(matches, term)
+    if not matches:
         shown = dict.fromkeys(value for row in rows for value in row.settings.values())
         raise UserError(f"no row of the table matches --only={only}; its rows have {', '.join(shown)}")
-    return kept
+    return matches
 
 
 def _matching(rows: list[Row], term: str) -> list[Row]:
     settings = [[value.lower() for value in (*row.settings.values(), row.backbone)] for row in rows]
-    if any(term in values for values in settings):
-        hits = [term in values for values in settings]
-    else:
-        pattern = term if set(term) & set("*?[") else f"*{term}*"
-        hits = [any(fnmatchcase(value, pattern) for value in values) for values in settings]
-    return [row for row, hit in zip(rows, hits, strict=True) if hit]
+    equal = [row for row, values in zip(rows, settings, strict=True) if term in values]
+    pattern = term if set(term) & set("*?[") else f"*{term}*"
+    return equal or [
+        row for row, values in zip(rows, settings, strict=True) if any(fnmatchcase(value, pattern) for value in values)
+    ]
+
+
+def markdown_table(rows: Sequence[Sequence[str]], rule: Sequence[str]) -> list[str]:
+    """Return the lines of a Markdown table whose first row is the heading."""
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (rows[0], rule, *rows[1:])]

@@ -3,7 +3,7 @@
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.papers.sweep import run as sweeps
+from mlmoe_jax.apps.papers import sweep as sweeps
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.loading import to_json
 from mlmoe_jax.training import loop

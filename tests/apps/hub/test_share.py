@@ -10,10 +10,11 @@ import yaml
 from helpers import hub_site, published_run
 from safetensors.numpy import load, load_file, save
 
+from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.hub import push as share
 from mlmoe_jax.apps.hub.card import _plain
 from mlmoe_jax.inference.predict import Predictor
-from mlmoe_jax.main import main, parse
+from mlmoe_jax.main import main
 from mlmoe_jax.runs.adapter import LAYOUT
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.shared import FILES, run_folder

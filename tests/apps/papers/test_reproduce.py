@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.papers import engine, reproduce
+from mlmoe_jax.apps.papers.measure import Measurements
 from mlmoe_jax.apps.papers.paper import find
-from mlmoe_jax.apps.papers.reproduce import output
-from mlmoe_jax.apps.papers.reproduce.commands import Request, requested
-from mlmoe_jax.apps.papers.reproduce.measure import Measurements
-from mlmoe_jax.apps.papers.sweep import execute as executing
+from mlmoe_jax.apps.papers.request import Request, requested
+from mlmoe_jax.apps.papers.tables import format_text, write_tables
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics.published import preset
+from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, LABELS, RESULTS, SCORES, RunFolder
 
 NAMES = ("car", "traffic light", "aeroplane")
@@ -143,7 +144,7 @@ def two(tmp_path):
 
 def test_the_text_has_three_lines_per_row_and_every_caveat(two):
     request, outcomes, _ = two
-    text = output.format_text(request, outcomes)
+    text = format_text(request, outcomes)
     lines = text.splitlines()
     assert lines[0] == "ML-VPT, table 2: Prompt tuning of six frozen backbones on VOC 2007"
     at = next(k for k, line in enumerate(lines) if line.startswith("ML-VPT, DINOv2-B"))
@@ -160,7 +161,7 @@ def test_the_text_has_three_lines_per_row_and_every_caveat(two):
 
 def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
     request = requested("mlvpt.1", only="GateVPT,in1k,224")
-    text = output.format_text(request, outcomes_of(request, RunFolder(tmp_path)))
+    text = format_text(request, outcomes_of(request, RunFolder(tmp_path)))
     assert "75.6?" in text
     number = next(line for line in text.splitlines() if "75.6?" in line).split()[-1]
     assert f"[{number.rpartition(',')[2]}] {request.paper.readings['one_of_two']}" in " ".join(text.split())
@@ -169,7 +170,7 @@ def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
 def test_a_figure_of_images_says_which_runs_are_there(tmp_path):
     request, folder = requested("mlvpt.7"), RunFolder(tmp_path)
     finish(requested("mlvpt.7", only="VPT"), folder)
-    lines = output.format_text(request, outcomes_of(request, folder)).splitlines()
+    lines = format_text(request, outcomes_of(request, folder)).splitlines()
     assert lines[3].split() == ["VPT,", "DINOv2-B,", "coco2014,", "224", "trained"]
     assert lines[4].split() == ["ML-VPT,", "DINOv2-B,", "coco2014,", "224", "not", "trained"]
 
@@ -177,14 +178,14 @@ def test_a_figure_of_images_says_which_runs_are_there(tmp_path):
 def test_on_other_data_there_is_no_difference(tmp_path):
     request, folder = requested("mlvpt.2", dataset="digits", only="VPT,dinov2-b,224"), RunFolder(tmp_path)
     finish(request, folder)
-    text = output.format_text(request, outcomes_of(request, folder))
+    text = format_text(request, outcomes_of(request, folder))
     assert "on digits instead of the published data" in text
     assert "difference" not in text
 
 
 def test_files(two):
     request, outcomes, folder = two
-    output.write_tables(request, outcomes, folder)
+    write_tables(request, outcomes, folder)
     with open(folder / "mlvpt.2.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 3
@@ -204,11 +205,11 @@ def test_files(two):
 
 def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(output, "draw", lambda panels, x, **options: drawn.append((panels, x, options)) or b"image")
+    monkeypatch.setattr(reproduce, "draw", lambda panels, x, **options: drawn.append((panels, x, options)) or b"image")
     request, folder = requested("drmoe.4"), RunFolder(tmp_path)
     finish(request, folder)
     outcomes = outcomes_of(request, folder)
-    assert output.figure(request, outcomes) == b"image"
+    assert reproduce.figure(request, outcomes) == b"image"
     ((panels, x, options),) = drawn
     assert list(panels) == ["mAP", "OF1", "CF1"]
     assert (x, options["x_label"]) == ([2, 4, 6], "shared_experts")
@@ -219,20 +220,20 @@ def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(tmp_path, monkeyp
 
 def test_a_figure_over_labels(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(output, "draw", lambda panels, x, **options: drawn.append((panels, x)))
+    monkeypatch.setattr(reproduce, "draw", lambda panels, x, **options: drawn.append((panels, x)))
     request, folder = requested("drmoe.fig4"), RunFolder(tmp_path)
     finish(request, folder)
-    output.figure(request, outcomes_of(request, folder))
+    reproduce.figure(request, outcomes_of(request, folder))
     ((panels, x),) = drawn
     published, ours = panels["AP"]
     assert len(x) == len(published.y) == 20
-    assert ours.x == ("aeroplane", "car")  # the labels of VOC that the runs have
+    assert list(ours.x) == ["aeroplane", "car"]  # the labels of VOC that the runs have
     assert published.y[0] == 0.3
 
 
 def test_a_figure_without_any_number_is_not_drawn(tmp_path):
     request = requested("mlvpt.fig5")
-    assert output.figure(request, outcomes_of(request, RunFolder(tmp_path))) is None
+    assert reproduce.figure(request, outcomes_of(request, RunFolder(tmp_path))) is None
 
 
 # ---------------------------------------------------------------------------------------------------------- the whole
@@ -248,13 +249,11 @@ def trainings(monkeypatch):
         trained.append(folder.path.name)
         write_run(folder, config, len(trained))
 
-    monkeypatch.setattr(executing, "train", train)
+    monkeypatch.setattr(engine, "train", train)
     return trained
 
 
 def test_only_what_is_missing_is_trained_and_all_that_is_there_is_shown(trainings, tmp_path, capsys):
-    from mlmoe_jax.main import main
-
     flags = ["--mode=reproduce", "--table=mlvpt.fig3", "--dataset=digits", f"--workdir={tmp_path}", NO_SAMPLES]
     assert main([*flags, "--only=VPT"]) == 0
     assert trainings == ["vpt,dataset=digits"]
@@ -274,8 +273,6 @@ def test_only_what_is_missing_is_trained_and_all_that_is_there_is_shown(training
 
 def test_a_run_with_another_config_is_not_in_the_table(trainings, tmp_path, capsys):
     """As a trial of one epoch, before the table itself is trained."""
-    from mlmoe_jax.main import main
-
     flags = ["--mode=reproduce", "--table=mlvpt.fig3", "--dataset=digits", f"--workdir={tmp_path}", NO_SAMPLES]
     assert main([*flags, "--only=VPT", "--config.train.epochs=1"]) == 0
     capsys.readouterr()
@@ -289,8 +286,6 @@ def test_a_run_with_another_config_is_not_in_the_table(trainings, tmp_path, caps
 
 
 def test_the_commands_after_a_figure_are_named(trainings, tmp_path, capsys):
-    from mlmoe_jax.main import main
-
     assert find("mlvpt.fig7")[1].then
     assert main(["--mode=reproduce", "--table=mlvpt.7", "--dataset=digits", f"--workdir={tmp_path}", NO_SAMPLES]) == 0
     shown = capsys.readouterr()

@@ -13,7 +13,7 @@ from mlmoe_jax.apps.papers.paper import SMALL, Paper, Recipe, Result, Row, find,
 from mlmoe_jax.config.loading import load_config
 from mlmoe_jax.errors import UserError
 
-PROGRAM = "python -m mlmoe_jax.main"
+_PROGRAM = "python -m mlmoe_jax.main"
 WORKDIR = "runs/reproduce"  # one folder for all tables: they share runs
 
 Overrides = list[tuple[str, str]]
@@ -23,8 +23,8 @@ Overrides = list[tuple[str, str]]
 class Request:
     """A table with the rows to train.
 
-    dataset: another data set for all rows, or "". seeds: of every run; () = that of its config. roots: data set ->
-    folder; one under "" is for all. overrides: of config keys, for every run.
+    dataset: another data set for all rows, or "". seeds: of every run; () = the seed of its config. roots: data set ->
+    folder; "" -> the folder of all data sets. overrides: of config keys, for every run.
     """
 
     paper: Paper
@@ -98,7 +98,7 @@ def training_command(request: Request, run: Recipe, workdir: str) -> str:
     """Return the command that trains one run into the folder in which `--mode=reproduce` looks for it."""
     words = [f"--config={run.reference}", f"--workdir={workdir}/{run.name}"]
     words += [f"--config.{key}={text}" for key, text in request.overrides_of(run)]
-    return f"{PROGRAM} {shlex.join(words)}"
+    return f"{_PROGRAM} {shlex.join(words)}"
 
 
 def commands_after(request: Request, workdir: str) -> list[str]:
@@ -112,7 +112,7 @@ def commands_after(request: Request, workdir: str) -> list[str]:
         words = [[word.format_map(folders) for word in shlex.split(one)] for one in request.result.then]
     except KeyError:  # --only has left out one of the runs
         return []
-    return [f"{PROGRAM} {shlex.join(one)}" for one in words]
+    return [f"{_PROGRAM} {shlex.join(one)}" for one in words]
 
 
 def dry_run(request: Request, workdir: str) -> str:

@@ -1,15 +1,17 @@
-"""The page docs/papers.md, made from the data files of the papers.
+"""Write `docs/papers.md` from the data files of the papers.
 
-`python -m mlmoe_jax.apps.papers.page > docs/papers.md` writes it.
+python docs/write_papers.py
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
-from mlmoe_jax.apps.papers.paper import MISSING, PAPERS, Paper, Result, Row, as_text, load
+from mlmoe_jax.apps.papers.paper import MISSING, PAPERS, Paper, Result, Row, load, markdown_table
 
+PAGE = Path(__file__).with_name("papers.md")
 _WIDTH = 120
 _WIDEST = 10  # a table with more columns is shown with rows and columns exchanged
 
@@ -44,7 +46,7 @@ there.) The folder gets the table as `mlvpt.4.csv` and `mlvpt.4.md`, and a figur
 `--config.KEY=VALUE` applies to every run. Our metrics are those of the paper's own evaluator, computed from the scores
 of the run ([evaluation.md](evaluation.md#metrics)).
 
-This page is the output of `python -m mlmoe_jax.apps.papers.page`.
+`python docs/write_papers.py` writes this page.
 """
 
 
@@ -78,10 +80,7 @@ def _result(paper: Paper, result: Result, numbers: Mapping[str, int]) -> Iterato
             table = [list(cells) for cells in zip(*table, strict=True)]
         texts = len(_varying(result)) if len(result.columns) <= _WIDEST else 1
         rule = ["---"] * texts + ["---:"] * (len(table[0]) - texts - 2) + ["---"] * 2
-        yield from (
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (table[0], rule, *table[1:])
-        )
-        yield ""
+        yield from (*markdown_table(table, rule), "")
 
 
 def _varying(result: Result) -> list[str]:
@@ -97,13 +96,9 @@ def _head(result: Result) -> list[str]:
 
 
 def _line(paper: Paper, result: Result, row: Row, numbers: Mapping[str, int]) -> list[str]:
-    cells = []
-    for number in row.numbers.values():
-        doubt = "" if number.value is None or paper.certain(number, row, result) else "?"
-        cells.append(f"{as_text(number.value)}{doubt}")
-    notes = dict.fromkeys([*row.notes, *(note for number in row.numbers.values() for note in number.notes)])
+    cells = [paper.printed(number, row, result) for number in row.numbers.values()]
     ours = " / ".join(MISSING if value is None else f"{value:.6g}" for value in row.ours.values()) or MISSING
-    return [*(row.settings[key] for key in _varying(result)), *cells, ours, _marks(notes, numbers)]
+    return [*(row.settings[key] for key in _varying(result)), *cells, ours, _marks(row.all_notes, numbers)]
 
 
 def _marks(notes: Iterable[str], numbers: Mapping[str, int]) -> str:
@@ -115,4 +110,4 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    PAGE.write_text(page())

@@ -10,7 +10,7 @@ import numpy as np
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers.paper import MISSING, Recipe, Row
-from mlmoe_jax.apps.papers.reproduce.commands import Request
+from mlmoe_jax.apps.papers.request import Request
 from mlmoe_jax.apps.tools.preflight.cost import summarize
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import published
@@ -27,9 +27,7 @@ COSTS = {
     "trainable, M": ("params", "trainable", 1e6),
     "FLOPs, G": ("macs", "layers", 1e9),
 }
-_OF_PAIR = re.compile(
-    r"p\((.+) \| (.+)\)"
-)  # the share of the training images with the second label that have the first
+_PAIR = re.compile(r"p\((.+) \| (.+)\)")  # the share of the training images with the second label that have the first
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Outcome:
 
 
 class Measurements:
-    """The numbers of all rows; what a run has is computed once."""
+    """The numbers of all rows of a request; each run is read once."""
 
     def __init__(self, request: Request, folder: RunFolder):
         self._request, self._folder = request, folder
@@ -61,17 +59,17 @@ class Measurements:
         """Return the numbers of a row as far as they can be computed now."""
         if row.recipe is None:
             return Outcome(row, state="this package does not have it")
-        found = [self._of_run(run, row) for run in self._request.runs_of(row.recipe)]
+        runs = self._request.runs_of(row.recipe)
+        measured = [self._columns(run, row) for run in runs]
         if row.over is not None:
-            others = [self._of_run(run, row) for run in self._request.runs_of(row.over)]
-            found = [
-                {column: one[column] - other[column] for column in one if column in other}
-                for one, other in zip(found, others, strict=True)
+            others = [self._columns(run, row) for run in self._request.runs_of(row.over)]
+            measured = [
+                {column: one[column] - other[column] for column in one.keys() & other.keys()}
+                for one, other in zip(measured, others, strict=True)
             ]
-        values = {column: [one[column] for one in found if column in one] for column in row.numbers}
+        values = {column: [one[column] for one in measured if column in one] for column in row.numbers}
         ours = {column: float(np.mean(of)) for column, of in values.items() if of}
         spread = {column: sample_deviation(of) for column, of in values.items() if len(of) > 1 and column not in COSTS}
-        runs = self._request.runs_of(row.recipe)
         finished = sum(map(self._is_finished, runs))
         if row.numbers:
             state = MISSING if row.numbers.keys() - ours.keys() else ""
@@ -79,22 +77,20 @@ class Measurements:
             state = "trained" if finished == len(runs) else "not trained"
         return Outcome(row, ours, spread, state, finished)
 
-    def _of_run(self, run: Recipe, row: Row) -> dict[str, float]:
+    def _columns(self, run: Recipe, row: Row) -> dict[str, float]:
         """Return the columns of a row for one run; before it is finished, only those that need no training."""
-        columns = list(row.numbers)
-        found = self._cost(run) if COSTS.keys() & columns else {}
+        values = self._cost(run) if COSTS.keys() & row.numbers.keys() else {}
         if self._is_finished(run):
-            metrics, space = self._measured(run, row.evaluator)
-            for column in columns:
-                if column not in found:
-                    found[column] = _value(row.metrics.get(column, column), metrics, space)
-        return found
+            measured = self._measure(run, row.evaluator)
+            for column in row.numbers.keys() - COSTS.keys():
+                values[column] = _value(row.metrics.get(column, column), *measured)
+        return values
 
     def _is_finished(self, run: Recipe) -> bool:
-        return training_results(self._folder.below(run.name)) is not None and self._has_asked_config(run)
+        return training_results(self._folder.below(run.name)) is not None and self._has_same_config(run)
 
-    def _has_asked_config(self, run: Recipe) -> bool:
-        """Return whether a run that is there was trained with the keys of this request; say so once if it was not."""
+    def _has_same_config(self, run: Recipe) -> bool:
+        """Return whether a run was trained with the keys of this request; print once if it was not."""
         if run not in self._fits:
             config = configuration.load_config(run.reference, self._request.overrides_of(run))
             changed = changed_keys(config, self._folder.below(run.name))
@@ -103,30 +99,28 @@ class Measurements:
                 status(f"{run.name} is not in the table, because it was trained differently: {'; '.join(changed)}")
         return self._fits[run]
 
-    def _measured(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
+    def _measure(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
         """Return metric -> percent of a finished run on its first test split, and its label space."""
         if (run, evaluator) not in self._metrics:
             folder = self._folder.below(run.name)
-            split = read_config(folder).data.test_splits[0]
-            scored = require_split(folder, read_scores(folder), split)
-            scores, codes = scored.scores[scored.read], scored.codes[scored.read]
-            space = read_label_space(folder)
+            scored = require_split(folder, read_scores(folder), read_config(folder).data.test_splits[0])
+            scores, codes, space = scored.scores[scored.read], scored.codes[scored.read], read_label_space(folder)
             metrics = published.preset(evaluator, scores, codes, frequency=space.frequency)
-            of_labels = published.average_precisions(evaluator, scores, codes)
-            metrics |= {f"AP {name}": value for name, value in zip(space.names, of_labels, strict=True)}
+            per_label = published.average_precisions(evaluator, scores, codes)
+            metrics |= {f"AP {name}": value for name, value in zip(space.names, per_label, strict=True)}
             self._metrics[run, evaluator] = {name: 100 * value for name, value in metrics.items()}, space
         return self._metrics[run, evaluator]
 
     def _cost(self, run: Recipe) -> dict[str, float]:
         if run not in self._costs:
-            counted = summarize(configuration.load_config(run.reference, self._request.overrides_of(run)))
-            self._costs[run] = {name: counted[part][key] / unit for name, (part, key, unit) in COSTS.items()}
+            counts = summarize(configuration.load_config(run.reference, self._request.overrides_of(run)))
+            self._costs[run] = {name: counts[part][key] / unit for name, (part, key, unit) in COSTS.items()}
         return dict(self._costs[run])
 
 
 def _value(column: str, metrics: dict[str, float], space: LabelSpace) -> float:
     """Return a metric in percent, or the share of a pair of labels; nan if the data set lacks the labels."""
-    if pair := _OF_PAIR.fullmatch(column):
+    if pair := _PAIR.fullmatch(column):
         if not set(pair.groups()) <= set(space.names):
             return math.nan
         first, second = map(space.names.index, pair.groups())

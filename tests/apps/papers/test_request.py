@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
+from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.papers.paper import PAPERS, load
-from mlmoe_jax.apps.papers.reproduce.commands import WORKDIR, commands_after, dry_run, requested
+from mlmoe_jax.apps.papers.request import WORKDIR, commands_after, dry_run, requested
 from mlmoe_jax.config import load_config, validate
-from mlmoe_jax.main import main, parse
+from mlmoe_jax.main import main
 from mlmoe_jax.runs.assemble import preprocess_for
 
 TABLES = [result.id for name in PAPERS for result in load(name).results()]

@@ -1,4 +1,4 @@
-"""A sweep: trainings over a grid of values, one after another, with a table and a plot of their results.
+"""A sweep: trainings over a grid of values, with a table and a plot of their results.
 
     --sweep=config.model.prompts.num_groups=2,3,5,8 --sweep=config.seed=0,1,2
 
@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.papers.sweep.execute import execute, require_no_errors
-from mlmoe_jax.apps.papers.sweep.grid import GridRun, Point, as_text, planned, short_names
-from mlmoe_jax.apps.papers.sweep.plot import Line, draw
+from mlmoe_jax.apps.papers.engine import GridRun, execute, planned, require_no_errors
+from mlmoe_jax.apps.papers.grid import Point, as_text, short_names
+from mlmoe_jax.apps.papers.plot import Line, draw
 from mlmoe_jax.evaluation.metrics.rates import sample_deviation
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
@@ -31,8 +30,7 @@ SEED = "seed"
 _UNITS = {"data.image_size": "pixels", "augment.margin": "pixels", "train.batch_size": "images"}
 
 
-@dataclass(frozen=True)
-class SeedStatistics:
+class SeedStatistics(NamedTuple):
     """The mAP of one split over seeds: mean, sample standard deviation (nan for one value) and number of values."""
 
     mean: float
@@ -40,12 +38,16 @@ class SeedStatistics:
     count: int
 
 
-# --------------------------------------------------------------------------------------------------------- the sweep
 def sweep(points: Sequence[Point], folder: RunFolder, *, as_json: bool = False) -> int:
     """Train all runs of the grid that are not finished, write sweep.csv and sweep.png, print the table.
 
-    Returns 0, or 130 after SIGTERM or Ctrl-C. Raises UserError before the first run if one of them cannot be trained in
-    its folder, and at the end if some have failed; a failed run does not stop the others.
+    A failed run does not stop the remaining runs.
+
+    Returns:
+      The exit code: 0, or 130 after SIGTERM or Ctrl-C.
+
+    Raises:
+      UserError: before the first run if a run cannot be trained in its folder, and at the end if runs have failed.
     """
     runs = planned(points, folder)
     if not execute(runs, folder, lambda: write_table(folder, runs)):
@@ -61,27 +63,19 @@ def sweep(points: Sequence[Point], folder: RunFolder, *, as_json: bool = False) 
 
 def write_table(folder: RunFolder, runs: Sequence[GridRun]) -> None:
     """Write sweep.csv: one row per finished or failed run, metrics as unrounded fractions, empty if undefined."""
-    names = list(
-        dict.fromkeys(
-            (split, name) for run in runs for split, metrics in (run.results or {}).items() for name in metrics
-        )
+    columns = dict.fromkeys(
+        (split, name) for run in runs for split, metrics in (run.results or {}).items() for name in metrics
     )
     rows = []
     for run in runs:
         if run.results is None and not run.error:
             continue
-        found = [(run.results or {}).get(split, {}).get(name, math.nan) for split, name in names]
-        rows.append(
-            [
-                *map(as_text, run.values.values()),
-                *(run.selected.get(name, "") for name in ("step", "kind", "split", "metric")),
-                *("" if math.isnan(value) else float(value) for value in found),
-                run.name,
-                run.error,
-            ]
-        )
-    selected, metrics = ("step", "weights", "selected_on", "selected_by"), [f"{split}/{name}" for split, name in names]
-    folder.write_csv(TABLE, [*runs[0].values, *selected, *metrics, "run", "error"], rows)
+        metrics = [(run.results or {}).get(split, {}).get(name, math.nan) for split, name in columns]
+        chosen = [run.selected.get(name, "") for name in ("step", "kind", "split", "metric")]
+        numbers = ["" if math.isnan(value) else float(value) for value in metrics]
+        rows.append([*map(as_text, run.values.values()), *chosen, *numbers, run.name, run.error])
+    selected = ("step", "weights", "selected_on", "selected_by")
+    folder.write_csv(TABLE, [*runs[0].values, *selected, *map("/".join, columns), "run", "error"], rows)
 
 
 def report(runs: Sequence[GridRun]) -> dict[str, Any]:
@@ -99,13 +93,13 @@ def report(runs: Sequence[GridRun]) -> dict[str, Any]:
     if SEED not in runs[0].values:
         return {"runs": listed}
     means = [
-        {"config": values, "mAP": {split: vars(one) for split, one in statistics.items()}}
+        {"config": values, "mAP": {split: one._asdict() for split, one in statistics.items()}}
         for values, statistics in over_seeds(runs)
     ]
     return {"runs": listed, "over_seeds": means}
 
 
-# ---------------------------------------------------------------------------------------------------- table and plot
+# ------------------------------------------------------------------------------------------------------------ table
 def split_names(runs: Sequence[GridRun]) -> list[str]:
     """Return the splits that any run was evaluated on."""
     return list(dict.fromkeys(split for run in runs for split in run.results or {}))
@@ -123,9 +117,8 @@ def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, 
     for values, members in groups.items():
         statistics = {}
         for split in split_names(members):
-            found = [run.results[split]["mAP"] for run in members if split in (run.results or {})]
-            finite = [value for value in found if math.isfinite(value)]
-            if finite:
+            measured = [run.results[split]["mAP"] for run in members if split in (run.results or {})]
+            if finite := [value for value in measured if math.isfinite(value)]:
                 statistics[split] = SeedStatistics(float(np.mean(finite)), sample_deviation(finite), len(finite))
         summary.append((dict(values), statistics))
     return summary
@@ -135,23 +128,10 @@ def format_table(runs: Sequence[GridRun]) -> str:
     """Return the mAP in percent, one line per run, and then its mean and sample standard deviation over seeds."""
     splits = split_names(runs)
     short = short_names(runs[0].values, runs[0].config)
-    summary = over_seeds(runs) if SEED in runs[0].values else []
-    rows = [["mAP, %", *splits, "weights"]]
-    for run in runs:
-        if run.error:
-            rows.append([run.name, f"failed: {run.error}"])
-            continue
-        if run.results is None:
-            rows.append([run.name, "another process is training it"])
-            continue
-        cells = (run.results.get(split, {}).get("mAP", math.nan) for split in splits)
-        chosen = f"{run.selected['kind']} of step {run.selected['step']}" if run.selected else ""
-        if metric := run.selected.get("metric"):
-            chosen += f", by {metric}"
-        rows.append([run.name, *(f"{100 * value:.2f}" for value in cells), chosen])
-    if summary:
+    rows = [["mAP, %", *splits, "weights"], *([run.name, *_cells(run, splits)] for run in runs)]
+    if SEED in runs[0].values:
         rows += [[""], ["mean ± sample standard deviation over seeds"]]
-        for values, statistics in summary:
+        for values, statistics in over_seeds(runs):
             cells = (_mean_and_deviation(statistics[split]) if split in statistics else "" for split in splits)
             seeds = max((one.count for one in statistics.values()), default=0)
             rows.append([_label(values, short) or "all", *cells, "1 seed" if seeds == 1 else f"{seeds} seeds"])
@@ -160,12 +140,37 @@ def format_table(runs: Sequence[GridRun]) -> str:
     return text_table(rows, align="<" + ">" * len(splits) + "<", least=(0, *[14] * len(splits), 0))
 
 
+def _cells(run: GridRun, splits: Sequence[str]) -> list[str]:
+    """Return the cells of a run after its name: the mAP of each split and the selected weights, or a remark."""
+    if run.error:
+        return [f"failed: {run.error}"]
+    if run.results is None:
+        return ["another process is training it"]
+    chosen = f"{run.selected['kind']} of step {run.selected['step']}" if run.selected else ""
+    if metric := run.selected.get("metric"):
+        chosen += f", by {metric}"
+    return [*(f"{100 * run.results.get(split, {}).get('mAP', math.nan):.2f}" for split in splits), chosen]
+
+
+def _label(values: dict[str, Any], short: dict[str, str]) -> str:
+    return ", ".join(f"{short[key]}={as_text(v)}" if short else as_text(v) for key, v in values.items())
+
+
+def _mean_and_deviation(statistics: SeedStatistics) -> str:
+    mean = percent(statistics.mean)
+    return f"{mean} ± {percent(statistics.std)}" if statistics.count > 1 else mean
+
+
+def _selected_on_test(runs: Sequence[GridRun]) -> bool:
+    return any(run.config.eval.select_on == "test" for run in runs)
+
+
+# ------------------------------------------------------------------------------------------------------------- plot
 def plot(runs: Sequence[GridRun]) -> bytes:
     """Draw the mAP of each split over the first swept key, as PNG.
 
     One key: one line per split. Several keys: one panel per split, and one line per combination of the other keys.
-    Seeds are averaged, with error bars of one sample standard deviation; if only seeds are swept, each is a point
-    beside their mean.
+    Seeds are averaged, with error bars of one sample standard deviation. If only seeds are swept, each is a point.
     """
     keys = [key for key in runs[0].values if key != SEED]
     short = short_names(runs[0].values, runs[0].config)
@@ -179,9 +184,9 @@ def plot(runs: Sequence[GridRun]) -> bytes:
             label = _label(combination, short if len(others) > 1 else {}) if others else split
             curve = curves.setdefault(label, [])
             if split in statistics:
-                one = statistics[split]
-                curve.append((_tick(values[x_key], x_key), 100 * one.mean, 100 * one.std if one.count > 1 else 0.0))
-        lines = [Line(label, *zip(*found, strict=True), level=not keys) for label, found in curves.items() if found]
+                mean, std, count = statistics[split]
+                curve.append((_tick(values[x_key], x_key), 100 * mean, 100 * std if count > 1 else 0.0))
+        lines = [Line(label, *zip(*curve, strict=True)) for label, curve in curves.items() if curve]
         panels.setdefault(split if others else "", []).extend(lines)
     unit = f" ({_UNITS[x_key]})" if x_key in _UNITS else ""
     return draw(
@@ -200,29 +205,12 @@ def _tick(value: Any, key: str) -> Any:
     return value if has_scale else as_text(value)
 
 
-def _label(values: dict[str, Any], short: dict[str, str]) -> str:
-    return ", ".join(f"{short[key]}={as_text(v)}" if short else as_text(v) for key, v in values.items())
-
-
-def _mean_and_deviation(statistics: SeedStatistics) -> str:
-    mean = percent(statistics.mean)
-    return f"{mean} ± {percent(statistics.std)}" if statistics.count > 1 else mean
-
-
-def _selected_on_test(runs: Sequence[GridRun]) -> bool:
-    return any(run.config.eval.select_on == "test" for run in runs)
-
-
 def _title(runs: Sequence[GridRun]) -> str:
     """Return the settings that the runs have in common, and below them notes on the numbers."""
     flat = [configuration.flatten(run.config) for run in runs]
     keys = ("data.name", "model.backbone.name", "model.head.kind")
     common = [flat[0][key] for key in keys if len({one[key] for one in flat}) == 1]
-    notes = []
-    if SEED in runs[0].values:
-        counts = [one.count for _, statistics in over_seeds(runs) for one in statistics.values()]
-        few, many = min(counts), max(counts)
-        notes.append(f"mean ± sample standard deviation over {many if few == many else f'{few} to {many}'} seeds")
+    notes = ["mean ± sample standard deviation over seeds"] if SEED in runs[0].values else []
     if _selected_on_test(runs):
         notes.append("selected on test, as published")
     if failed := sum(bool(run.error) for run in runs):

@@ -1,0 +1,109 @@
+"""Plot of curves with error bars in several panels, as PNG."""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+# The palette of Okabe and Ito, which is safe for all types of color vision
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
+_PANEL, _NAME = 320, 26  # pixels: least width of a panel, width of a name below its axis
+_LETTER = 6.5  # pixels of a letter of the title
+_LETTERS = 40  # of the names below an axis, from which they are steep
+_LOGARITHMIC_FROM = 20  # ratio of largest to smallest x value from which the axis is logarithmic
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: y and its sample standard deviation (0 = no error bar) at some of the x values of the plot."""
+
+    label: str
+    x: Sequence[Any]
+    y: Sequence[float]
+    deviation: Sequence[float]
+
+
+def draw(panels: Mapping[str, Sequence[Line]], x_values: Sequence[Any], **texts: str) -> bytes:
+    """Draw the lines of all panels over `x_values` and return the content of a PNG file.
+
+    Args:
+      panels: heading -> lines; "" = no heading. Lines with the same label have the same color and marker.
+      x_values: all x values; see `x_axis`.
+      texts: see `chart`.
+    """
+    buffer = io.BytesIO()
+    chart(panels, x_values, **texts).save(buffer, format="png", scale_factor=2)
+    return buffer.getvalue()
+
+
+def chart(
+    panels: Mapping[str, Sequence[Line]],
+    x_values: Sequence[Any],
+    *,
+    x_label: str,
+    y_label: str,
+    legend: str = "",
+    title: str = "",
+) -> alt.FacetChart:
+    """Return the chart that `draw` writes; legend: the heading of the legend."""
+    numeric, x = x_axis(x_values, x_label)
+    rows = [
+        {"panel": panel, "label": line.label, "x": at if numeric else str(at), "y": y, "low": y - bar, "high": y + bar}
+        for panel, lines in panels.items()
+        for line in lines
+        for at, y, bar in zip(line.x, line.y, line.deviation, strict=True)
+    ]
+    labels = list(dict.fromkeys(line.label for lines in panels.values() for line in lines))
+    many = len(labels) > len(_COLORS)
+    colors = alt.Scale(domain=labels, scheme="viridis") if many else alt.Scale(domain=labels, range=_COLORS)
+    shapes = alt.Scale(domain=labels, range=[_SHAPES[place % len(_SHAPES)] for place in range(len(labels))])
+    key = alt.Legend(title=legend or None, labelLimit=240, symbolLimit=0)
+    base = alt.Chart().encode(x=x, color=alt.Color("label:N", scale=colors, legend=key))
+    y = alt.Y("y:Q", title=y_label, scale=alt.Scale(zero=False, padding=12))
+    layers = alt.layer(
+        base.mark_line(strokeWidth=1.4, strokeDash=[1, 0] if numeric else [2, 3]).encode(y=y),
+        base.mark_rule(strokeWidth=1).encode(y=alt.Y("low:Q", title=y_label), y2="high:Q"),
+        base.mark_point(filled=True, size=45, opacity=1).encode(
+            y=y, shape=alt.Shape("label:N", scale=shapes, legend=key)
+        ),
+        data=alt.Data(values=rows),
+    )
+    width = _PANEL if numeric else max(_PANEL, _NAME * len(x_values))
+    letters = int(width * len(panels) / _LETTER)
+    wrapped = [part for line in title.splitlines() for part in textwrap.wrap(line, letters)]
+    headings = alt.Column(
+        "panel:N", sort=list(panels), title=None, header=alt.Header(labels=any(panels), labelFontSize=12)
+    )
+    return (
+        layers.properties(width=width, height=260)
+        .facet(column=headings)
+        .properties(title=alt.TitleParams(wrapped, anchor="start", fontWeight="normal"))
+        .configure_view(stroke=None)
+        .configure_legend(orient="right")
+    )
+
+
+def x_axis(values: Sequence[Any], title: str) -> tuple[bool, alt.X]:
+    """Return whether the x axis is numeric, and the axis.
+
+    It is numeric for finite numbers, and logarithmic for a wide range; otherwise it has the values as names, in this
+    order, with dotted lines between the points.
+    """
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        names = list(map(str, values))
+        angle = -50 if sum(map(len, names)) > _LETTERS else 0
+        axis = alt.Axis(labelAngle=angle, labelLimit=160, grid=False)
+        return False, alt.X("x:N", sort=names, title=title, axis=axis, scale=alt.Scale(type="point", padding=0.5))
+    positive = sorted(value for value in values if value > 0)
+    scale = {"type": "linear", "zero": False}
+    if min(values) >= 0 and len(positive) > 1 and positive[-1] >= _LOGARITHMIC_FROM * positive[0]:
+        scale = {"type": "log"} if min(values) > 0 else {"type": "symlog", "constant": positive[0]}  # log has no 0
+    axis = alt.Axis(values=sorted(values), format="~g", grid=False, labelOverlap="greedy", labelSeparation=4)
+    return True, alt.X("x:Q", title=title, axis=axis, scale=alt.Scale(**scale, nice=False, padding=12))

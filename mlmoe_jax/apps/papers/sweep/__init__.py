@@ -1,1 +1,0 @@
-"""Many trainings that differ in a few keys."""
