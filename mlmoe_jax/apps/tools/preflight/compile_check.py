@@ -107,36 +107,34 @@ class Programs:
 def tpu_compiler(topology: str) -> Iterator[Sequence[Any]]:
     """Yield the devices of a TPU topology such as `v5e:4x4`, for compilation inside the block without a TPU.
 
-    Until the end of the block, JAX uses the CPU and environment variables keep libtpu from looking for a TPU. Raises
-    UserError without libtpu, or for an unknown topology.
+    Until the end of the block, JAX uses the CPU and environment variables keep libtpu from looking for a TPU.
+
+    Raises:
+      UserError: without libtpu, or for an unknown topology.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError('--topology needs the TPU compiler, which also runs without a TPU: pip install "jax[tpu]"')
-    platforms = jax.config.jax_platforms
+    from jax.experimental import topologies
+
+    platforms, single = jax.config.jax_platforms, topology.rpartition(":")[2] in ("1x1", "1x1x1")
+    options = {"chips_per_host_bounds": (1, 1, 1)} if single else {}
     added = {name: value for name, value in WITHOUT_TPU.items() if name not in os.environ}
     os.environ.update(added)
     jax.config.update("jax_platforms", "cpu")
     try:
-        yield _devices_of(topology)
+        try:
+            devices = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            reason = str(error).partition(": ")[2].strip().splitlines()[0].partition(". ")[0].rstrip(".")
+            raise UserError(
+                f"--topology={topology} is unknown to the TPU compiler ({reason}); write it like v5e:4x4, v5p:2x2x2 or "
+                "v6e:16x16"
+            ) from error
+        yield devices
     finally:
         for name in added:
             del os.environ[name]
         jax.config.update("jax_platforms", platforms)
-
-
-def _devices_of(topology: str) -> Sequence[Any]:
-    from jax.experimental import topologies
-
-    single = topology.rpartition(":")[2] in ("1x1", "1x1x1")
-    options = {"chips_per_host_bounds": (1, 1, 1)} if single else {}
-    try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
-    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        reason = str(error).partition(": ")[2].strip().splitlines()[0].partition(". ")[0].rstrip(".")
-        raise UserError(
-            f"--topology={topology} is unknown to the TPU compiler ({reason}); write it like v5e:4x4, v5p:2x2x2 or "
-            "v6e:16x16"
-        ) from error
 
 
 def capacity_elsewhere(device: Any) -> tuple[int, str]:
@@ -157,14 +155,14 @@ def capacity_elsewhere(device: Any) -> tuple[int, str]:
 
 def memory_shortage(message: str) -> tuple[int, int] | None:
     """Return (needed, available) in bytes from an error message of the TPU compiler; None if it is not about memory."""
-    for pattern in (
-        r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm",
-        r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)",
-    ):
-        if found := re.search(pattern, message):
-            unit = {letter: 1024**power for power, letter in enumerate(("", "K", "M", "G", "T"))}
-            return round(float(found[1]) * unit[found[2]]), round(float(found[3]) * unit[found[4]])
-    return None
+    size = r"([\d.]+)([KMGT]?)"
+    match = re.search(rf"Used {size} of {size} hbm|\({size}\) exceeds available HBM \({size}\)", message)
+    if match is None:
+        return None
+    needed, n, available, a = (text for text in match.groups() if text is not None)
+    return tuple(
+        round(float(number) * 1024 ** "_KMGT".index(unit or "_")) for number, unit in ((needed, n), (available, a))
+    )
 
 
 # --------------------------------------------------------------------------------------------------- compiling
@@ -191,7 +189,7 @@ def examine(program: Program, devices: int, capacity: int | None, *, quick: bool
         return report | {"fits": False, "needed": shortage[0] + program.held, "refused": True}
     report["compile_seconds"] = time.perf_counter() - started
     memory, cost = memory_parts(compiled), compiled.cost_analysis()
-    found = hlo.collectives(compiled.as_text(), devices)
+    collectives = hlo.collectives(compiled.as_text(), devices)
     needed = required(memory) + program.held
     return report | {
         "fits": None if capacity is None else needed <= capacity,
@@ -200,8 +198,8 @@ def examine(program: Program, devices: int, capacity: int | None, *, quick: bool
         "memory": memory,
         "flops": cost["flops"],
         "bytes_accessed": cost["bytes accessed"],
-        "collectives": hlo.totals(found),
-        "uncounted": sorted({one.kind for one in found if not one.counted}),
+        "collectives": hlo.totals(collectives),
+        "uncounted": sorted({one.kind for one in collectives if not one.counted}),
     }
 
 
@@ -209,7 +207,7 @@ def largest_arrays(arguments: dict[str, Any], count: int = 8) -> list[dict[str, 
     """Return the largest arguments: path, shape, type, spec and bytes per device."""
     rows = [
         {
-            "path": "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path),
+            "path": jax.tree_util.keystr(path, simple=True, separator="/"),
             "shape": list(leaf.shape),
             "dtype": str(leaf.dtype),
             "spec": str(leaf.sharding.spec),
@@ -248,9 +246,15 @@ def check(
 ) -> dict[str, Any]:
     """Compile both steps of a config for a topology, or for the local devices; return the whole report.
 
-    find_batch: search for the largest training batch per device, instead of using `train.batch_size`.
-    num_labels: see Programs. quick: see QUICK.
-    Raises UserError if mesh or batch do not match the devices, or if the topology is unknown.
+    Args:
+      config: of the training.
+      topology: of TPUs; "" = the local devices.
+      find_batch: search for the largest training batch per device, instead of using `train.batch_size`.
+      num_labels: see Programs.
+      quick: see QUICK.
+
+    Raises:
+      UserError: if mesh or batch do not match the devices, or if the topology is unknown.
     """
     if num_labels < 0:
         raise UserError(f"--labels={num_labels} is not a number of labels; give 1 or more")
@@ -285,29 +289,19 @@ def _examine_both(
         status(f"compiling the {name} step, {counted(images, 'image')} per device on {counted(mesh.size, 'device')}")
         return examine(program, mesh.size, capacity, quick=quick)
 
+    unit, tried = config.train.accumulate * mesh.size, {}
+
+    def fits(size: int) -> bool:
+        tried[size] = examined("train", programs.training(size * unit))
+        status(f"  {_verdict(tried[size], capacity)}")
+        return tried[size]["fits"]
+
     if find_batch:
-        unit = config.train.accumulate * mesh.size
-        train = _largest_batch(
-            lambda size: examined("train", programs.training(size * unit)),
-            max(1, config.train.batch_size // unit),
-            capacity,
-        )
+        train = tried[largest_fitting(fits, max(1, config.train.batch_size // unit)) or 1]
     else:
         train = examined("train", programs.training(config.train.batch_size))
     evaluation = programs.evaluation(config.eval.batch_size * mesh.size, train["batch_size"])
     return {"train": train, "eval": examined("eval", evaluation)}
-
-
-def _largest_batch(examined: Callable[[int], dict[str, Any]], start: int, capacity: int) -> dict[str, Any]:
-    """Return the report of the largest size that fits, or of 1 if none fits; start: the first size to try."""
-    seen: dict[int, dict[str, Any]] = {}
-
-    def fits(size: int) -> bool:
-        seen[size] = examined(size)
-        status(f"  {_verdict(seen[size], capacity)}")
-        return seen[size]["fits"]
-
-    return seen[largest_fitting(fits, start) or 1]
 
 
 def print_check(config: ConfigDict, topology: str = "", *, as_json: bool = False, **options: Any) -> int:

@@ -36,8 +36,8 @@ def test_memory_errors_of_the_compiler_are_parsed():
     assert memory_shortage("INTERNAL: something else") is None
 
 
-@pytest.mark.parametrize("start", [1, 5, 64, 1024])
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 13, 31, 100, 127, 128, 1000])
+@pytest.mark.parametrize("start", [1, 5, 1024])
+@pytest.mark.parametrize("limit", [0, 1, 7, 8, 13, 127, 1000])
 def test_the_largest_fitting_size_is_found_to_an_eighth(limit, start):
     tried = []
 
@@ -130,19 +130,14 @@ def test_memory_is_per_device_and_the_state_is_donated(compiled):
 
 
 def test_the_largest_arguments_are_shown_with_their_shardings(compiled):
-    step = compiled["report"]["steps"]["train"]
-    rows = {row["path"]: row for row in step["largest"]}
+    rows = {row["path"]: row for row in compiled["report"]["steps"]["train"]["largest"]}
     image = rows["batch/image"]
-    assert image["shape"] == [BATCH, 64, 64, 3]
-    assert image["bytes"] == BATCH // DEVICES * 64 * 64 * 3
+    assert (image["shape"], image["bytes"]) == ([BATCH, 64, 64, 3], BATCH // DEVICES * 64 * 64 * 3)
     assert "data" in image["spec"]
     assert "state/frozen/backbone/blocks/0/mlp/fc1/kernel" in rows
-    sizes = [row["bytes"] for row in step["largest"]]
+    sizes = [row["bytes"] for row in rows.values()]
     assert sizes == sorted(sizes, reverse=True)
-
-
-def test_sharded_arrays_count_with_the_size_of_a_shard(compiled):
-    assert compiled["sizes"]["halved"] < 0.6 * compiled["sizes"]["state"]
+    assert compiled["sizes"]["halved"] < 0.6 * compiled["sizes"]["state"], "a sharded array counts as a shard"
 
 
 def test_the_report_as_text(compiled):
@@ -209,20 +204,6 @@ def test_the_compiler_accepts_the_options_of_a_quick_check():
     assert compile_check.examine(program, 8, GIB, quick=True)["fits"]
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
         step.compile(compiler_options={"optimisation_level": 9})
-
-
-def test_a_batch_that_does_not_split_is_refused_with_a_valid_one(refusal, monkeypatch, tiny_vit):
-    from mlmoe_jax.config import load_config
-    from mlmoe_jax.runtime import sharding
-
-    class Mesh:
-        size = 256
-
-    monkeypatch.setattr(sharding, "make_mesh", lambda *_: Mesh)
-    sentence = refusal(compile_check.check, load_config("mlvpt_digits", [("train.batch_size", "300")]))
-    assert sentence == (
-        "train.batch_size is 300, which does not split over 256 devices; 256 does: set --config.train.batch_size=256"
-    )
 
 
 def test_finding_a_batch_needs_a_capacity(refusal):
