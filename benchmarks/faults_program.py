@@ -222,7 +222,7 @@ def _prepare(moment: str, strike: Callable[[], None]) -> None:
         case "row":
             around(RunFolder, "append_row")
         case "evaluation":
-            around(setup.Job, "score", first=True)
+            around(setup.Experiment, "score", first=True)
         case "final-evaluation":
             around(loop, "finish", first=True)
         case "saving":

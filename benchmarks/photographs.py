@@ -37,7 +37,7 @@ from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.sharding import setup_jax
 from mlmoe_jax.training.loop import train
-from mlmoe_jax.training.setup import open_data, with_features
+from mlmoe_jax.training.setup import open_data, with_caches
 
 METHODS = {
     "linear probe": "linear_probe",
@@ -138,7 +138,7 @@ def compute_features(config: ConfigDict) -> None:
     """Fill the cache of features, so that the time of a training does not depend on the methods before it."""
     mesh, preprocess = setup_jax(config), preprocess_for(config)
     data = open_data(config, RunFolder("unused"), resumes=False)
-    with_features(config, data, assemble(config, data.label_space), preprocess, mesh)
+    with_caches(config, data, assemble(config, data.label_space), preprocess, mesh)
 
 
 def tuned_rate(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray) -> tuple[float, dict]:

@@ -25,8 +25,9 @@ from benchmarks.fuzz_cases.hostile import (
     read_all,
     write,
 )
+from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.data.images import FORMATS, Decoding, read_image
-from mlmoe_jax.inference.inputs import GivenImages, find_images
+from mlmoe_jax.inference.inputs import GivenImages
 from mlmoe_jax.pretrained.load import read_tensors
 
 

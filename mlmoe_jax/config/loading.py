@@ -42,12 +42,20 @@ RENAMED = {
 CONSTANT: dict[str, Any] = {
     "augment.crop_ratio": (0.75, 1.3333333333333333),
     "augment.where": "host",
+    "optim.eps": 1e-8,
+    "optim.milestone_factor": 0.1,
+    "thresholds.least_positives": 10,
+    "train.divergence_limit": 1000.0,
+    "train.find_nonfinite": False,
 }
 # Sections whose keys do not change a trained model, so that a stored value other than the constant is only reported.
 _HARMLESS = (
     "data",
     "augment",
     "eval",
+    "thresholds",
+    "train.divergence_limit",
+    "train.find_nonfinite",
     "metrics",
     "report",
     "serve",
@@ -246,7 +254,7 @@ def _without_constants(stored: dict[str, Any], source: str) -> dict[str, Any]:
         if name not in CONSTANT or tuples(value) == CONSTANT[name]:
             continue
         differs = f"{source} has {name}={value!r}, which is always {CONSTANT[name]!r} in this version"
-        if name.partition(".")[0] not in _HARMLESS:
+        if not {name, name.partition(".")[0]} & set(_HARMLESS):
             raise UserError(f"{differs}; use the version that trained the run")
         status(f"warning: {differs}")
     return {name: value for name, value in stored.items() if name not in CONSTANT}

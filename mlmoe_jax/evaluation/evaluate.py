@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.batch import targets
-from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split, few_positives
@@ -21,7 +20,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import gate_shares, thresholds
 from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
-from mlmoe_jax.evaluation.metrics.groups import GROUPS, evaluate_scores
+from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
 from mlmoe_jax.evaluation.results import EVALUATED, FALL, SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.gate_statistics import shared_entries
@@ -41,9 +40,8 @@ from mlmoe_jax.runs.folder import (
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.memory import shortage_explained
+from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.sharding import on_device
 from mlmoe_jax.runtime.text import counted, text_table
 
 Metrics = dict[str, float]
@@ -53,50 +51,43 @@ _HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", FALL)
 
 def score_split(
     eval_step: Callable,
-    values: Params,
-    frozen: Params,
-    split: Split,
-    *,
-    data_config: ConfigDict,
-    batch_size: int,
-    mesh: Mesh,
-) -> SplitScores:
-    """Score each image of a split exactly once, on any number of processes; unreadable images score NaN.
-
-    data_config: `config.data`. batch_size: per device, so that the scores are the same to the last bit for any number
-    of devices. Raises UserError if a score is not finite.
-    """
-    options = {"data_config": data_config, "batch_size": batch_size, "mesh": mesh}
-    return score_candidates(eval_step, {"": values}, frozen, split, **options)[""]
-
-
-def score_candidates(
-    eval_step: Callable,
     candidates: Mapping[str, Params],
     frozen: Params,
     split: Split,
-    *,
-    data_config: ConfigDict,
-    batch_size: int,
+    config: ConfigDict,
     mesh: Mesh,
 ) -> dict[str, SplitScores]:
-    """Score a split with each of several values of one model, such as `raw` and `ema`, as `score_split` does.
+    """Score each image of a split exactly once per candidate, on any number of processes.
 
-    Every image is read, decoded and transferred once, for all of them.
+    Every image is read, decoded and transferred once for all candidates; unreadable images score NaN.
+    `config.eval.batch_size` is per device, so that scores are the same to the last bit for any number of devices.
+
+    Args:
+      eval_step: of `make_eval_step`.
+      candidates: name -> values of the model, such as `raw` and `ema`.
+      frozen: frozen values of the model.
+      split: the images.
+      config: the sections `data` and `eval` are read.
+      mesh: where the values are placed.
+
+    Returns:
+      name -> scores.
+
+    Raises:
+      UserError: a score is not finite, or a device is out of memory.
     """
-    batch_size *= mesh.size
-    loader = build_loader(data_config, split, batch_size=batch_size, labels=False, process=distributed.process())
-    progress = Progress(f"evaluate {split.name}", -(-len(split) // batch_size), batch_size)
-    outputs: list[dict[str, dict]] = []  # per batch: candidate -> output of the step
-    with shortage_explained("lower eval.batch_size"):
-        for batch in on_device(progress.waiting(loader), mesh):
-            outputs.append({name: eval_step(values, frozen, batch) for name, values in candidates.items()})
-            if len(outputs) > 1:
-                outputs[-2] = jax.device_get(outputs[-2])  # one step behind, so that the device is never idle
-            progress.advance()
-        progress.close()
-        outputs = jax.device_get(outputs)
-    return {name: _scores([of_batch[name] for of_batch in outputs], split) for name in candidates}
+    size = config.eval.batch_size * mesh.size
+    loader = build_loader(config.data, split, batch_size=size, labels=False, process=distributed.process())
+    outputs = list(
+        run_batches(
+            lambda batch: {name: eval_step(values, frozen, batch) for name, values in candidates.items()},
+            loader,
+            mesh,
+            advice="lower eval.batch_size",
+            progress=Progress(f"evaluate {split.name}", -(-len(split) // size), size),
+        )
+    )
+    return {name: _scores([output[name] for output in outputs], split) for name in candidates}
 
 
 def _scores(outputs: Sequence[Mapping], split: Split) -> SplitScores:
@@ -141,14 +132,6 @@ def measure(
         published = metric_presets.preset(settings.preset, scores, codes, frequency=label_space.frequency)
         measured |= {f"{settings.preset}/{name}": value for name, value in published.items()}
     return measured
-
-
-def selectable_metrics(config: ConfigDict) -> list[str]:
-    """Return the names of the metrics that `measure` computes for every split and that are better if higher."""
-    made = SplitScores("", np.array(["a", "b"]), np.array([[0.0], [1.0]]), np.array([[0], [1]], np.int8))
-    lower_is_better = [group for group in map(GROUPS.__getitem__, GROUPS) if group.lower_is_better]
-    names = measure(made, synthetic_label_space(1, 1), config)
-    return [name for name in names if not any(group.has(name) for group in lower_is_better)]
 
 
 def measure_pairs(
@@ -277,53 +260,33 @@ def evaluate_run(
     Sample images are explained if `report.samples` is above 0. overrides, which: as in `restore.open_run`.
     Raises UserError for a folder that cannot be restored, or data with other classes than the run.
     """
-    require_good_thresholds(folder)
-    return evaluate_opened(folder, open_run(folder, list(overrides), which=which))
+    fitted = stored_thresholds(folder)  # before the model, which takes longer to read
+    return evaluate_opened(folder, open_run(folder, list(overrides), which=which), fitted)
 
 
-def require_good_thresholds(folder: RunFolder) -> None:
-    """Raise UserError if the run has thresholds that cannot be used; called before anything that takes time."""
-    _thresholds_of(folder)
-
-
-def _thresholds_of(folder: RunFolder) -> Thresholds | None:
+def stored_thresholds(folder: RunFolder) -> Thresholds | None:
+    """Return the thresholds of a run, None without any; UserError if they are damaged."""
     return read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
 
 
-def evaluate_opened(folder: RunFolder, run: Run) -> dict[str, Metrics]:
-    """Evaluate a run that is restored already, as `evaluate_run` does."""
-    results = _evaluate(folder, run)
-    write_requested_samples(folder, run.config, run)
-    return results
-
-
-def _evaluate(folder: RunFolder, run: Run) -> dict[str, Metrics]:
-    if not run.config.data.test_splits:
+def evaluate_opened(folder: RunFolder, run: Run, fitted: Thresholds | None) -> dict[str, Metrics]:
+    """Evaluate a run that is restored already, as `evaluate_run` does; fitted: of `stored_thresholds`."""
+    config = run.config
+    if not config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
     status(f"results go to {folder / EVALUATED}")
-    parts, shared = (run.definition, run.preprocess, run.mesh, run.label_axes), shared_entries(run.config)
-    eval_step = make_eval_step(*parts, shared=shared)
-    scored = {name: score_with(run, eval_step, name) for name in run.config.data.test_splits}
-    fitted = _thresholds_of(folder)
-    results = measure_and_write(folder, scored, run.label_space, run.config, prefix=EVALUATED, fitted=fitted)
+    parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
+    eval_step = make_eval_step(*parts, shared=shared_entries(config))
+    scored = {}
+    for name in config.data.test_splits:
+        split = open_split(config.data, name, classes=run.label_space.names, seed=config.seed)
+        require_readable([split], config.data)
+        scored[name] = score_split(eval_step, {"": run.values}, run.frozen, split, config, run.mesh)[""]
+    results = measure_and_write(folder, scored, run.label_space, config, prefix=EVALUATED, fitted=fitted)
     if distributed.is_first():
         list_skipped(folder, (item.skipped for item in scored.values()), prefix=EVALUATED)
+    write_requested_samples(folder, config, run)
     return results
-
-
-def score_with(run: Run, eval_step: Callable, name: str) -> SplitScores:
-    """Score one split of the run's data set with the run's selected values."""
-    split = open_split(run.config.data, name, classes=run.label_space.names, seed=run.config.seed)
-    require_readable([split], run.config.data)
-    return score_split(
-        eval_step,
-        run.values,
-        run.frozen,
-        split,
-        data_config=run.config.data,
-        batch_size=run.config.eval.batch_size,
-        mesh=run.mesh,
-    )
 
 
 def headlines(results: Mapping[str, Metrics]) -> list[str]:

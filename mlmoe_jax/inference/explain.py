@@ -41,8 +41,9 @@ from mlmoe_jax.models.prompts import prompt_places as places_of
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, on_device
+from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes
 from mlmoe_jax.runtime.storage import to_json
 
 MOST_SAMPLES, MOST_SIDE = 64, 224  # maximum number of images, and maximum side of a thumbnail in pixels
@@ -158,28 +159,30 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
 
     Raises UserError if no image can be read.
     """
-    found: dict[str, list[np.ndarray]] = {}
-    for output in predictions(run, split, batch_size=BATCH * run.mesh.size, attention=True):
-        prediction, real = output["prediction"], jax.device_get(output["mask"]) > 0
+
+    def selected(output: dict[str, Any]) -> dict[str, Any]:
+        prediction = output["prediction"]
         arrays = {f"gates/{name}": weights for name, weights in prediction.gates.items()}
         arrays |= {f"attention/{name}": weights for name, weights in prediction.attention.items()}
-        large = {
-            name
-            for name, values in arrays.items()
-            if values.size // len(values) * (1 if len(values) == 1 else len(split)) > most_numbers
-        }
-        kept = {name: values.astype(np.float16) for name, values in arrays.items() if name not in large}
-        kept |= {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
-        for name, values in jax.device_get(kept).items():
+        images = {name: 1 if len(values) == 1 else len(split) for name, values in arrays.items()}  # 1: static gates
+        large = {name for name, values in arrays.items() if values.size // len(values) * images[name] > most_numbers}
+        small = {name: values.astype(np.float16) for name, values in arrays.items() if name not in large}
+        of_images = {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
+        return {"mask": output["mask"], "arrays": small | of_images, "grid": prediction.grid, "large": sorted(large)}
+
+    parts: dict[str, list[np.ndarray]] = {}
+    for output in predictions(run, split, batch_size=BATCH * run.mesh.size, attention=True, select=selected):
+        real = output["mask"] > 0
+        for name, values in output["arrays"].items():
             if len(values) == len(real):
-                found.setdefault(name, []).append(values[real])
+                parts.setdefault(name, []).append(values[real])
             else:  # static gates are the same for every image
-                found[name] = [values]
-    joined = {name: np.concatenate(parts) for name, parts in found.items()}
+                parts[name] = [values]
+    joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     rows, images, scores = (joined.pop(name) for name in ("rows", "images", "scores"))
     if not len(rows):
         raise UserError(f"none of {len(split):,} images of {split.name} can be read, so none can be explained")
-    return Explained(rows.astype(np.int64), images, scores, joined, prediction.grid, tuple(sorted(large)))
+    return Explained(rows.astype(np.int64), images, scores, joined, output["grid"], tuple(output["large"]))
 
 
 def write_samples(
@@ -264,8 +267,19 @@ def _remove(folder: RunFolder) -> None:
         path.unlink()
 
 
-def predictions(run: Run, split: Split, *, batch_size: int, attention: bool) -> Iterator[dict[str, Any]]:
-    """Return an iterator over the outputs of `make_explain_step` for the batches of a split, in order."""
+def predictions(
+    run: Run,
+    split: Split,
+    *,
+    batch_size: int,
+    attention: bool,
+    select: Callable[[dict[str, Any]], Any] = lambda output: output,
+) -> Iterator[Any]:
+    """Yield the outputs of `make_explain_step` for the batches of a split, in order, on the host.
+
+    select: output on the device -> the part of it to transfer.
+    """
     step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=attention)
     loader = build_loader(run.config.data, split, batch_size=batch_size, labels=False, process=distributed.process())
-    return (step(run.values, run.frozen, batch) for batch in on_device(loader, run.mesh))
+    advice = "explain fewer images per device, or on a device with more memory"
+    return run_batches(lambda batch: select(step(run.values, run.frozen, batch)), loader, run.mesh, advice=advice)

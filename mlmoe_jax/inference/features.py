@@ -22,9 +22,9 @@ from mlmoe_jax.models.apply import make_feature_step
 from mlmoe_jax.models.params import Params, fingerprint
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.memory import shortage_explained
+from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.sharding import on_device, place
+from mlmoe_jax.runtime.sharding import place
 from mlmoe_jax.runtime.version import __version__
 
 
@@ -69,14 +69,15 @@ class FeatureExtractor:
         """
         size = self.batch_size
         loader = build_loader(self.config.data, split, batch_size=size, labels=False, process=distributed.process())
-        progress = Progress(f"features of {split.name}", -(-len(split) // size), size)
-        with shortage_explained("lower eval.batch_size"):
-            for batch in on_device(progress.waiting(loader), self.mesh):
-                found = jax.device_get(self.step(self.values, batch))
-                whole = found.pop("id") >= 0
-                yield {kind: values[whole] for kind, values in found.items()}
-                progress.advance()
-        progress.close()
+        for output in run_batches(
+            lambda batch: self.step(self.values, batch),
+            loader,
+            self.mesh,
+            advice="lower eval.batch_size",
+            progress=Progress(f"features of {split.name}", -(-len(split) // size), size),
+        ):
+            whole = output.pop("id") >= 0
+            yield {kind: values[whole] for kind, values in output.items()}
 
     def cached(self, split: Split) -> Split:
         """Return a split whose batches hold features in place of images; what is not in the cache yet is computed.

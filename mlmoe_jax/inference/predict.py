@@ -4,53 +4,61 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import overload
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
 
 import jax
 import numpy as np
 
-from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.overrides import Overrides, as_pairs
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.readers import untimed
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
-from mlmoe_jax.inference.inputs import GivenImages, ImageLike, find_images, is_one_image
-from mlmoe_jax.inference.outputs import Result, choose_target, require_distinct_columns, row_writer
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.inputs import GivenImages, ImageLike, is_one_image
 from mlmoe_jax.models.apply import make_eval_step, probabilities
-from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
-from mlmoe_jax.runs.restore import BEST, Run, open_run, read_label_space
+from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared import run_folder
-from mlmoe_jax.runs.thresholds import read_thresholds
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.memory import shortage_explained
-from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.sharding import on_device
-from mlmoe_jax.runtime.storage import to_json
-from mlmoe_jax.runtime.targets import Target, opened
-from mlmoe_jax.runtime.text import counted, printable, text_table
+from mlmoe_jax.runtime.batches import run_batches
+from mlmoe_jax.runtime.progress import Progress
 
 BATCH = 32  # default number of images per device
 # Images per device in a batch, if no batch size is given: few, so that few programs are compiled, and one image is not
 # padded to 32.
 SIZES = (1, 4, 16, BATCH)
-SHOWN = 20  # maximum number of printed rows, and of printed errors
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result for one image.
+
+    labels: the labels at or above their threshold, in the order of the model; with `top_k`, the best ones, best first.
+    scores: label -> probability, for all labels.
+    error: the reason if the image could not be read; all other fields except `image` are then empty.
+    gates: name of the gate -> routing weights f32[K,E], if requested.
+    """
+
+    image: str
+    labels: tuple[str, ...] = ()
+    scores: dict[str, float] | None = None
+    error: str = ""
+    gates: dict[str, np.ndarray] | None = field(default=None, compare=False)
 
 
 class Predictor:
     """A trained model that labels images.
 
-    thresholds: label -> minimum probability for assigning the label. With several processes, all of them make the same
-    calls with the same images; each reads its part of each batch and receives all results.
+    thresholds: label -> minimum probability for assigning the label. source: how they were fitted, as in
+    `runs.thresholds.Thresholds`. With several processes, all of them make the same calls with the same images; each
+    reads its part of each batch and receives all results.
     """
 
-    def __init__(self, run: Run, thresholds: Mapping[str, float]):
-        self.run, self.names = run, run.label_space.names
-        if unknown := [name for name in self.names if name not in thresholds]:
-            raise UserError(f"label {unknown[0]} has no threshold; add one to {THRESHOLDS} of the run")
-        self.thresholds = np.array([thresholds[name] for name in self.names], np.float64)
+    def __init__(self, run: Run, thresholds: Mapping[str, float], source: Mapping[str, Any] | None = None):
+        self.run, self.names, self.source = run, run.label_space.names, source or {}
+        self.thresholds = Thresholds(dict(thresholds)).of(self.names)
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
         self._data.update(untimed(self._data.threads, self._data.workers))
@@ -59,21 +67,26 @@ class Predictor:
 
     @classmethod
     def from_run(cls, workdir: str | os.PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
-        """Open a run, a model on the hub (hf:user/name), or demo:photographs; UserError if it has no trained model.
+        """Open a run, a model on the hub (hf:user/name), or demo:photographs.
 
-        overrides: config keys under data, eval and mesh that differ from those of the run; eval.threshold replaces all
-        of its thresholds. checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
-        data.exif is "apply" unless it is set here: a method may have ignored the orientation of the images of a
-        benchmark, but a photograph of a camera is labeled as people see it.
+        Args:
+          workdir: the folder or name of the run.
+          overrides: config keys under data, eval and mesh that differ from the run's; eval.threshold replaces all of
+            its thresholds. data.exif is "apply" unless it is set here: a method may have ignored the orientation of the
+            images of a benchmark, but a photograph of a camera is labeled as people see it.
+          checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
+
+        Raises:
+          UserError: there is no trained model.
         """
         folder, pairs = run_folder(workdir), as_pairs(overrides)
         if all(key != "data.exif" for key, _ in pairs):
             pairs = [*pairs, ("data.exif", "apply")]
         fixed = any(key == "eval.threshold" for key, _ in pairs)
-        fitted = {} if fixed else read_thresholds(folder).values  # before the model, which takes longer to read
+        fitted = Thresholds({}) if fixed else read_thresholds(folder)  # before the model, which takes longer to read
         run = open_run(folder, pairs, which=checkpoint)
-        values = {name: run.config.eval.threshold for name in run.label_space.names} if fixed else fitted
-        return cls(run, values)
+        values = dict.fromkeys(run.label_space.names, run.config.eval.threshold) if fixed else fitted.values
+        return cls(run, values, fitted.source)
 
     @overload
     def __call__(
@@ -110,13 +123,18 @@ class Predictor:
     ) -> Iterator[Result]:
         """Return an iterator over the results in the order of the images, which are read while the model runs.
 
-        batch_size: for all devices together, rounded up to a multiple of their number; by default the smallest of SIZES
-        per device that takes all images, or else the largest. Every batch has this size (the last one is padded), and
-        the model is compiled once per size. top_k: assign this number of best labels to each image instead of using the
-        thresholds. gates: also return the routing weights of the labels. progress: advanced once per batch.
+        Args:
+          images: paths, encoded bytes, u8[h,w,3] arrays or Pillow images.
+          batch_size: for all devices together, rounded up to a multiple of their number; by default the smallest of
+            SIZES per device that takes all images, or else the largest. Every batch has this size (the last one is
+            padded), and the model is compiled once per size.
+          top_k: assign this number of best labels to each image instead of using the thresholds.
+          gates: also return the routing weights of the labels.
+          progress: advanced once per batch.
 
-        Raises UserError for images that are not in a sequence, for a top_k above the number of labels and for gates of
-        a model without gates; the iterator raises it if the model returns non-finite scores.
+        Raises:
+          UserError: images that are not in a sequence, a top_k above the number of labels, or gates of a model without
+            gates; the iterator raises it if the model returns non-finite scores.
         """
         if is_one_image(images):
             raise UserError("stream takes a sequence of images; put the image in a list")
@@ -132,8 +150,9 @@ class Predictor:
         return self._results(images, batch_size, top_k, gates, progress) if len(images) else iter(())
 
     def check_top_k(self, top_k: int | None) -> None:
-        """Raise UserError for a number of labels that the model does not have."""
-        require_top_k(top_k, len(self.names))
+        """Raise UserError for a number of best labels that is not from 1 to K; None stands for thresholds."""
+        if top_k is not None and not 1 <= top_k <= len(self.names):
+            raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
 
     def _has_gates(self, batch_size: int) -> bool:
         size = self.run.preprocess.image_size
@@ -142,20 +161,15 @@ class Predictor:
         return bool(jax.eval_shape(self._steps[True], self.run.values, self.run.frozen, shapes)["gates"])
 
     def _results(self, images, batch_size, top_k, gates, progress) -> Iterator[Result]:
-        given = GivenImages(images)
+        given, run = GivenImages(images), self.run
         names = [given.name(row) for row in range(len(given))]
         split = Split("images", (), np.zeros((len(given), 0), np.int8), names, given)
         loader = build_loader(self._data, split, batch_size=batch_size, labels=False, process=distributed.process())
-        step, waiting = self._steps[gates], None
-        with shortage_explained("take a smaller batch (--batch-size)"):
-            for batch in on_device(progress.waiting(loader) if progress else loader, self.run.mesh):
-                output = step(self.run.values, self.run.frozen, batch)
-                if waiting is not None:  # one step behind, so that the device is never idle
-                    yield from self._of_batch(jax.device_get(waiting), split, top_k)
-                waiting = output
-                if progress:
-                    progress.advance()
-            yield from self._of_batch(jax.device_get(waiting), split, top_k)
+        step, advice = self._steps[gates], "take a smaller batch (--batch-size)"
+        for output in run_batches(
+            lambda batch: step(run.values, run.frozen, batch), loader, run.mesh, advice=advice, progress=progress
+        ):
+            yield from self._of_batch(output, split, top_k)
 
     def _of_batch(self, output: dict, split: Split, top_k: int | None) -> Iterator[Result]:
         read = output["mask"] > 0
@@ -168,30 +182,23 @@ class Predictor:
                 [(_, name, error)] = SkippedImages(split, [row]).table()
                 yield Result(name, error=error)
                 continue
-            weights = {
-                gate: values[at % len(values)] for gate, values in output.get("gates", {}).items()
-            }  # static: [1,K,E]
+            # static gates are [1,K,E]
+            weights = {gate: values[at % len(values)] for gate, values in output.get("gates", {}).items()}
             yield self.result(split.ids[int(row)], output["logits"][at], top_k, weights or None)
 
     def result(
         self, name: str, logits: np.ndarray, top_k: int | None = None, gates: dict[str, np.ndarray] | None = None
     ) -> Result:
-        """Return the result for an image, given its logits f32[K] and the gates f32[K,E] that were asked for."""
+        """Return the result for an image, given its logits f32[K] and, if requested, its gates f32[K,E]."""
         scores = probabilities(logits)
         labels = tuple(self.names[k] for k in self._chosen(scores, top_k))
         return Result(name, labels, dict(zip(self.names, scores.tolist(), strict=True)), gates=gates)
 
     def _chosen(self, scores: np.ndarray, top_k: int | None) -> np.ndarray:
         """Return the indices of the labels to assign; of equal scores, the first label ranks higher."""
-        return (
-            np.flatnonzero(scores >= self.thresholds) if top_k is None else np.argsort(-scores, kind="stable")[:top_k]
-        )
-
-
-def require_top_k(top_k: int | None, labels: int) -> None:
-    """Raise UserError for a number of best labels that is not from 1 to K = `labels`; None stands for thresholds."""
-    if top_k is not None and not 1 <= top_k <= labels:
-        raise UserError(f"top_k is {top_k} and should be from 1 to the {labels} labels of the model")
+        if top_k is None:
+            return np.flatnonzero(scores >= self.thresholds)
+        return np.argsort(-scores, kind="stable")[:top_k]
 
 
 def fitting_size(images: int, sizes: Sequence[int]) -> int:
@@ -199,151 +206,6 @@ def fitting_size(images: int, sizes: Sequence[int]) -> int:
     return next((size for size in sizes if size >= images), sizes[-1])
 
 
-# ------------------------------------------------------------------------------------------------- the command line
-def predict_files(
-    folder: RunFolder,
-    given: Sequence[str],
-    output: str | None,
-    overrides: Sequence[tuple[str, str]],
-    *,
-    checkpoint: str = BEST,
-    batch_size: int | None = None,
-    top_k: int | None = None,
-    gates: bool = False,
-    as_json: bool = False,
-) -> int:
-    """Label the images that `given` names (see inputs.py) and write one row per image (see outputs.py).
-
-    A short table is printed to stdout, with `as_json` the numbers of images; or one line to stderr if the rows are
-    written to stdout, which is the default with `as_json`. batch_size: number of images at a time, by default 32 per
-    device. Returns the exit code: 0; 2 if an image could not be read, and all other images are labeled; 3 if the newest
-    checkpoint is damaged and the one before it was used.
-    """
-    target = choose_target(output, folder, as_json=as_json, gates=gates)
-    folder.require_model()
-    if top_k is not None:
-        require_top_k(top_k, len(read_label_space(folder).names))
-    elif target.kind == "csv":
-        require_distinct_columns(read_label_space(folder).names)
-    if batch_size is not None:
-        _require_batch(batch_size)
-    paths = _of_first_process(lambda: find_images(given))
-    predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
-    devices = predictor.run.mesh.size
-    size = even_batch(len(paths), BATCH * devices if batch_size is None else batch_size, devices)
-    writes, summary = distributed.is_first(), _Summary(len(paths))
-    progress = Progress("predict", math.ceil(len(paths) / size), size)
-    try:
-        results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
-        if not writes:
-            for result in results:
-                summary.add(result)
-        else:
-            if top_k is None:
-                _report_thresholds(predictor, folder, overrides)
-            with opened(target) as file:
-                write = row_writer(file, target.kind, predictor.names, top_k)
-                for result in results:
-                    write(result)
-                    summary.add(result)
-    finally:
-        progress.close()
-    if writes:
-        summary.print(target, as_json=as_json)
-    if summary.unread:
-        return USER_ERROR
-    return OUTDATED if predictor.run.outdated else DONE
-
-
-def even_batch(images: int, most: int, devices: int) -> int:
-    """Return a batch size of about `most`, a multiple of `devices`, for which the last batch needs little padding.
-
-    Raises UserError for a `most` below 1.
-    """
-    _require_batch(most)
-    return devices * math.ceil(images / math.ceil(images / most) / devices)
-
-
-def _require_batch(size: int) -> None:
-    if size < 1:
-        raise UserError(f"--batch-size={size} should be above 0")
-
-
-def _of_first_process(find: Callable[[], list[str]]) -> list[str]:
-    """Call `find` on the first process, the only one with a standard input; return, or raise, its result on all."""
-    message = {}
-    if distributed.is_first():
-        try:
-            message["paths"] = find()
-        except UserError as error:
-            message["error"] = str(error)
-    message = distributed.broadcast_from_first(message)
-    if "error" in message:
-        raise UserError(message["error"])
-    return message["paths"]
-
-
-def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Sequence[tuple[str, str]]) -> None:
-    """Log the thresholds, unless all labels have the default."""
-    if (predictor.thresholds == default_config().eval.threshold).all():
-        return
-    finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
-    text = " to ".join(f"{value:.3g}" for value in finite[[0, -1][: len(finite)]])
-    never = int(np.count_nonzero(np.isinf(predictor.thresholds)))
-    text = " and ".join(filter(None, [text, f"never for {counted(never, 'label')}" if never else ""]))
-    if "eval.threshold" in dict(overrides):
-        status(f"thresholds: {text} (--config.eval.threshold)")
-        return
-    source = read_thresholds(folder).source
-    fitted = f", fitted on {source['split']}" if "split" in source else ""
-    status(f"thresholds: {text} ({folder / THRESHOLDS}{fitted})")
-
-
-class _Summary:
-    """The printed summary of a prediction: its first rows, the errors, and the speed."""
-
-    def __init__(self, images: int):
-        self.images, self.done, self.unread = images, 0, 0
-        self.first: list[Result] = []
-        self.started = time.perf_counter()
-
-    def add(self, result: Result) -> None:
-        """Count a result, and log its error at once unless there are more than SHOWN."""
-        self.done += 1
-        if len(self.first) < SHOWN:
-            self.first.append(result)
-        if result.error:
-            self.unread += 1
-            if self.unread <= SHOWN and distributed.is_first():
-                status(f"error: {printable(result.error)}")
-
-    def print(self, target: Target, *, as_json: bool) -> None:
-        """Print the summary to stdout, its numbers alone with `as_json`; log it if the rows are written to stdout."""
-        rate = self.done / max(1e-9, time.perf_counter() - self.started)
-        if self.unread > SHOWN:
-            status(f"… and {self.unread - SHOWN:,} more errors; {target} contains all of them")
-        if as_json and target.path is not None:
-            numbers = {"images": self.done, "labeled": self.done - self.unread, "unreadable": self.unread}
-            print(to_json({**numbers, "images_per_second": rate, "output": str(target)}, indent=2))
-            return
-        labeled = f"{self.done - self.unread:,} of {counted(self.images, 'image')} labeled"
-        show = status if target.path is None else print
-        if target.path is not None:
-            show(_table(self.first, self.done))
-        show(f"{labeled} ({rate:.3g} images/s); written to {target}")
-
-
-def _table(first: Sequence[Result], count: int) -> str:
-    names = [printable(result.image.encode(errors="surrogateescape").decode(errors="replace")) for result in first]
-    rows = []
-    for name, result in zip(names, first, strict=True):
-        scores = result.scores or {}
-        best = sorted(result.labels, key=scores.__getitem__, reverse=True)
-        text = (
-            "  ".join(f"{printable(label)} {100 * scores[label]:.0f} %" for label in best)
-            or "(no label reaches its threshold)"
-        )
-        rows.append([name, "unreadable" if result.error else text])
-    if count > len(first):
-        rows.append([f"… and {count - len(first)} more"])
-    return text_table(rows, align="<")
+def by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
+    """Return label -> weights of f32[K,E], rounded: six digits suffice and take a third of the space."""
+    return dict(zip(names, np.round(weights.astype(np.float64), 6).tolist(), strict=True))

@@ -24,8 +24,6 @@ FREE_KEYS = (
     "pack.",
     "prune.",
     "init_from",  # only read when a run starts
-    "train.divergence_limit",
-    "train.find_nonfinite",
     "train.skip_nonfinite",
     "train.log_every",
     "eval.batch_size",

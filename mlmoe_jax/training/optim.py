@@ -19,6 +19,9 @@ from mlmoe_jax.models import rules
 
 Schedule = Callable[[ArrayLike], ArrayLike]
 
+EPS = 1e-8  # in the denominator of Adam's update, as in torch.optim
+MILESTONE_FACTOR = 0.1  # of the learning rate at each milestone of multi_step
+
 
 def one_cycle(
     peak: float, total_steps: int, *, pct_start: float = 0.2, div: float = 25.0, final_div: float = 1e4
@@ -68,7 +71,7 @@ def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
     """Return (learning rate, beta1) of a config, both functions of the number of steps already taken.
 
     `optim.schedule`: "one_cycle" (also cycles beta1, so `optim.b1` is not used), "constant", "cosine" (to 0 at
-    total_steps), or "multi_step" (times `optim.milestone_factor` after each fraction of the training in
+    total_steps), or "multi_step" (times MILESTONE_FACTOR after each fraction of the training in
     `optim.milestones`). All but the first rise linearly from 0 over `optim.warmup_steps` and keep beta1 = `optim.b1`.
     Raises UserError for another schedule or too many warm-up steps.
     """
@@ -83,7 +86,7 @@ def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
     if optim.schedule == "cosine":
         after = optax.cosine_decay_schedule(peak, total_steps - optim.warmup_steps)
     elif optim.schedule == "multi_step":
-        falls = {round(share * total_steps) - optim.warmup_steps: optim.milestone_factor for share in optim.milestones}
+        falls = {round(share * total_steps) - optim.warmup_steps: MILESTONE_FACTOR for share in optim.milestones}
         after = optax.piecewise_constant_schedule(peak, falls)
     warmup = optax.linear_schedule(0.0, peak, max(optim.warmup_steps, 1))
     return optax.join_schedules([warmup, after], [optim.warmup_steps]), optax.constant_schedule(optim.b1)
@@ -101,9 +104,9 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
           to torch.optim's at every step, or "muon": Muon (see `_scale_by_muon`) for the paths that `muon_rules`
           choose, AdamW for the others,
         learning_rate: peak rate,
-        schedule, warmup_steps, milestones, milestone_factor: see `make_schedules`,
+        schedule, warmup_steps, milestones: see `make_schedules`,
         weight_decay,
-        b1, b2, eps: of AdamW; b1 is also the momentum of SGD,
+        b1, b2: of AdamW; b1 is also the momentum of SGD,
         clip_norm: largest global norm of the gradients, 0 = no clipping,
         rate_rules, decay_rules: lists of (regex over paths, factor),
         muon_rules: list of (regex over paths, bool), for `muon` only.
@@ -120,12 +123,12 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     add_decay = optax.stateless(lambda updates, params: {p: u + decay[p] * params[p] for p, u in updates.items()})
     scale_rate = optax.stateless(lambda updates, _: {p: rate_factor[p] * u for p, u in updates.items()})
     if optim.name == "adamw":
-        core = (_scale_by_adam(beta1, optim.b2, optim.eps), add_decay)
+        core = (_scale_by_adam(beta1, optim.b2), add_decay)
     elif optim.name == "adam":
-        core = (add_decay, _scale_by_adam(beta1, optim.b2, optim.eps))
+        core = (add_decay, _scale_by_adam(beta1, optim.b2))
     elif optim.name == "muon":
         matrices = {path for path in paths if rules.first_match(optim.muon_rules, path, False)}
-        adam = _scale_by_adam(beta1, optim.b2, optim.eps)
+        adam = _scale_by_adam(beta1, optim.b2)
         core = (_divide(matrices, _scale_by_muon(), adam), add_decay)
     elif optim.name == "sgd":
         core = (add_decay, optax.inject_hyperparams(optax.trace, hyperparam_dtype=jnp.float32)(decay=beta1))
@@ -149,8 +152,8 @@ def ema_update(ema: Mapping[str, Array], new: Mapping[str, Array], decay: float)
     return jax.tree.map(lambda old, value: old + (1 - decay) * (value - old), dict(ema), dict(new))
 
 
-def _scale_by_adam(beta1: Schedule, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam's direction m̂ / (√v̂ + eps), with the state of optax.scale_by_adam and a beta1 that depends on the step.
+def _scale_by_adam(beta1: Schedule, b2: float) -> optax.GradientTransformation:
+    """Adam's direction m̂ / (√v̂ + EPS), with the state of optax.scale_by_adam and a beta1 that depends on the step.
 
     The bias corrections use the beta1 of this step only, as PyTorch's do. 1 − b2^t is −expm1(t · log b2): as a
     difference in float32, its first values have an error of one part in 10⁵, and so has the whole trajectory.
@@ -167,7 +170,7 @@ def _scale_by_adam(beta1: Schedule, b2: float, eps: float) -> optax.GradientTran
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g**2, state.nu, grads)
         correct1, correct2 = -jnp.expm1(count * jnp.log(b1)), -jnp.expm1(count * (math.log(b2) if b2 else -math.inf))
-        updates = jax.tree.map(lambda m, v: m / correct1 / (jnp.sqrt(v / correct2) + eps), mu, nu)
+        updates = jax.tree.map(lambda m, v: m / correct1 / (jnp.sqrt(v / correct2) + EPS), mu, nu)
         return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
     return optax.GradientTransformation(init, update)

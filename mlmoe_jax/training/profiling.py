@@ -12,16 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.profiler import ProfileData
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import text_table
-from mlmoe_jax.training.state import TrainState
-from mlmoe_jax.training.step import TrainStep
 
 FOLDER = "profile"
 MOST_STEPS = 100  # a step can have a hundred thousand events
@@ -62,49 +58,12 @@ class Window:
             )
 
 
-class TracedStep:
-    """The training step, which the first process traces in the steps of a window; without a window, never.
-
-    Raises UserError if the window is not within the remaining steps, or the run folder is in an object store.
-    """
-
-    def __init__(self, step: TrainStep, window: Window | None, folder: RunFolder, *, done: int, total: int):
-        self._step, self._folder, self._tracing = step, folder, False
-        self._window = window if distributed.is_first() else None
-        if window is not None:
-            window.require(done, total)
-            if not folder.is_local:
-                raise UserError(f"--profile writes to a local run folder, and {folder} is not one")
-
-    def __call__(self, number: int, state: TrainState, batch: dict) -> tuple[TrainState, Any]:
-        """Take step `number`, counted from 1; after the last one of the window, print the operations."""
-        window = self._window
-        if window is None or not window.first <= number <= window.last:
-            return self._step(state, batch)
-        if number == window.first:
-            jax.block_until_ready((state, batch))  # of earlier steps
-            jax.profiler.start_trace(str(self._folder.writable_folder(FOLDER)))
-            self._tracing = True
-        with jax.profiler.StepTraceAnnotation("train", step_num=number):
-            text = self._step.compile(state, batch).as_text() if number == window.last else ""
-            after, metrics = self._step(state, batch)
-            jax.block_until_ready(metrics)
-        if number == window.last:
-            self.close()
-            self._print(text)
-        return after, metrics
-
-    def close(self) -> None:
-        """End a trace that has begun."""
-        if self._tracing:
-            self._tracing = False
-            jax.profiler.stop_trace()
-
-    def _print(self, program: str) -> None:
-        newest = max(Path(self._folder / FOLDER).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-        steps = self._window.last - self._window.first + 1
-        status(format_operations(operations(ProfileData.from_file(str(newest))), steps, sources(program)))
-        status(f"trace of steps {self._window.first} to {self._window.last}: {newest}")
+def print_trace(folder: RunFolder, window: Window, program: str) -> None:
+    """Print the operations of the newest trace in a run folder; program: the text of the compiled step."""
+    newest = max(Path(folder / FOLDER).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    traced = operations(ProfileData.from_file(str(newest)))
+    status(format_operations(traced, window.last - window.first + 1, sources(program)))
+    status(f"trace of steps {window.first} to {window.last}: {newest}")
 
 
 def operations(data: ProfileData) -> dict[str, tuple[float, int]]:

@@ -22,7 +22,7 @@ from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.evaluate import measure, score_candidates
+from mlmoe_jax.evaluation.evaluate import measure, score_split
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
@@ -32,17 +32,17 @@ from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import read_run, restored_values
+from mlmoe_jax.runs.restore import read_label_space, restored_values
 from mlmoe_jax.runtime import distributed, sharding
-from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.batches import device_batches
+from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import LabelAxes
 from mlmoe_jax.runtime.text import counted
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.optim import make_optimizer, make_schedules
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.selection import selection_split
-from mlmoe_jax.training.state import TrainState, initial_state
-from mlmoe_jax.training.step import TrainStep, make_train_step
+from mlmoe_jax.training.step import TrainState, TrainStep, initial_state, make_train_step
 
 # A length of training that no warm-up exceeds; shapes and costs of the steps do not depend on it.
 ANY_LENGTH = 10**9
@@ -81,7 +81,7 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     require_readable(splits.values(), config.data)
     train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
     if resumes:
-        _, label_space = read_run(folder)
+        label_space = read_label_space(folder)
         if label_space.names != tuple(train_split.classes):
             raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
         if label_space.images != len(train_split):
@@ -124,7 +124,7 @@ def _tell_missing(name: str, splits: Iterable[Split]) -> None:
         status(f"{name}: {' and '.join(parts)} have no file and are left out")
 
 
-def with_features(
+def with_caches(
     config: ConfigDict,
     data: TrainingData,
     parts: Parts,
@@ -133,32 +133,31 @@ def with_features(
     *,
     resumed: RunFolder | None = None,
 ) -> TrainingData:
-    """Return the data as `data.cache_features` says: with features of the images in place of them, or as they are.
+    """Return the data with features, or decoded images, from a cache, as `data.cache_features` and `data.cache` say.
 
-    resumed: the folder of the run, if it resumes; its checkpoint has the statistics of the backbone. Features that are
-    not in the cache are computed. Raises UserError if training would change them.
+    What is not in the cache is computed.
+
+    Args:
+      config: of the training.
+      data: of `open_data`.
+      parts: the model; its backbone computes the features.
+      preprocess: as `preprocess_for` returns it.
+      mesh: where features are computed.
+      resumed: the folder of the run, if it resumes; its checkpoint has the statistics of the backbone.
+
+    Raises:
+      UserError: training would change the features, or there is no space for the cache.
     """
-    if config.data.cache_features == "no":
-        return data
-    require_frozen(parts)
-    if resumed and parts.stats:
-        selected = restored_values(resumed, parts, mesh).selected
-        parts = replace(parts, stats={path: selected[path] for path in parts.stats})
-    extractor = FeatureExtractor(config, parts, preprocess, mesh)
-    eval_splits = {name: extractor.cached(split) for name, split in data.eval_splits.items()}
-    return replace(data, train_split=extractor.cached(data.train_split), eval_splits=eval_splits)
-
-
-def with_cached_images(config: ConfigDict, data: TrainingData) -> TrainingData:
-    """Return the data with decoded and resized images in a cache, as `data.cache` says.
-
-    Raises UserError if there is no room for them.
-    """
-    if config.data.cache == "none":
-        return data
     splits = [(data.train_split, config.augment), *((split, None) for split in data.eval_splits.values())]
-    train_split, *evaluated = with_cache(splits, config.data)
-    return replace(data, train_split=train_split, eval_splits=dict(zip(data.eval_splits, evaluated, strict=True)))
+    if config.data.cache_features != "no":
+        require_frozen(parts)
+        if resumed and parts.stats:
+            selected = restored_values(resumed, parts, mesh).selected
+            parts = replace(parts, stats={path: selected[path] for path in parts.stats})
+        extractor = FeatureExtractor(config, parts, preprocess, mesh)
+        splits = [(extractor.cached(split), augment) for split, augment in splits]
+    cached = [split for split, _ in splits] if config.data.cache == "none" else with_cache(splits, config.data)
+    return replace(data, train_split=cached[0], eval_splits=dict(zip(data.eval_splits, cached[1:], strict=True)))
 
 
 def training_batches(
@@ -289,10 +288,10 @@ def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple
     return parts, steps
 
 
-# --------------------------------------------------------------------------------------------------------------- job
+# -------------------------------------------------------------------------------------------------------- experiment
 @dataclass(frozen=True)
-class Job:
-    """The constant parts of a training; profile: the steps to trace, if any."""
+class Experiment:
+    """The constant parts of a training: its values are in a `TrainState`. profile: the steps to trace, if any."""
 
     config: ConfigDict
     folder: RunFolder
@@ -300,10 +299,27 @@ class Job:
     steps: Steps
     profile: Window | None = None
 
+    def batches(self, first: int, progress: Progress) -> Iterator[tuple[int, dict[str, jax.Array]]]:
+        """Yield the number and the batch, on the devices, of each step after the first `first` steps."""
+        batches = training_batches(self.config, self.data.train_split, self.data.skipped, first_step=first)
+        return zip(
+            range(first + 1, self.steps.total_steps + 1),
+            device_batches(batches, self.steps.mesh, progress),
+            strict=False,
+        )
+
+    def evaluates(self, step: int) -> bool:
+        """Return whether the state after a step is evaluated."""
+        return step % (self.config.eval.every_epochs * self.data.steps_per_epoch) == 0 or step == self.steps.total_steps
+
+    def saves(self, step: int) -> bool:
+        """Return whether the state after a step is saved, besides at the end and when training is stopped."""
+        every = max(1, round(self.config.checkpoint.every_epochs * self.data.steps_per_epoch))
+        return step % every == 0 or step == self.steps.total_steps
+
     def score(self, candidates: Mapping[str, Params], frozen: Params, split: Split) -> dict[str, SplitScores]:
         """Return the scores of a split for each of the given values, in one pass over its images."""
-        options = {"data_config": self.config.data, "batch_size": self.config.eval.batch_size, "mesh": self.steps.mesh}
-        return score_candidates(self.steps.eval_step, candidates, frozen, split, **options)
+        return score_split(self.steps.eval_step, candidates, frozen, split, self.config, self.steps.mesh)
 
     def measure(self, scored: SplitScores) -> dict[str, float]:
         """Return the metrics of a scored split."""

@@ -1,13 +1,15 @@
-"""The compiled training step: gradients, optimizer, moving averages."""
+"""The state of a training, and the compiled step that changes it: gradients, optimizer, moving averages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
@@ -18,13 +20,50 @@ from mlmoe_jax.models.prompts import within_bounds
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, interleaved, placements
 from mlmoe_jax.training.objective import Metrics, Objective
 from mlmoe_jax.training.optim import ema_update, updates_made
-from mlmoe_jax.training.state import TrainState
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """The state of a run after `step` steps.
+
+    stats: values that the forward pass updates instead of the optimizer. opt: the state of the optimizer. ema: moving
+    averages of trainable and stats together.
+    """
+
+    step: jax.Array
+    trainable: Params
+    frozen: Params
+    stats: Params
+    opt: Any
+    ema: Params
+
+    def replace(self, **changes) -> TrainState:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+    def raw(self) -> Params:
+        """Return trainable and stats, the counterpart of `ema`."""
+        return {**self.trainable, **self.stats}
+
+
+@jax.jit  # one small program instead of one for each shape
+def copied(values: Any) -> Any:
+    """Return a copy of a tree of values that survives the donation of the originals in the next step."""
+    return jax.tree.map(jnp.copy, values)
+
+
+def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) -> TrainState:
+    """Return the state before the first step; the moving averages start at the initial values.
+
+    Every value that a step donates is copied, because a buffer that appears twice cannot be donated.
+    """
+    trainable, stats, opt, ema = copied((trainable, stats, opt, {**trainable, **stats}))
+    return TrainState(jnp.asarray(np.int32(0)), trainable, frozen, stats, opt, ema)
+
 
 # (state without frozen, frozen, part of a batch, whole batch, key) -> gradient, metrics, statistics after the part
 Differentiate = Callable[[TrainState, Params, Batch, Batch, jax.Array], tuple[Params, Metrics, Params]]
-
-
-_KINDS = ("frozen", "trainable", "statistics", "optimizer", "output", "loss", "gradient")
 
 
 class TrainStep:
@@ -33,8 +72,7 @@ class TrainStep:
     The state is donated, except for its frozen weights, which the program does not return either.
     """
 
-    def __init__(self, step: Callable, values: Callable, mesh: Mesh, label_axes: LabelAxes | None):
-        self._values = values
+    def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None):
         self._step, self._mesh, self._label_axes = step, mesh, label_axes
         self._compiled: jax.stages.Compiled | None = None
 
@@ -55,13 +93,6 @@ class TrainStep:
         moving, metrics = self.compile(state, batch)(state.replace(frozen={}), state.frozen, batch)
         return moving.replace(frozen=state.frozen), metrics
 
-    def tensors(self, state: TrainState, batch: Batch) -> list[tuple[str, Any]]:
-        """Return which values of a step are finite: kinds of values and their trees of bool[], in order of computation.
-
-        The step is computed a second time, so the state must be the one before it.
-        """
-        return list(zip(_KINDS, jax.jit(self._values)(state.replace(frozen={}), state.frozen, batch), strict=True))
-
 
 def make_train_step(
     definition: ModelDef,
@@ -78,7 +109,7 @@ def make_train_step(
 ) -> TrainStep:
     """Return the training step. All randomness of step t comes from (seed, t), so a resumed run repeats it.
 
-    label_axes: those with which the state is placed. accumulate: number of parts into which a batch is split; they are
+    label_axes: as in `sharding.place` of the state. accumulate: number of parts into which a batch is split; they are
     computed one after another, so only the activations of one part are in memory (see `_accumulated`). skips: a step
     whose loss or gradient is not finite changes nothing but the number of the step; the metrics then have
     `skipped_steps`, the number so far.
@@ -111,23 +142,7 @@ def make_train_step(
             metrics["skipped_steps"] = after.step - updates_made(after.opt)
         return after, metrics
 
-    def forward(values: Params, batch: Batch, key: jax.Array) -> Any:
-        return apply(definition, values, batch, preprocess, mesh, label_axes, key=key)[0]
-
-    return TrainStep(step, _finite_values(forward, gradient_of, seed), mesh, label_axes)
-
-
-def _finite_values(forward: Callable, gradient_of: Differentiate, seed: int) -> Callable:
-    """Return the function behind `TrainStep.tensors`."""
-
-    def values(moving: TrainState, frozen: Params, batch: Batch) -> Any:
-        key = jax.random.fold_in(jax.random.key(seed), moving.step)
-        prediction = forward({**moving.trainable, **frozen, **moving.stats}, batch, key)
-        gradient, metrics, _ = gradient_of(moving, frozen, batch, batch, key)
-        found = (frozen, moving.trainable, moving.stats, moving.opt, prediction, metrics, gradient)
-        return jax.tree.map(lambda value: jnp.all(jnp.isfinite(value)), found)
-
-    return values
+    return TrainStep(step, mesh, label_axes)
 
 
 def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differentiate:

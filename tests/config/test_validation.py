@@ -266,9 +266,9 @@ def test_keys_that_do_not_exist_are_mistakes(refusal):
 
 def test_keys_that_are_missing_are_named(refusal):
     config = default_config()
-    del config.train, config.optim.eps
+    del config.train, config.optim.b2
     sentence = refusal(validate, config)
-    assert sentence.startswith("the config lacks optim.eps, train.epochs, train.batch_size, ")
+    assert sentence.startswith("the config lacks optim.b2, train.epochs, train.batch_size, ")
     assert sentence.endswith("; let it start from default_config()")
 
 

@@ -7,12 +7,13 @@ import pytest
 from helpers.tables import jsonl, lines, settings, write
 from PIL import Image
 
+from mlmoe_jax.apps.tools.predict import row_writer
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.tables import open_table, read_classes
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.outputs import Result, row_writer
+from mlmoe_jax.inference.predict import Result
 
 
 # -------------------------------------------------------------------------------------------------------- CSV, by name

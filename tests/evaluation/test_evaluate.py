@@ -19,9 +19,7 @@ from mlmoe_jax.evaluation.evaluate import (
     evaluate_run,
     format_results,
     measure,
-    score_candidates,
     score_split,
-    score_with,
     write_results,
 )
 from mlmoe_jax.evaluation.results import SplitScores, read_settings
@@ -38,6 +36,13 @@ def make_split(rows: int, name: str = "val", seed: int = 0) -> Split:
     labels = np.random.default_rng(seed).integers(-1, 3, (rows, len(CLASSES))).astype(np.int8)
     images = np.broadcast_to(np.arange(rows, dtype=np.uint8)[:, None, None, None], (rows, 8, 8, 3))
     return Split(name, CLASSES, labels, [f"{name}/{row}" for row in range(rows)], ArrayImages(images))
+
+
+def small_batches():
+    """Return a config with batches of four small images, and a mesh."""
+    config = default_config()
+    config.data.image_size, config.eval.batch_size = 8, 4
+    return config, make_mesh(config.mesh)
 
 
 # ---------------------------------------------------------------------------------------------------------- scores
@@ -67,10 +72,8 @@ def test_every_image_is_scored_once_and_by_row(rows):
         logits = jnp.stack([color, -color, 0 * color + 2], axis=1)
         return {"logits": logits[order], "id": batch["id"][order], "mask": batch["mask"][order]}
 
-    split, mesh = make_split(rows), make_mesh(default_config().mesh)
-    data = default_config().data
-    data.image_size = 8
-    scored = score_split(eval_step, "values", "frozen", split, data_config=data, batch_size=4, mesh=mesh)
+    split = make_split(rows)
+    scored = score_split(eval_step, {"x": "values"}, "frozen", split, *small_batches())["x"]
     assert seen == list(range(rows))
     assert scored.source is split
     row = np.arange(rows, dtype=np.float64)
@@ -94,18 +97,16 @@ def test_several_weights_are_scored_in_one_pass_over_the_images():
         logits = batch["image"][:, 0, 0, :2].astype(jnp.float32) * values["factor"] - frozen["offset"]
         return {"logits": logits, "id": batch["id"], "mask": batch["mask"]}
 
-    plain, mesh = make_split(11), make_mesh(default_config().mesh)
+    plain, frozen, (config, mesh) = make_split(11), {"offset": 2.0}, small_batches()
     counted = replace(plain, images=CountedImages(plain.images.array))
-    data, frozen = default_config().data, {"offset": 2.0}
-    data.image_size, data.threads, data.workers = 8, 1, 0  # nothing is read to time it
-    options = {"data_config": data, "batch_size": 4, "mesh": mesh}
+    config.data.threads, config.data.workers = 1, 0  # nothing is read to time it
     candidates = {"raw": {"factor": 0.5}, "ema": {"factor": -0.25}}
-    together = score_candidates(eval_step, candidates, frozen, counted, **options)
+    together = score_split(eval_step, candidates, frozen, counted, config, mesh)
     assert list(together) == ["raw", "ema"]
     assert counted.images.reads.tolist() == [1] * 11
     for name, values in candidates.items():
-        alone = score_split(eval_step, values, frozen, plain, **options)
-        np.testing.assert_array_equal(together[name].scores, alone.scores)
+        alone = score_split(eval_step, {name: values}, frozen, plain, config, mesh)
+        np.testing.assert_array_equal(together[name].scores, alone[name].scores)
     assert not np.array_equal(together["raw"].scores, together["ema"].scores)
 
 
@@ -246,10 +247,7 @@ def test_a_diverged_model_is_a_user_error(refusal):
     def eval_step(values, frozen, batch):
         return {"logits": jnp.full((4, 3), jnp.nan), "id": batch["id"], "mask": batch["mask"]}
 
-    data = default_config().data
-    data.image_size = 8
-    options = {"data_config": data, "batch_size": 4, "mesh": make_mesh(default_config().mesh)}
-    sentence = refusal(score_split, eval_step, {}, {}, make_split(6), **options)
+    sentence = refusal(score_split, eval_step, {"x": {}}, {}, make_split(6), *small_batches())
     assert sentence.startswith("the scores of 6 images of val are not finite: the model has diverged")
 
 
@@ -282,10 +280,9 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
         np.testing.assert_array_equal({**run.values, **run.frozen}[path], value, err_msg=path)
 
     step = make_eval_step(parts.definition, preprocess_for(config), run.mesh)
-    expected = score_split(
-        step, values, parts.frozen, make_split(6), data_config=config.data, batch_size=4, mesh=run.mesh
-    )
-    np.testing.assert_allclose(score_with(run, step, "val").scores, expected.scores, rtol=1e-5)
+    expected = score_split(step, {"x": values}, parts.frozen, make_split(6), config, run.mesh)["x"]
+    stored = folder.read_npz("eval/scores.npz")
+    np.testing.assert_allclose(stored["scores"][stored["split"] == "val"], expected.scores, rtol=1e-5)
     run.config.eval.threshold = 0.25
     again = measure(expected, run.label_space, run.config)
     assert results["val"] == pytest.approx(again, nan_ok=True)

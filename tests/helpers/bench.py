@@ -13,7 +13,7 @@ from mlmoe_jax.models.build import Classifier, build_model
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime.sharding import shard_batch
 from mlmoe_jax.training.setup import build_steps
-from mlmoe_jax.training.state import TrainState
+from mlmoe_jax.training.step import TrainState
 
 
 def drawn_model(config: ConfigDict, space: LabelSpace, *, seed: int = 0, scale: float = 0.3) -> Classifier:

@@ -10,7 +10,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.runs.checkpoint import open_manager, save
 from mlmoe_jax.runs.folder import CHECKPOINTS
 from mlmoe_jax.training.optim import make_optimizer
-from mlmoe_jax.training.state import TrainState, initial_state
+from mlmoe_jax.training.step import TrainState, initial_state
 
 
 def make_state(step: int, *, size: int = 6) -> TrainState:

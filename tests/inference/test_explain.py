@@ -320,7 +320,7 @@ def test_statistics_leave_out_padding_and_unreadable_images(make_run):
 def test_an_evaluation_adds_the_weights_of_shared_experts(make_run):
     run, split = make_run(MLMOE), made_up(SomeUnreadable)
     step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, shared=shared_entries(run.config))
-    scored = score_split(step, run.values, run.frozen, split, data_config=run.config.data, batch_size=8, mesh=run.mesh)
+    scored = score_split(step, {"x": run.values}, run.frozen, split, run.config, run.mesh)["x"]
     shared = run.config.model.head.routing.shared_experts
     expected = np.array(predicted(run, split).gates["experts"][..., :shared].sum(-1))
     expected[2] = np.nan

@@ -9,7 +9,7 @@ from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from PIL import Image
 
 from mlmoe_jax.inference import predict
-from mlmoe_jax.inference.predict import Predictor, even_batch, fitting_size
+from mlmoe_jax.inference.predict import Predictor, fitting_size
 from mlmoe_jax.runs.folder import RunFolder
 
 
@@ -159,15 +159,6 @@ def test_from_a_run_folder(tmp_path, monkeypatch, refusal):
     assert Predictor.from_run(tmp_path).thresholds.tolist() == [0.1, 0.2, 0.3, 0.4]
     overridden = Predictor.from_run(tmp_path, [("data.threads", "1"), ("eval.threshold", "0.25")])
     assert overridden.thresholds.tolist() == [0.25] * 4
-
-
-def test_even_batches_need_little_padding():
-    assert even_batch(5, 32, 1) == 5
-    assert even_batch(64, 32, 1) == 32
-    assert even_batch(65, 32, 1) == 22
-    assert even_batch(65, 32, 8) == 24, "over 8 devices"
-    assert even_batch(3, 32, 8) == 8
-    assert even_batch(1_000_000, 32, 1) == 32
 
 
 def test_prediction_needs_no_metrics_and_no_training():

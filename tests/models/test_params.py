@@ -17,8 +17,7 @@ from mlmoe_jax.models.params import ModelDef, fingerprint, parameter_table, spli
 from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.objective import make_objective
-from mlmoe_jax.training.state import TrainState, initial_state
-from mlmoe_jax.training.step import make_train_step
+from mlmoe_jax.training.step import TrainState, initial_state, make_train_step
 
 CO, DC = [0, 1, 0], [1, 1, 0]
 

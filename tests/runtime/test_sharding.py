@@ -23,7 +23,7 @@ from mlmoe_jax.runtime.sharding import (
     unpadded,
     without_padding,
 )
-from mlmoe_jax.training.state import initial_state
+from mlmoe_jax.training.step import initial_state
 
 FITTING = {
     (8, 1, 1): (8, 1, 1),

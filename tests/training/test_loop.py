@@ -14,12 +14,12 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.selection import use_selection
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import few_positives
-from mlmoe_jax.evaluation.fit_thresholds import fit_run
 from mlmoe_jax.main import main
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -29,9 +29,10 @@ from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run, read_run
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.preemption import StopRequest
-from mlmoe_jax.training import loop, setup
+from mlmoe_jax.training import hooks, loop, setup
+from mlmoe_jax.training.hooks import Hook
 from mlmoe_jax.training.loop import Stopped, train
-from mlmoe_jax.training.setup import Job
+from mlmoe_jax.training.setup import Experiment
 
 STEPS, MIDDLE = 6, 3
 
@@ -68,11 +69,46 @@ def train_until(step: int, config, folder: RunFolder) -> None:
             train(config, folder)
 
 
+class Recorder(Hook):
+    """Records the events of a training."""
+
+    def __init__(self, events: list[str]):
+        self.events = events
+
+    def after_step(self, step, metrics):
+        self.events.append(f"step {step}")
+
+    def after_evaluation(self, row):
+        self.events.append(f"evaluated {len(row) > 0}")
+
+    def before_save(self, step, state):
+        self.events.append(f"save {step} of {int(state.step)}")
+
+
 @pytest.fixture(scope="module")
-def whole(config, tmp_path_factory):
+def events():
+    """The events of the run `whole`."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory, events):
     """The folder of an uninterrupted run, and its results."""
-    folder = RunFolder(tmp_path_factory.mktemp("whole"))
-    return folder, train(config, folder)
+    folder, append, make = RunFolder(tmp_path_factory.mktemp("whole")), RunFolder.append_row, loop.training_hooks
+
+    def recorded(self, row):
+        append(self, row)
+        events.append(f"row {row['step']}")
+
+    def with_recorder(*arguments, **options):
+        made = make(*arguments, **options)
+        made.hooks.append(Recorder(events))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "append_row", recorded)
+        patch.setattr(loop, "training_hooks", with_recorder)
+        return folder, train(config, folder)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +157,19 @@ def test_training_writes_a_row_per_step_and_ends_with_results(whole):
     assert len(set(digests(folder)["state"].values())) > 5
 
 
+def test_the_order_within_a_step_is_the_one_that_an_exact_resume_needs(whole, events):
+    """The row of a step is written before the checkpoint of the same step, and its evaluation is part of both."""
+    of_step = {step: [f"step {step}", f"row {step}", f"save {step} of {step}"] for step in range(1, STEPS + 1)}
+    for step in (MIDDLE, STEPS):
+        of_step[step].insert(1, "evaluated True")
+    assert events == [event for step in of_step.values() for event in step]
+
+
+def test_the_config_of_the_caller_is_not_changed(whole, config):
+    assert config.model.dtype == "auto", "`train` resolves it in a copy"
+    assert whole[0].read_json("config.json")["model"]["dtype"] == "float32"
+
+
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, copied, config, monkeypatch, capsys):
     """The checkpoint has precedence over `init_from`, which need not exist any more."""
     trimmed = []
@@ -137,14 +186,15 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, copied, c
     assert trimmed, "a save leaves freed memory behind"
 
 
-def test_a_diverged_state_is_not_saved_and_the_run_can_resume(whole, copied, config, refusal):
+def test_a_diverged_state_is_not_saved_and_the_run_can_resume(whole, copied, config, refusal, monkeypatch):
     """With keep=1, a checkpoint of the diverged state would replace the only good one."""
     config = copy.deepcopy(config)
-    config.checkpoint.keep, config.train.divergence_limit = 1, 0.5  # below 1, each step counts as diverged
+    config.checkpoint.keep = 1
+    monkeypatch.setattr(hooks, "DIVERGENCE_LIMIT", 0.5)  # below 1, each step counts as diverged
     sentence = refusal(train, config, copied)
-    assert f"between steps {MIDDLE} and {MIDDLE + 1}, more than train.divergence_limit=0.5; " in sentence
+    assert f"between steps {MIDDLE} and {MIDDLE + 1}; this state is not saved" in sentence
     assert max(int(path.name) for path in (copied / "checkpoints").iterdir()) == MIDDLE
-    config.train.divergence_limit = 1000.0
+    monkeypatch.undo()
     assert train(config, copied) == whole[1]
     assert digests(copied) == digests(whole[0])
 
@@ -209,7 +259,7 @@ def test_a_training_on_cached_images_has_the_same_results(whole, config, tmp_pat
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     cached, queued = copy.deepcopy(config), []
     cached.data.cache = "disk"
-    monkeypatch.setattr(loop.RunAhead, "add", lambda self, metrics: queued.append(metrics))
+    monkeypatch.setattr(hooks.RunAhead, "add", lambda self, metrics: queued.append(metrics))
     assert train(cached, RunFolder(tmp_path / "run")) == whole[1]
     assert rows(RunFolder(tmp_path / "run"))[-1]["loss"] == rows(whole[0])[-1]["loss"]
     where = f"in {tmp_path / 'cache' / 'images'}"
@@ -238,13 +288,13 @@ def test_a_finished_run_fits_thresholds_if_its_command_asks_for_them(whole, conf
 
 
 def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypatch, capsys):
-    scored, score = [], setup.score_candidates
+    scored, score = [], setup.score_split
 
     def counted(*args, **options):
         scored.append((args[3].name, *args[1]))
         return score(*args, **options)
 
-    monkeypatch.setattr(setup, "score_candidates", counted)
+    monkeypatch.setattr(setup, "score_split", counted)
     honest = copy.deepcopy(config)
     honest.data.val_split, honest.eval.select_on, honest.eval.select_metric = "", "test", "mAP_envelope"
     use_selection(honest, "honest")
@@ -267,13 +317,13 @@ def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypat
 
 def test_a_training_stops_early_by_the_chosen_metric(config, tmp_path, monkeypatch, capsys):
     """The raw weights are best after the first of four epochs; their mAP, which nothing looks at, rises."""
-    falling, measured = iter([9, 5, 8, 4, 7, 3, 6, 2]), Job.measure
+    falling, measured = iter([9, 5, 8, 4, 7, 3, 6, 2]), Experiment.measure
 
     def made(self, scored):
         result = next(falling, None)
         return measured(self, scored) | ({} if result is None else {"mAP": 1 - result / 10, "AUC_macro": result / 10})
 
-    monkeypatch.setattr(Job, "measure", made)
+    monkeypatch.setattr(Experiment, "measure", made)
     patient = copy.deepcopy(config)
     patient.train.epochs, patient.train.patience, patient.eval.select_metric = 4, 1, "AUC_macro"
     folder = RunFolder(tmp_path)

@@ -20,7 +20,7 @@ TOTALS = sorted(int(name.split("/")[1]) for name in TORCH.files if name.startswi
 def config(**changes):
     defaults = dict(
         name="adamw", learning_rate=PEAK, schedule="one_cycle", warmup_steps=0, weight_decay=0.3, b1=0.9, b2=0.999,
-        eps=1e-8, clip_norm=0.0, rate_rules=[("^prompts/", 0.1)], decay_rules=[("bias$", 0.0)],
+        clip_norm=0.0, rate_rules=[("^prompts/", 0.1)], decay_rules=[("bias$", 0.0)],
     )  # fmt: skip
     return SimpleNamespace(**defaults | changes)
 
@@ -106,7 +106,7 @@ def test_constant_and_cosine_with_warmup():
 
 def test_multi_step_falls_after_its_shares_of_the_training():
     """As torch's MultiStepLR with milestones 30 and 40 of 50 epochs, with 2 steps per epoch."""
-    settings = config(schedule="multi_step", milestones=(0.6, 0.8), milestone_factor=0.1)
+    settings = config(schedule="multi_step", milestones=(0.6, 0.8))
     rate, beta1 = optim.make_schedules(settings, 100)
     expected = PEAK * np.repeat([1, 0.1, 0.01], [60, 20, 20])
     np.testing.assert_allclose([rate(step) for step in range(100)], expected, rtol=1e-6)

@@ -2,12 +2,9 @@
 
 from types import SimpleNamespace
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.training.profiling import FOLDER, TracedStep, Window, format_operations, operations, sources
+from mlmoe_jax.training.profiling import Window, format_operations, operations, sources
 
 
 @pytest.mark.parametrize("text", ["", "5", "5:", ":5", "0:3", "4:3", "a:b", "1:2:3", "-1:2", "1.0:2", "٣:٤"])
@@ -25,41 +22,6 @@ def test_ranges_end_within_the_training_and_begin_after_what_is_done(refusal):
     assert refusal(Window(3, 5).require, 3, 9) == (
         "--profile=3:5 begins at a step that is done, since the run resumes from step 3; begin at 4 or later"
     )
-
-
-class Doubling:
-    """A training step that doubles its state, a matrix."""
-
-    def __init__(self):
-        self._program = jax.jit(lambda state: jnp.tanh(state @ state) * 2)
-
-    def compile(self, state, batch):
-        return self._program.lower(state).compile()
-
-    def __call__(self, state, batch):
-        return self._program(state), {"loss": jnp.float32(0)}
-
-
-def test_the_steps_of_the_range_are_traced_and_their_operations_printed(tmp_path, capsys):
-    folder, state = RunFolder(tmp_path), jnp.ones((300, 300))
-    step = TracedStep(Doubling(), Window(2, 3), folder, done=0, total=5)
-    for number in range(1, 5):
-        assert bool(list((tmp_path / FOLDER).rglob("*.xplane.pb"))) == (number == 4)
-        state, _ = step(number, state, {})
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].split() == ["ms", "per", "step", "share", "times", "operation", "from"]
-    assert any("dot" in line.rpartition(" ")[2] for line in lines[1:-1]), lines  # where the model calls it
-    assert lines[-1].startswith(f"trace of steps 2 to 3: {tmp_path / FOLDER}")
-    assert len(lines) <= 12
-    step.close()
-
-
-def test_a_training_that_ends_early_ends_its_trace(tmp_path):
-    step = TracedStep(Doubling(), Window(1, 3), RunFolder(tmp_path), done=0, total=5)
-    step(1, jnp.ones((3, 3)), {})
-    step.close()
-    jax.profiler.start_trace(str(tmp_path / "another"))  # fails while one is running
-    jax.profiler.stop_trace()
 
 
 def trace(**lines) -> SimpleNamespace:

@@ -4,7 +4,7 @@ import pytest
 
 from mlmoe_jax.config import default_config, to_json
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
-from mlmoe_jax.training.resume import changed_keys, require_same_config, with_values_of_run
+from mlmoe_jax.training.resume import changed_keys, config_of_run
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def test_a_run_resumes_after_its_keys_were_renamed(finished, refusal):
     config.model.prompts.attention_mask, config.model.prompts.pruning = "cross_group", "learned"
     folder = finished(older(config))
     assert changed_keys(config, folder) == []
-    require_same_config(config, folder)
+    config_of_run(config, folder)
     config.model.prompts.attention_mask = "none"
     assert changed_keys(config, folder) == ["model.prompts.attention_mask was 'cross_group' and is 'none'"]
-    assert "a different config" in refusal(require_same_config, config, folder)
+    assert "a different config" in refusal(config_of_run, config, folder)
 
 
 def test_a_run_keeps_the_types_that_it_recorded(finished):
@@ -47,7 +47,7 @@ def test_a_run_keeps_the_types_that_it_recorded(finished):
     config.model.dtype, config.model.frozen_dtype = "bfloat16", "float32"
     folder, now = finished(to_json(config)), default_config()
     assert changed_keys(now, folder) == []
-    now = with_values_of_run(now, folder)
+    now = config_of_run(now, folder)
     assert (now.model.dtype, now.model.frozen_dtype) == ("bfloat16", "float32")
     now.model.dtype = "float32"
     assert changed_keys(now, folder) == ["model.dtype was 'bfloat16' and is 'float32'"]
@@ -60,31 +60,6 @@ def test_a_run_with_focal_loss_resumes_with_its_own_exponent(finished):
     assert changed_keys(config, folder) == []
     config.loss.gamma = 1.0
     assert changed_keys(config, folder) == ["loss.gamma was 3.0 and is 1.0"]
-
-
-def test_a_run_keeps_the_held_out_images_of_an_earlier_version(finished, capsys):
-    config = default_config()
-    config.data.val_fraction = 0.1
-    stored = json.loads(to_json(config))
-    del stored["data"]["split_rule"], stored["data"]["split_seed"]
-    folder = finished(json.dumps(stored))
-    assert changed_keys(config, folder) == []
-    kept = with_values_of_run(config, folder).data
-    assert (kept.split_rule, kept.split_seed) == ("random", -1)
-    told = "the images that {} holds out stay the same: data.split_rule is 'random'; data.split_seed is -1\n"
-    assert capsys.readouterr().err == told.format(folder)
-    assert (config.data.split_rule, config.data.split_seed) == ("stratified", 0), "the given config is not changed"
-    config.data.split_seed = 5
-    assert changed_keys(config, folder) == ["data.split_seed was -1 and is 5"]
-
-
-def test_a_run_without_held_out_images_has_no_split_of_its_own(finished, capsys):
-    stored = json.loads(to_json(default_config()))
-    del stored["data"]["split_rule"], stored["data"]["split_seed"]
-    folder = finished(json.dumps(stored))
-    assert with_values_of_run(default_config(), folder) == default_config()
-    assert changed_keys(default_config(), folder) == []
-    assert capsys.readouterr().err == ""
 
 
 def test_a_custom_loss_term_is_part_of_the_config_of_a_run(finished):
@@ -107,12 +82,12 @@ def test_keys_that_do_not_change_results_are_free(finished):
 def test_keys_that_only_keep_a_run_alive_may_change_and_are_told(finished, capsys, refusal):
     config = default_config()
     folder = finished(to_json(config))
-    require_same_config(config, folder)
+    config_of_run(config, folder)
     assert capsys.readouterr().err == ""
     config.data.bad_images, config.model.remat, config.data.workers = "skip", True, 3
     config.train.accumulate = 2
     config.data.truncated, config.data.exif = "read", "ignore"
-    require_same_config(config, folder)
+    config_of_run(config, folder)
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith(": the numbers can differ from those of a run without this change")
     changes = "data.bad_images was 'error' and is 'skip'", "model.remat was False and is True"
@@ -120,6 +95,6 @@ def test_keys_that_only_keep_a_run_alive_may_change_and_are_told(finished, capsy
         assert told in line
     assert "data.workers" not in line, "it changes nothing"
     config.optim.learning_rate = 1.0
-    sentence = refusal(require_same_config, config, folder)
+    sentence = refusal(config_of_run, config, folder)
     assert "optim.learning_rate was" in sentence
     assert "remat" not in sentence

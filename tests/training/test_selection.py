@@ -1,10 +1,17 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from helpers.paths import FIXTURES
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.evaluation.evaluate import measure
+from mlmoe_jax.evaluation.metrics.calibration import CALIBRATION
+from mlmoe_jax.evaluation.metrics.groups import selectable_metrics
+from mlmoe_jax.evaluation.metrics.published import PRESETS
+from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
 
 START = {"w": "initial"}
@@ -127,18 +134,14 @@ def config_with(**keys):
     return config
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        {"eval__select_metric": "mAP_envelope"},
-        {"eval__select_metric": "CF1@0.3", "eval__threshold": 0.3},
-        {"eval__select_metric": "mAP@5", "metrics__top_k": 5},
-        {"eval__select_metric": "q2l/CF1@top3_min0.5", "metrics__preset": "q2l"},
-    ],
-)
-def test_every_metric_that_training_computes_can_select(keys):
-    require_metric(config_with(**keys))
+@pytest.mark.parametrize("preset", ["none", *PRESETS])
+def test_every_metric_that_training_computes_can_select_unless_lower_is_better(preset):
+    config = config_with(metrics__preset=preset, metrics__top_k=5, eval__threshold=0.3)
+    scored = SplitScores("", np.array(["a", "b"]), np.array([[0.0], [1.0]]), np.array([[0], [1]], np.int8))
+    measured = measure(scored, synthetic_label_space(1, 1), config)
+    assert set(selectable_metrics(config)) == set(measured) - set(CALIBRATION.meanings)
+    for config.eval.select_metric in ("mAP@5", "CF1@0.3"):
+        require_metric(config)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from mlmoe_jax.models.prompts import TEMPERATURES, clamped
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.objective import make_objective
+from mlmoe_jax.training.optim import EPS
 
 B, K, SIDE = 8, 3, 4
 PREPROCESS = Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1))
@@ -148,7 +149,7 @@ def test_temperatures_move_as_if_clamped_in_place_before_each_forward_pass(name)
         else:
             first = optim.b1 * first + (1 - optim.b1) * gradient
             second = optim.b2 * second + (1 - optim.b2) * gradient**2
-            direction = first / (1 - optim.b1**step) / (np.sqrt(second / (1 - optim.b2**step)) + optim.eps)
+            direction = first / (1 - optim.b1**step) / (np.sqrt(second / (1 - optim.b2**step)) + EPS)
             stored = stored - optim.learning_rate * (direction + optim.weight_decay * stored)
         seen.append(stored)
         state, _ = bench.run(batch, step)

@@ -161,19 +161,19 @@ def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> i
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     folder = _workdir(flags)
-    from mlmoe_jax.evaluation.evaluate import evaluate_opened, require_good_thresholds
+    from mlmoe_jax.evaluation.evaluate import evaluate_opened, stored_thresholds
     from mlmoe_jax.runs.restore import open_run
 
-    require_good_thresholds(folder)
+    fitted = stored_thresholds(folder)  # before the model, which takes longer to read
     run = open_run(folder, overrides, which=flags.checkpoint)
-    _print_results(evaluate_opened(folder, run), flags)
+    _print_results(evaluate_opened(folder, run, fitted), flags)
     return OUTDATED if run.outdated else DONE
 
 
 def _thresholds(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     _no_config(flags)
     folder = _workdir(flags)
-    from mlmoe_jax.evaluation.fit_thresholds import fit_run
+    from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 
     return fit_run(folder, overrides, as_json=flags.json)
 
@@ -183,7 +183,7 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     folder = _workdir(flags)
     if not flags.images:
         raise UserError("--mode=predict needs --images=FOLDER or image files")
-    from mlmoe_jax.inference.predict import predict_files
+    from mlmoe_jax.apps.tools.predict import predict_files
     from mlmoe_jax.runs.shared import is_shared
 
     here = f"predictions.{'jsonl' if flags.gates else 'csv'}" if is_shared(flags.workdir) and not flags.json else None

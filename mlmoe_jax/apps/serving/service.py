@@ -20,7 +20,7 @@ from mlmoe_jax.apps.serving.requests import Options, Refused, content_type_of, i
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
-from mlmoe_jax.inference.outputs import by_label
+from mlmoe_jax.inference.predict import by_label
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
 _DIGITS = 5  # of the weights in answers

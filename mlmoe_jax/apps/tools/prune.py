@@ -31,12 +31,12 @@ from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.memory import shortage_explained
+from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.sharding import REPLICATED, on_device
+from mlmoe_jax.runtime.sharding import REPLICATED
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.objective import training_objective
-from mlmoe_jax.training.resume import require_same_config
+from mlmoe_jax.training.resume import config_of_run
 from mlmoe_jax.training.selection import require_metric, selection_split
 from mlmoe_jax.training.setup import training_batches
 
@@ -65,7 +65,7 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
     search.model.prompts.pruning = "learned"
     if (folder / CONFIG).exists() and not (folder / STAGES).exists():
         raise UserError(f"{folder} holds a run of another mode, which pruning would replace; choose another --workdir")
-    require_same_config(search, folder.below(SEARCH))
+    config_of_run(search, folder.below(SEARCH))
     with folder.writing_by_first():
         _train_once(search, folder.below(SEARCH), "training with learned masks")
         importance = _importance(folder, config)
@@ -141,15 +141,17 @@ def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray
     steps = steps_per_epoch(len(split), size)
     step = _importance_step(run, split.labels)
     total = {name: np.zeros(run.values[path].shape) for name, path in MASKS.items()}
-    progress = Progress("measure importance", steps, size)
-    batches = on_device(progress.waiting(training_batches(config, split, SkippedImages(split))), run.mesh)
-    with shortage_explained("lower train.batch_size"):
-        for number, batch in zip(range(steps), batches, strict=False):
-            gradient = jax.device_get(step(run.values, run.frozen, batch, jax.random.key(config.seed + number)))
-            for name, value in gradient.items():
-                total[name] += np.abs(value) if how == "absolute" else value
-            progress.advance()
-    progress.close()
+    keys = map(jax.random.key, itertools.count(config.seed))
+    batches = itertools.islice(training_batches(config, split, SkippedImages(split)), steps)
+    for gradient in run_batches(
+        lambda batch: step(run.values, run.frozen, batch, next(keys)),
+        batches,
+        run.mesh,
+        advice="lower train.batch_size",
+        progress=Progress("measure importance", steps, size),
+    ):
+        for name, value in gradient.items():
+            total[name] += np.abs(value) if how == "absolute" else value
     return {name: value / steps for name, value in total.items()}
 
 
@@ -195,7 +197,7 @@ def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
 
 def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
     """Return the results of a training; start or resume it unless it is finished."""
-    require_same_config(config, folder)
+    config_of_run(config, folder)
     if (finished := training_results(folder)) is not None:
         status(f"{title}: already finished")
         return finished

@@ -84,11 +84,6 @@ THRESHOLDS = section(
         least=0,
         most=1,
     ),
-    least_positives=Integer(
-        10,
-        "For per=class: labels with fewer positive images share the threshold that fits all labels together.",
-        least=1,
-    ),
 )
 
 REPORT = section(

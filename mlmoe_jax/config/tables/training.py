@@ -54,14 +54,13 @@ OPTIM = section(
             "one_cycle": "PyTorch's OneCycleLR, which cycles b1 as well",
             "cosine": "a cosine to 0",
             "constant": "constant",
-            "multi_step": "multiplied by milestone_factor at each milestone",
+            "multi_step": "divided by 10 at each milestone",
         },
     ),
     warmup_steps=Integer(
         0, "For all schedules but one_cycle: the length of a linear rise from 0.", least=0, unit="steps"
     ),
     milestones=Shares((0.6, 0.8), "For multi_step: the fractions of the training after which the learning rate falls."),
-    milestone_factor=Number(0.1, "For multi_step: the factor of the learning rate at a milestone.", least=0),
     weight_decay=Number(1e-2, "Weight decay, which is multiplied by the learning rate.", least=0),
     b1=Number(
         0.9,
@@ -71,7 +70,6 @@ OPTIM = section(
         below=1,
     ),
     b2=Number(0.999, "Decay of the second moment.", least=0, below=1),
-    eps=Number(1e-8, "Term added to the denominator of Adam's update.", least=0),
     clip_norm=Number(
         0.0, "Largest norm of all trainable gradients together, to which larger ones are scaled; 0 is off.", least=0
     ),
@@ -110,23 +108,12 @@ TRAIN = section(
         least=0,
         unit="epochs",
     ),
-    divergence_limit=Number(
-        1000.0,
-        "Largest factor by which the norm of all trainable parameters may grow between two checkpoints; beyond it the "
-        "training ends without saving, so that the checkpoint before is kept; 0 is off.",
-        least=0,
-    ),
     skip_nonfinite=Integer(
         0,
         "Number of steps that are skipped if their loss or gradient is not finite: parameters and optimizer stay "
         "unchanged; one more ends the training.",
         least=0,
         unit="steps",
-    ),
-    find_nonfinite=Flag(
-        False,
-        "Name the first value that is not finite when a step has one; every step then waits for the device, and the "
-        "state is in memory twice.",
     ),
     save_backbone=Flag(False, "Write backbone.safetensors, in float16, at the end of training."),
 )

@@ -114,4 +114,4 @@ def measure(entries: Entries) -> dict[str, float]:
     }
 
 
-CALIBRATION = MetricGroup("Calibration (lower is better)", MEANINGS, measure, lower_is_better=True)
+CALIBRATION = MetricGroup("Calibration (lower is better)", MEANINGS, measure)

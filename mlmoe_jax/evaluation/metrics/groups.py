@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.evaluation.metrics.multilabel import per_class, top_k
@@ -20,17 +20,14 @@ class MetricGroup:
 
     caption: the heading of the table. meanings: regular expression for names -> definition in one sentence, with {0}
     for the first group of the expression. measure: `Entries` -> name -> fraction, nan if undefined; None if the metrics
-    need more than the scores of one split (`evaluation.evaluate` then adds them). lower_is_better: of all its metrics.
+    need more than the scores of one split (`evaluation.evaluate` then adds them). selectable: config -> the names of
+    the metrics by which a training can select values: computed for every split, and better if higher.
     """
 
     caption: str
     meanings: Mapping[str, str]
     measure: Callable[[Entries], dict[str, float]] | None = None
-    lower_is_better: bool = False
-
-    def has(self, name: str) -> bool:
-        """Return whether one of the expressions in `meanings` matches a metric's name."""
-        return any(re.fullmatch(pattern, name) for pattern in self.meanings)
+    selectable: Callable[[ConfigDict], Iterable[str]] = lambda config: ()
 
 
 # In the order of results.json; the report shows a table for each.
@@ -106,3 +103,8 @@ def evaluate_scores(
     for group in map(GROUPS.__getitem__, GROUPS):
         found |= group.measure(entries) if group.measure else {}
     return found
+
+
+def selectable_metrics(config: ConfigDict) -> list[str]:
+    """Return the names that `eval.select_metric` may have."""
+    return [name for group in map(GROUPS.__getitem__, GROUPS) for name in group.selectable(config)]

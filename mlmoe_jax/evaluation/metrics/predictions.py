@@ -1,6 +1,7 @@
 """Precision, recall and F1 of a split at named cuts; a metric is called FIGURE@CUT, such as CF1@0.5."""
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
@@ -44,5 +45,11 @@ def measure(entries: Entries) -> dict[str, float]:
     return found
 
 
+def _selectable(config: ConfigDict) -> list[str]:
+    k, minimum = config.metrics.top_k, config.metrics.top_k_minimum
+    cuts = (f"{config.eval.threshold:g}", "prior_matched_transductive", f"top{k}", f"top{k}_min{minimum:g}")
+    return [f"{figure}@{cut}" for cut in cuts for figure in FIGURES]
+
+
 # The report shows these by cut and figure instead of one line per name.
-PREDICTIONS = MetricGroup("Precision, recall and F1 of predictions", {}, measure)
+PREDICTIONS = MetricGroup("Precision, recall and F1 of predictions", {}, measure, _selectable)

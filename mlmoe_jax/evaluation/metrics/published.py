@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.data.batch import targets
@@ -152,6 +153,17 @@ PRESETS: Mapping[str, Evaluator] = MappingProxyType(
     }
 )
 
+
+def _selectable(config: ConfigDict) -> list[str]:
+    if (name := config.metrics.preset) == "none":
+        return []
+    evaluator = PRESETS[name]
+    suffixes = ("", evaluator.top3[0]) if evaluator.top3 else ("",)
+    return [f"{name}/mAP", *(f"{name}/{figure}{suffix}" for suffix in suffixes for figure in evaluator.shown)]
+
+
 PUBLISHED = MetricGroup(
-    "As a paper's own evaluator prints it", {rf"({'|'.join(PRESETS)})/(.+)": "{1} as {0}'s own evaluator prints it"}
+    "As a paper's own evaluator prints it",
+    {rf"({'|'.join(PRESETS)})/(.+)": "{1} as {0}'s own evaluator prints it"},
+    selectable=_selectable,
 )

@@ -38,4 +38,9 @@ def measure(entries: Entries) -> dict[str, float]:
     }
 
 
-RANKING = MetricGroup("Ranking, without thresholds", MEANINGS, measure)
+RANKING = MetricGroup(
+    "Ranking, without thresholds",
+    MEANINGS,
+    measure,
+    lambda config: (name.replace(r"(\d+)", str(config.metrics.top_k)) for name in MEANINGS),
+)

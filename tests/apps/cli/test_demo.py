@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from mlmoe_jax.inference.inputs import find_images
+from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.shared import FILES, is_shared, run_folder
 
@@ -51,17 +51,17 @@ def test_photographs_are_found_in_scikit_image(tmp_path, monkeypatch, refusal):
     spec = importlib.machinery.ModuleSpec("skimage", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "skimage" else None)
-    assert "run `pip install scikit-image`" in refusal(find_images, [MODEL])
+    assert "`pip install scikit-image`" in refusal(find_images, [MODEL])
     (tmp_path / "data").mkdir()
     for name in ("chelsea.png", "page.png"):  # the second one is no photograph
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "data" / name)
     assert find_images([MODEL]) == [str(tmp_path / "data" / "chelsea.png")]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "which is not installed" in refusal(find_images, [MODEL])
+    assert "`pip install scikit-image`" in refusal(find_images, [MODEL])
 
 
 def test_other_names_are_refused(refusal, capsys):
     assert "there is demo:photographs" in refusal(run_folder, "demo:birds")
-    assert "there are demo:photographs" in refusal(find_images, ["demo:birds"])
+    assert "there are no images demo:birds: demo:photographs are" in refusal(find_images, ["demo:birds"])
     assert main(["--mode=report", f"--workdir={MODEL}"]) == 2
     assert "is for --mode=predict, serve, export" in capsys.readouterr().err

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +15,9 @@ from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from helpers.devices import start_python
 from PIL import Image
 
+from mlmoe_jax.apps.tools.predict import even_batch, predict_files
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.inference.predict import Predictor, predict_files
+from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 
 
@@ -160,9 +160,8 @@ def test_names_are_printed_without_control_characters(command, capsys):
     assert r"\x1b[31m.png" in printed
 
 
-def test_a_label_with_the_name_of_a_column_needs_json_lines(command, refusal, monkeypatch):
-    names = SimpleNamespace(names=("cat", "error"))
-    monkeypatch.setattr("mlmoe_jax.inference.predict.read_label_space", lambda folder: names)
+def test_a_label_with_the_name_of_a_column_needs_json_lines(command, refusal, monkeypatch, predictor):
+    monkeypatch.setattr(predictor, "names", ("red", "error", "blue", "dark"))
     sentence = refusal(command, "0.png")
     assert sentence == "the label error has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
     assert command("0.png", output="p.jsonl") == 0
@@ -172,18 +171,14 @@ def test_a_label_with_the_name_of_a_column_needs_json_lines(command, refusal, mo
 def test_thresholds_are_logged_unless_they_are_the_default(command, capsys, predictor, monkeypatch):
     command("0.png")
     assert "threshold" not in capsys.readouterr().err
-    file, names = Path("run/thresholds.json"), dict(zip(NAMES, (0.25, 0.5, 0.75, 0.5), strict=True))
-    for cuts, stored, text in (
-        ([0.25, 0.5, 0.75, 0.5], names, "0.25 to 0.75 (FILE)"),
-        (
-            [0.3, np.inf, 0.3, np.inf],
-            {"thresholds": names, "split": "val"},
-            "0.3 and never for 2 labels (FILE, fitted on val)",
-        ),
-        ([np.inf] * 4, names, "never for 4 labels (FILE)"),
+    file = Path("run/thresholds.json")
+    for cuts, source, text in (
+        ([0.25, 0.5, 0.75, 0.5], {}, "0.25 to 0.75 (FILE)"),
+        ([0.3, np.inf, 0.3, np.inf], {"split": "val"}, "0.3 and never for 2 labels (FILE, fitted on val)"),
+        ([np.inf] * 4, {}, "never for 4 labels (FILE)"),
     ):
         monkeypatch.setattr(predictor, "thresholds", np.array(cuts))
-        file.write_text(json.dumps(stored))
+        monkeypatch.setattr(predictor, "source", source)
         command("0.png")
         assert capsys.readouterr().err == f"thresholds: {text}\n".replace("FILE", str(file.resolve()))
     command("0.png", overrides=[("eval.threshold", "0.3")])
@@ -236,6 +231,15 @@ def test_a_full_disk_is_a_user_error(command, predictor, monkeypatch, refusal):
     monkeypatch.setattr(predictor, "stream", full)
     assert refusal(command, "0.png", output="p.csv").startswith("cannot write p.csv: No space left on device; ")
     assert not list(Path().glob("p.csv*"))
+
+
+def test_even_batches_need_little_padding():
+    assert even_batch(5, 32, 1) == 5
+    assert even_batch(64, 32, 1) == 32
+    assert even_batch(65, 32, 1) == 22
+    assert even_batch(65, 32, 8) == 24, "over 8 devices"
+    assert even_batch(3, 32, 8) == 8
+    assert even_batch(1_000_000, 32, 1) == 32
 
 
 # ------------------------------------------------------------------------------------------ many devices and processes

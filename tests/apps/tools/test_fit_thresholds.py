@@ -6,12 +6,28 @@ import pytest
 from helpers.scored_run import drawn_split, write_run
 from sklearn.metrics import f1_score, precision_score
 
-from mlmoe_jax.evaluation.fit_thresholds import fit_run, fit_split, format_fitted
+from mlmoe_jax.apps.tools.fit_thresholds import fit_run, format_fitted
+from mlmoe_jax.config import default_config
+from mlmoe_jax.evaluation import fit_thresholds
+from mlmoe_jax.evaluation.fit_thresholds import fit_split
 from mlmoe_jax.evaluation.thresholds import fit
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 
-F1 = dict(per="class", goal="f1", precision=0.9, least_positives=1, difficult="negative", fixed=0.5)
+
+def config_with(difficult: str = "negative", **settings: str):
+    config = default_config()
+    config.thresholds.update(settings)
+    config.data.difficult_eval = difficult
+    return config
+
+
+@pytest.fixture(autouse=True)
+def least(request, monkeypatch):
+    """Labels with a positive have thresholds of their own, unless a test says otherwise."""
+    least = getattr(request, "param", 1)
+    monkeypatch.setattr(fit_thresholds, "LEAST_POSITIVES", least)
+    return least
 
 
 def test_thresholds_of_a_validation_split(tmp_path, capsys):
@@ -59,26 +75,26 @@ def test_labels_that_cannot_be_fitted():
     scores = np.array([[0.9, 0.8, 0.2], [0.6, 0.7, 0.3], [0.1, 0.1, 0.1]])
     codes = np.array([[1, 0, 0], [0, 1, 2], [0, 0, -1]], np.int8)
     table = replace(drawn_split("val", 3), scores=scores, codes=codes)
-    found = fit_split(table, "abc", **F1 | {"goal": "precision"})
+    found = fit_split(table, "abc", config_with(goal="precision"))
     assert found.values == pytest.approx({"a": 0.75, "b": np.inf, "c": 0.85})
     assert (found.source["shared"], found.source["never"]) == (["c"], ["b"])
     text = format_fitted(found)
     assert "1 of 3 labels with fewer than 1 positive images, sharing one threshold: c" in text
     assert "1 of 3 labels never that precise, so never predicted: b" in text
-    assert fit_split(table, "abc", **F1 | {"difficult": "positive"}).values["c"] == pytest.approx(0.25)
+    assert fit_split(table, "abc", config_with("positive")).values["c"] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("least", [1, 4, 5, 100])
+@pytest.mark.parametrize("least", [1, 4, 5, 100], indirect=True)
 def test_labels_with_few_positives_share_a_threshold(least):
     table = drawn_split("val", 60)
     table.codes[:, 0] = np.arange(60) < 4  # whatever the scores say
     truth = table.codes == 1
-    found = fit_split(table, "abc", **F1 | {"least_positives": least})
+    found = fit_split(table, "abc", config_with())
     few = truth.sum(axis=0) < least
     expected = np.where(few, fit(table.scores, truth, per="global"), fit(table.scores, truth))
     np.testing.assert_array_equal(list(found.values.values()), expected)
     assert found.source["shared"] == [name for name, is_few in zip("abc", few, strict=True) if is_few]
-    together = fit_split(table, "abc", **F1 | {"per": "global", "least_positives": least})
+    together = fit_split(table, "abc", config_with(per="global"))
     assert together.source["shared"] == []
 
 

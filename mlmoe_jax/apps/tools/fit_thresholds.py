@@ -1,0 +1,66 @@
+"""`--mode=thresholds`: fit the thresholds of a run to its stored scores, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import mlmoe_jax.config as configuration
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
+from mlmoe_jax.evaluation.results import read_labels, read_scores, require_split
+from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder
+from mlmoe_jax.runs.restore import read_config
+from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.text import some, text_table
+
+_SHOWN = 10  # names in a sentence
+
+
+def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_json: bool = False) -> int:
+    """Fit the thresholds of a run according to `config.thresholds`, write thresholds.json and print the changes.
+
+    overrides: keys under thresholds that differ from those of the run. Returns the exit code. Raises UserError for a
+    reported split, for a split without scores, and if no threshold reaches the goal.
+    """
+    folder.require(CONFIG)
+    config = read_config(folder)
+    for key, _ in overrides:
+        if not key.startswith("thresholds."):
+            raise UserError(f"--config.{key} cannot be set for --mode=thresholds; only keys under thresholds can")
+    configuration.apply_overrides(config, list(overrides))
+    configuration.validate(config)
+    table = require_split(folder, read_scores(folder), split_to_fit(config))
+    thresholds = fit_split(table, read_labels(folder), config)
+    with folder.writing():
+        write_thresholds(folder, thresholds)
+    report = {**thresholds.source, "thresholds": thresholds.values}
+    print(to_json(report, indent=2) if as_json else format_fitted(thresholds))
+    status(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
+    return 0
+
+
+def format_fitted(thresholds: Thresholds) -> str:
+    """Return the metrics before and after in percent, and the labels that could not be fitted."""
+    source, count = thresholds.source, len(thresholds.values)
+    rows = [[f"{source['split']}, %", f"{source['fixed']:g}", "fitted"]]
+    for name, before in source["before"].items():
+        rows.append([name, f"{100 * before:.2f}", f"{100 * source['after'][name]:.2f}"])
+    lines = [text_table(rows, least=(10, 8))]
+    finite = [value for value in thresholds.values.values() if np.isfinite(value)]
+    goal = "best F1" if source["goal"] == "f1" else f"precision of {100 * source['precision']:g} %"
+    one = "one for all labels" if source["per"] == "global" else "one per label"
+    lines.append(
+        f"{goal}, {one}, on {source['images']:,} images: {min(finite):.3f} to {max(finite):.3f}, median "
+        f"{np.median(finite):.3f}"
+    )
+    for key, what in (
+        ("shared", f"with fewer than {source['least_positives']} positive images, sharing one threshold"),
+        ("never", "never that precise, so never predicted"),
+    ):
+        if source[key]:
+            lines.append(f"{len(source[key])} of {count} labels {what}: {some(source[key], _SHOWN)}")
+    return "\n".join(lines)

@@ -1,0 +1,227 @@
+"""`--mode=predict`: label image files, and write one row per image to a CSV or JSON lines file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import numpy as np
+from etils import epath
+
+from mlmoe_jax.apps.tools.image_list import find_images
+from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
+from mlmoe_jax.inference.predict import BATCH, Predictor, Result, by_label
+from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
+from mlmoe_jax.runs.restore import BEST
+from mlmoe_jax.runtime import distributed, spreadsheet
+from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.targets import STANDARD_OUTPUT, Target, opened
+from mlmoe_jax.runtime.text import counted, printable, text_table
+
+SHOWN = 20  # maximum number of printed rows, and of printed errors
+
+
+def predict_files(
+    folder: RunFolder,
+    given: Sequence[str],
+    output: str | None,
+    overrides: Sequence[tuple[str, str]],
+    *,
+    checkpoint: str = BEST,
+    batch_size: int | None = None,
+    top_k: int | None = None,
+    gates: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Label the images that `given` names (see image_list.py), write one row per image, and print a summary.
+
+    A short table is printed to stdout, with `as_json` the numbers of images; or one line to stderr if the rows are
+    written to stdout, which is the default with `as_json`. batch_size: number of images at a time, by default 32 per
+    device. Returns the exit code: 0; 2 if an image could not be read, and all other images are labeled; 3 if the newest
+    checkpoint is damaged and the one before it was used.
+    """
+    target = choose_target(output, folder, as_json=as_json, gates=gates)
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"--batch-size={batch_size} should be above 0")
+    folder.require_model()
+    paths = _of_first_process(lambda: find_images(given))
+    predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
+    if top_k is None and target.kind == "csv":
+        _require_distinct_columns(predictor.names)
+    devices, writes, summary = predictor.run.mesh.size, distributed.is_first(), _Summary(len(paths))
+    size = even_batch(len(paths), batch_size or BATCH * devices, devices)
+    with contextlib.closing(Progress("predict", math.ceil(len(paths) / size), size)) as progress:
+        results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
+        if writes and top_k is None:
+            _report_thresholds(predictor, folder, overrides)
+        with opened(target) if writes else contextlib.nullcontext() as file:
+            write = row_writer(file, target.kind, predictor.names, top_k) if writes else lambda result: None
+            for result in results:
+                write(result)
+                summary.add(result)
+    if writes:
+        summary.print(target, as_json=as_json)
+    if summary.unread:
+        return USER_ERROR
+    return OUTDATED if predictor.run.outdated else DONE
+
+
+def even_batch(images: int, most: int, devices: int) -> int:
+    """Return a batch size of about `most`, a multiple of `devices`, for which the last batch needs little padding."""
+    return devices * math.ceil(images / math.ceil(images / most) / devices)
+
+
+def _of_first_process(find: Callable[[], list[str]]) -> list[str]:
+    """Call `find` on the first process, the only one with a standard input; return, or raise, its result on all."""
+    message: dict[str, Any] = {}
+    if distributed.is_first():
+        try:
+            message["paths"] = find()
+        except UserError as error:
+            message["error"] = str(error)
+    message = distributed.broadcast_from_first(message)
+    if "error" in message:
+        raise UserError(message["error"])
+    return message["paths"]
+
+
+def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Sequence[tuple[str, str]]) -> None:
+    """Log the thresholds, unless all labels have the default."""
+    if (predictor.thresholds == default_config().eval.threshold).all():
+        return
+    finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
+    text = " to ".join(f"{value:.3g}" for value in finite[[0, -1][: len(finite)]])
+    never = int(np.count_nonzero(np.isinf(predictor.thresholds)))
+    text = " and ".join(filter(None, [text, f"never for {counted(never, 'label')}" if never else ""]))
+    fitted = f", fitted on {predictor.source['split']}" if "split" in predictor.source else ""
+    place = f"{folder / THRESHOLDS}{fitted}"
+    status(f"thresholds: {text} ({'--config.eval.threshold' if 'eval.threshold' in dict(overrides) else place})")
+
+
+# ------------------------------------------------------------------------------------------------------------- target
+def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = False, gates: bool = False) -> Target:
+    """Return the target of `--output`: a .csv or .jsonl file, or - for standard output (CSV, or JSONL if `as_json`).
+
+    The default is standard output if `as_json`, else predictions.csv in the run folder, or predictions.jsonl with
+    gates: the weights of a label are a list, which does not fit into a CSV cell, and rows can be written one by one,
+    unlike an .npz. Raises UserError for other suffixes, and if the file cannot be written.
+    """
+    if output == STANDARD_OUTPUT or (as_json and not output):
+        target = Target(None, "jsonl" if as_json else "csv")
+    else:
+        path = epath.Path(output or folder / f"predictions.{'jsonl' if gates else 'csv'}")
+        if path.suffix not in (".csv", ".jsonl"):
+            raise UserError(f"--output={path} should end in .csv or .jsonl, or be - for standard output")
+        if path.is_dir():
+            raise UserError(f"--output={path} is a folder; name a file")
+        if output and "://" not in str(path) and not path.parent.is_dir():
+            raise UserError(f"there is no folder {path.parent} to write {path.name} into")
+        target = Target(path, path.suffix[1:])
+    if gates and target.kind == "csv":
+        raise UserError("--gates needs JSON lines; give --output=FILE.jsonl, or --output=- with --json")
+    return target
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+_COLUMNS = ("image", "labels", "error")  # of a CSV, before the scores
+
+
+def _require_distinct_columns(names: Sequence[str]) -> None:
+    if same := [name for name in names if name in _COLUMNS]:
+        raise UserError(
+            f"the label {same[0]} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
+        )
+
+
+def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
+    """Return a function that writes a result as a row of `kind` csv or jsonl; write the heading of a CSV.
+
+    Columns of a CSV: image, labels (see `spreadsheet.join_names`), error and one score per label; with top_k, the
+    number of labels per result: image, error, and label_1, score_1, label_2, …, best first.
+    Keys in JSONL: image, and either error, or labels and scores (with top_k only those of the best labels, best first),
+    and gates {name: {label: weights}} if a result has them.
+    """
+    if kind == "jsonl":
+        return lambda result: print(json.dumps(_json_row(result, names, top_k), allow_nan=False), file=file)
+    write_row = spreadsheet.row_writer(file)
+    ranks = range(1, (top_k or 0) + 1)
+    ranked = [column for rank in ranks for column in (f"label_{rank}", f"score_{rank}")]
+    write_row(["image", "error", *ranked] if top_k else [*_COLUMNS, *names])
+
+    def write(result: Result) -> None:
+        score = {name: f"{value:.6f}" for name, value in (result.scores or {}).items()}
+        if top_k:
+            cells = [cell for name in result.labels for cell in (name, score[name])]
+            write_row([result.image, result.error, *(cells or [""] * len(ranked))])
+        else:
+            labels = spreadsheet.join_names(result.labels)
+            write_row([result.image, labels, result.error, *(score.get(name, "") for name in names)])
+
+    return write
+
+
+def _json_row(result: Result, names: Sequence[str], top_k: int | None) -> dict[str, Any]:
+    if result.error:
+        return {"image": result.image, "error": result.error}
+    scores = result.scores or {}
+    row: dict[str, Any] = {"image": result.image, "labels": result.labels}
+    row["scores"] = {name: scores[name] for name in result.labels} if top_k else scores
+    if result.gates is not None:
+        row["gates"] = {gate: by_label(names, weights) for gate, weights in result.gates.items()}
+    return row
+
+
+# ------------------------------------------------------------------------------------------------------------ summary
+@dataclass
+class _Summary:
+    """The printed summary of a prediction: its first rows, the errors, and the speed."""
+
+    images: int
+
+    def __post_init__(self):
+        self.done, self.unread, self.started = 0, 0, time.perf_counter()
+        self.first: list[Result] = []
+
+    def add(self, result: Result) -> None:
+        """Count a result, and log its error at once unless there are more than SHOWN."""
+        self.done += 1
+        if len(self.first) < SHOWN:
+            self.first.append(result)
+        if result.error:
+            self.unread += 1
+            if self.unread <= SHOWN and distributed.is_first():
+                status(f"error: {printable(result.error)}")
+
+    def print(self, target: Target, *, as_json: bool) -> None:
+        """Print the summary to stdout, its numbers alone with `as_json`; log it if the rows are written to stdout."""
+        rate = self.done / max(1e-9, time.perf_counter() - self.started)
+        if self.unread > SHOWN:
+            status(f"… and {self.unread - SHOWN:,} more errors; {target} contains all of them")
+        if as_json and target.path is not None:
+            numbers = {"images": self.done, "labeled": self.done - self.unread, "unreadable": self.unread}
+            print(to_json({**numbers, "images_per_second": rate, "output": str(target)}, indent=2))
+            return
+        labeled = f"{self.done - self.unread:,} of {counted(self.images, 'image')} labeled"
+        show = status if target.path is None else print
+        if target.path is not None:
+            show(self._table())
+        show(f"{labeled} ({rate:.3g} images/s); written to {target}")
+
+    def _table(self) -> str:
+        rows = []
+        for result in self.first:
+            scores = result.scores or {}
+            best = sorted(result.labels, key=scores.__getitem__, reverse=True)
+            text = "  ".join(f"{printable(label)} {100 * scores[label]:.0f} %" for label in best)
+            name = printable(result.image.encode(errors="surrogateescape").decode(errors="replace"))
+            rows.append([name, "unreadable" if result.error else text or "(no label reaches its threshold)"])
+        if self.done > len(self.first):
+            rows.append([f"… and {self.done - len(self.first)} more"])
+        return text_table(rows, align="<")

@@ -1,0 +1,270 @@
+"""The bookkeeping around the steps of a training, each concern in a hook of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import optax
+import orbax.checkpoint as ocp
+
+from mlmoe_jax.data.pipeline import rows_of_step
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.metric_log import MetricLog
+from mlmoe_jax.runs.trackers import open_trackers
+from mlmoe_jax.runtime import distributed, memory
+from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.sharding import RunAhead
+from mlmoe_jax.training.profiling import FOLDER, Window, print_trace
+from mlmoe_jax.training.setup import Experiment
+from mlmoe_jax.training.step import TrainState, TrainStep
+
+# Largest factor by which the norm of all trainable parameters may grow between two checkpoints.
+DIVERGENCE_LIMIT = 1000.0
+_LISTED = 8  # images in a message
+_norm = jax.jit(optax.tree.norm)
+
+
+class Hook:
+    """What happens around the steps of a training, besides learning; a hook overrides the events that it needs."""
+
+    def before_step(self, step: int, state: TrainState, batch: Mapping[str, jax.Array]) -> None:
+        """Called before each step, which donates the state."""
+
+    def after_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Called when a step has been dispatched; its metrics are still on the device."""
+
+    def before_evaluation(self) -> None:
+        """Called before the state is evaluated."""
+
+    def after_evaluation(self, row: Mapping[str, float]) -> None:
+        """Called with the metrics of an evaluation."""
+
+    def before_save(self, step: int, state: TrainState) -> None:
+        """Called before a checkpoint; raises UserError if the state must not be saved."""
+
+    def finish(self) -> None:
+        """Called after the last step, also if training was stopped."""
+
+    def close(self) -> None:
+        """Called at the end, also after an error."""
+
+
+class Hooks:
+    """Hooks that are called in their order; `hooks.after_step(…)` calls that event of each. Closes them at the end."""
+
+    def __init__(self, hooks: Sequence[Hook]):
+        self.hooks = hooks
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            for hook in self.hooks:
+                getattr(hook, event)(*arguments)
+
+        return call
+
+    def __enter__(self) -> Hooks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.ExitStack() as stack:
+            for hook in self.hooks:
+                stack.callback(hook.close)
+
+
+def training_hooks(
+    experiment: Experiment, state: TrainState, manager: ocp.CheckpointManager, progress: Progress, *, finished: bool
+) -> Hooks:
+    """Return the hooks of a training that continues from a state; finished: it takes no further step."""
+    first, total, folder = int(state.step), experiment.steps.total_steps, experiment.folder
+    sanity = Sanity(experiment, manager, state)
+    unfinished = first < total and not finished and distributed.is_first()
+    trackers = open_trackers(folder, experiment.config, first) if unfinished else ()
+    log = MetricLog(
+        folder, experiment.steps.learning_rate, experiment.data.steps_per_epoch, trackers, sanity.require_finite
+    )
+    return Hooks(
+        [
+            Terminal(experiment, log, progress),
+            Trace(experiment.steps.train_step, experiment.profile, folder, done=first, total=total),
+            Ahead(),
+            Rows(experiment, log, progress),
+            Writing(manager),
+            sanity,
+        ]
+    )
+
+
+class Terminal(Hook):
+    """Shows the memory of the program, and the progress."""
+
+    def __init__(self, experiment: Experiment, log: MetricLog, progress: Progress):
+        self._train_step, self._log, self._progress = experiment.steps.train_step, log, progress
+        self._described, self._pause = False, contextlib.ExitStack()
+
+    def before_step(self, step, state, batch):
+        if not self._described:
+            status(memory.describe("a training step", self._train_step.compile(state, batch)))
+        self._described = True
+
+    def after_step(self, step, metrics):
+        self._progress.advance(self._log.summary)
+
+    def before_evaluation(self):
+        self._pause.enter_context(self._progress.paused())
+
+    def after_evaluation(self, row):
+        self._pause.close()
+
+    def close(self):
+        self._progress.close()
+
+
+class Trace(Hook):
+    """Traces the steps of a window on the first process, and prints their operations.
+
+    Raises UserError if the window is not within the remaining steps, or the run folder is in an object store.
+    """
+
+    def __init__(self, step: TrainStep, window: Window | None, folder: RunFolder, *, done: int, total: int):
+        self._step, self._folder, self._program = step, folder, ""
+        self._window = window if distributed.is_first() else None
+        self._running = contextlib.ExitStack()
+        if window is not None:
+            window.require(done, total)
+            if not folder.is_local:
+                raise UserError(f"--profile writes to a local run folder, and {folder} is not one")
+
+    def before_step(self, step, state, batch):
+        window = self._window
+        if window is None or not window.first <= step <= window.last:
+            return
+        if step == window.first:
+            jax.block_until_ready((state, batch))  # of earlier steps
+            jax.profiler.start_trace(str(self._folder.writable_folder(FOLDER)))
+            self._running.callback(jax.profiler.stop_trace)
+        self._program = self._step.compile(state, batch).as_text() if step == window.last else ""
+
+    def after_step(self, step, metrics):
+        if (window := self._window) is not None and window.first <= step <= window.last:
+            jax.block_until_ready(metrics)
+            if step == window.last:
+                self._running.close()
+                print_trace(self._folder, window, self._program)
+
+    def close(self):
+        self._running.close()
+
+
+class Ahead(Hook):
+    """Keeps the host at most two steps ahead of the device."""
+
+    def __init__(self):
+        self._ahead = RunAhead()
+
+    def after_step(self, step, metrics):
+        self._ahead.add(metrics)
+
+
+class Rows(Hook):
+    """Writes the metric log; the row of a step is written while the device computes the next one."""
+
+    def __init__(self, experiment: Experiment, log: MetricLog, progress: Progress):
+        self._experiment, self._log, self._progress = experiment, log, progress
+
+    def after_step(self, step, metrics):
+        self._log.write()
+        if step % self._experiment.config.train.log_every == 0 or self._experiment.evaluates(step):
+            self._log.note(step, metrics, self._progress)
+
+    def after_evaluation(self, row):
+        self._log.add(row)
+
+    def before_save(self, step, state):
+        self._log.write()
+
+    def finish(self):
+        self._log.write()
+
+    def close(self):
+        self._log.close()
+
+
+class Writing(Hook):
+    """Reports errors of checkpoints that are written in the background."""
+
+    def __init__(self, manager: ocp.CheckpointManager):
+        self._manager = manager
+
+    def after_step(self, step, metrics):
+        checkpoint.require_written(self._manager)
+
+    def finish(self):
+        checkpoint.require_written(self._manager, wait=True)
+
+
+class Sanity(Hook):
+    """Ends a training that has diverged, before a row, an evaluation or a checkpoint of its values.
+
+    With `train.skip_nonfinite`, the compiled step leaves the state as it was before a step whose loss or gradient is
+    not finite, and the training only ends after more of them. Nothing is fetched from the device for this alone.
+    A loss can still be finite when the update that it led to is not sane: a rate that is far too high shows in the
+    parameters one step before it shows in the loss. So a state whose norm is more than DIVERGENCE_LIMIT times that of
+    the last checkpoint is not saved over it; norms below 1 count as 1.
+    """
+
+    def __init__(self, experiment: Experiment, manager: ocp.CheckpointManager, state: TrainState):
+        self._experiment, self._manager = experiment, manager
+        self._saved = int(state.step), float(_norm(state.trainable))
+        self._unseen: list[tuple[int, Mapping[str, jax.Array]]] = []
+        self._last: Mapping[str, jax.Array] = {}
+
+    def after_step(self, step, metrics):
+        self._unseen.append((step, metrics))
+        self._last = metrics
+
+    def before_evaluation(self):
+        self.require_finite(self._last)
+
+    def before_save(self, step, state):
+        self.require_finite(self._last)
+        norm, (saved, before) = float(_norm(state.trainable)), self._saved
+        growth = norm / max(1.0, before)
+        if not growth <= DIVERGENCE_LIMIT:
+            raise UserError(
+                f"the norm of the parameters has grown {growth:.3g} times between steps {saved} and {step}; this state "
+                "is not saved, and the checkpoints before it are kept; lower config.optim.learning_rate and start in a "
+                "new --workdir"
+            )
+        self._saved = step, norm
+
+    def require_finite(self, metrics: Mapping[str, Any]) -> None:
+        """Raise UserError if more steps up to that of `metrics` were not finite than may be skipped."""
+        allowed, skipped = self._experiment.config.train.skip_nonfinite, int(metrics.get("skipped_steps", 0))
+        if skipped <= allowed and (allowed or _is_finite(metrics)):
+            self._unseen.clear()
+            return
+        step, first = next(((s, m) for s, m in self._unseen if not _is_finite(m)), self._unseen[-1])
+        config, split = self._experiment.config, self._experiment.data.train_split
+        rows = rows_of_step(split, batch_size=config.train.batch_size, seed=config.seed, step=step)
+        listed = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])
+        more = f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+        name, what = ("gradient_norm", "norm of the gradient") if _is_finite(first, "loss") else ("loss", "loss")
+        count = f"{skipped} steps are, and train.skip_nonfinite={allowed} allows fewer; " if allowed else ""
+        kept = self._manager.latest_step()
+        raise UserError(
+            f"the {what} is {float(first[name]):g} at step {step} (learning rate "
+            f"{float(self._experiment.steps.learning_rate(step - 1)):g}, images {listed}{more}); {count}"
+            f"{'no checkpoint was written before it' if kept is None else f'the checkpoint of step {kept} is kept'}; "
+            "lower config.optim.learning_rate and start in a new --workdir, or let the same command skip such steps "
+            "with --config.train.skip_nonfinite=N"
+        )
+
+
+def _is_finite(metrics: Mapping[str, Any], *names: str) -> bool:
+    return all(math.isfinite(float(metrics[name])) for name in names or ("loss", "gradient_norm"))

@@ -1,0 +1,182 @@
+"""The hooks of a training: steps that are not finite, states that have diverged, traces."""
+
+import contextlib
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import tiny
+
+from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.metric_log import TIMING
+from mlmoe_jax.training import setup
+from mlmoe_jax.training.hooks import DIVERGENCE_LIMIT, Hook, Hooks, Sanity, Trace
+from mlmoe_jax.training.loop import train
+from mlmoe_jax.training.profiling import FOLDER, Window
+
+
+def test_hooks_are_called_and_closed_in_order_also_after_an_error():
+    calls = []
+
+    class Recorder(Hook):
+        def __init__(self, name):
+            self.name = name
+
+        def finish(self):
+            calls.append(f"finish {self.name}")
+
+        def close(self):
+            calls.append(f"close {self.name}")
+
+    with contextlib.suppress(RuntimeError), Hooks([Recorder("a"), Recorder("b")]) as hooks:
+        hooks.after_step(1, {})
+        hooks.finish()
+        raise RuntimeError
+    assert calls == ["finish a", "finish b", "close b", "close a"]
+
+
+# ------------------------------------------------------------------------------------------------- steps not finite
+@pytest.fixture(scope="module")
+def config():
+    """A linear probe on few scenes of digits: two epochs of three steps, with a checkpoint after each epoch."""
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.use_scenes(patch, train=60, val=40, test=40, test_shift=40)
+        tiny.use_vit(patch, patch=32)
+        small = default_config()
+        small.model.backbone.weights, small.data.test_splits = "none", ("test",)
+        small.train.epochs, small.train.batch_size, small.train.log_every = 2, 20, 1
+        small.eval.batch_size, small.ema.decay, small.log.tensorboard = 40, 0.9, False
+        yield small
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """A function that lets the batches of some steps have labels that are NaN, and so a loss that is."""
+
+    def poison(*steps: int):
+        def batches(*args, first_step=0, **options):
+            for step, batch in enumerate(make(*args, first_step=first_step, **options), start=first_step + 1):
+                yield {**batch, "label": batch["label"] * np.float32(np.nan)} if step in steps else batch
+
+        monkeypatch.setattr(setup, "training_batches", batches)
+
+    make = setup.training_batches
+    return poison
+
+
+def changed(config, **values):
+    """Return a copy of a config with other values in its section `train`."""
+    other = config.copy_and_resolve_references()
+    other.train.update(values)
+    return other
+
+
+def test_the_message_names_step_rate_images_and_the_checkpoint_that_is_kept(config, poisoned, tmp_path, refusal):
+    poisoned(5)
+    sentence = refusal(train, config, RunFolder(tmp_path))
+    assert sentence.startswith("the loss is nan at step 5 (learning rate ")
+    assert "images train/" in sentence
+    assert " and 12 more)" in sentence
+    assert "the checkpoint of step 3 is kept; lower" in sentence
+    assert [row["step"] for row in RunFolder(tmp_path).rows()] == [1, 2, 3, 4]
+
+
+def test_the_first_such_step_is_named_also_if_it_was_not_logged(config, poisoned, tmp_path, refusal):
+    poisoned(2)
+    sentence = refusal(train, changed(config, log_every=100), RunFolder(tmp_path))
+    assert sentence.startswith("the loss is nan at step 2 ")
+    assert "no checkpoint was written before it" in sentence
+
+
+def test_a_few_such_steps_can_be_skipped_and_resumed(config, poisoned, tmp_path):
+    poisoned(2, 5)
+    skipping = changed(config, skip_nonfinite=2)
+    whole = train(skipping, RunFolder(tmp_path / "whole"))
+    rows = RunFolder(tmp_path / "whole").rows()
+    assert [row["skipped_steps"] for row in rows] == [0, 1, 1, 1, 2, 2]
+    assert [row["loss"] is None for row in rows] == [False, True, False, False, True, False]
+    assert rows[1]["learning_rate"] == rows[0]["learning_rate"], "that of the last update"
+    half = RunFolder(tmp_path / "half")
+    with pytest.raises(UserError, match=r"at step 5 .*2 steps are, and train.skip_nonfinite=1 allows fewer"):
+        train(changed(config, skip_nonfinite=1), half)
+    assert train(skipping, half) == whole, "resumed from step 3, with a higher limit"
+    for one, other in zip(RunFolder(tmp_path / "whole").rows(), half.rows(), strict=True):
+        assert {k: v for k, v in one.items() if k not in TIMING} == {k: v for k, v in other.items() if k not in TIMING}
+
+
+# ------------------------------------------------------------------------------------------------- diverged states
+VALUES = {"a": jnp.full(4, 3.0), "b": jnp.full((2, 2), 4.0)}  # norm 10
+
+
+def state_of(factor: float, step: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(step=step, trainable={name: value * factor for name, value in VALUES.items()})
+
+
+def sanity(state: SimpleNamespace) -> Sanity:
+    hook = Sanity(SimpleNamespace(config=default_config()), None, state)
+    hook.after_step(state.step + 1, {"loss": 1.0, "gradient_norm": 1.0})
+    return hook
+
+
+def test_growth_counts_from_the_state_that_was_saved_before(refusal):
+    hook = sanity(state_of(1, 3))
+    hook.before_save(4, state_of(0.7 * DIVERGENCE_LIMIT))
+    hook.before_save(6, state_of((0.7 * DIVERGENCE_LIMIT) ** 2))
+    assert refusal(sanity(state_of(2, 3)).before_save, 6, state_of(2.1 * DIVERGENCE_LIMIT)) == (
+        "the norm of the parameters has grown 1.05e+03 times between steps 3 and 6; this state is not saved, and the "
+        "checkpoints before it are kept; lower config.optim.learning_rate and start in a new --workdir"
+    )
+
+
+def test_parameters_near_zero_may_grow_to_a_norm_of_the_limit(refusal):
+    hook = sanity(state_of(1e-9))
+    refusal(hook.before_save, 1, state_of(0.101 * DIVERGENCE_LIMIT))
+    hook.before_save(1, state_of(0.099 * DIVERGENCE_LIMIT))
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_numbers_that_are_not_finite_are_refused(refusal, bad):
+    assert f"has grown {float(bad)} times" in refusal(sanity(state_of(1)).before_save, 2, state_of(bad))
+
+
+# --------------------------------------------------------------------------------------------------------- traces
+class Doubling:
+    """A training step that doubles its state, a matrix."""
+
+    def __init__(self):
+        self._program = jax.jit(lambda state: jnp.tanh(state @ state) * 2)
+
+    def compile(self, state, batch):
+        return self._program.lower(state).compile()
+
+    def __call__(self, state, batch):
+        return self._program(state), {"loss": jnp.float32(0)}
+
+
+def test_the_steps_of_the_range_are_traced_and_their_operations_printed(tmp_path, capsys):
+    folder, state = RunFolder(tmp_path), jnp.ones((300, 300))
+    step = Doubling()
+    hook = Trace(step, Window(2, 3), folder, done=0, total=5)
+    for number in range(1, 5):
+        assert bool(list((tmp_path / FOLDER).rglob("*.xplane.pb"))) == (number == 4)
+        hook.before_step(number, state, {})
+        state, metrics = step(state, {})
+        hook.after_step(number, {"state": state, **metrics})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].split() == ["ms", "per", "step", "share", "times", "operation", "from"]
+    assert any("dot" in line.rpartition(" ")[2] for line in lines[1:-1]), lines  # where the model calls it
+    assert lines[-1].startswith(f"trace of steps 2 to 3: {tmp_path / FOLDER}")
+    assert len(lines) <= 12
+    hook.close()
+
+
+def test_a_training_that_ends_early_ends_its_trace(tmp_path):
+    hook = Trace(Doubling(), Window(1, 3), RunFolder(tmp_path), done=0, total=5)
+    hook.before_step(1, jnp.ones((3, 3)), {})
+    hook.close()
+    jax.profiler.start_trace(str(tmp_path / "another"))  # fails while one is running
+    jax.profiler.stop_trace()
