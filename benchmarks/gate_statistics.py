@@ -9,10 +9,28 @@ deviation of a weight over images, averaged over labels and experts (0 if the ga
 import argparse
 import math
 
+import jax
+import numpy as np
+
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.inference.gate_statistics import gate_statistics
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.inference.explain import predictions
+from mlmoe_jax.models.experts import gate_entropy
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import open_run
+from mlmoe_jax.runs.restore import Run, open_run
+
+
+def gate_weights(run: Run, split: Split) -> dict[str, np.ndarray]:
+    """Return the weights of each kind of gate over the readable images of a split, f64[N,K,E] (static: f64[1,K,E])."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for output in predictions(run, split, batch_size=run.config.eval.batch_size * run.mesh.size, attention=False):
+        gates, mask = jax.device_get((output["prediction"].gates, output["mask"]))
+        for name, weights in gates.items():
+            if len(weights) == len(mask):
+                parts.setdefault(name, []).append(weights[mask > 0])
+            else:
+                parts[name] = [weights]
+    return {name: np.concatenate(weights).astype(np.float64) for name, weights in parts.items()}
 
 
 def main():
@@ -25,11 +43,11 @@ def main():
     for folder in options.runs:
         run = open_run(RunFolder(folder))
         split = open_split(run.config.data, options.split, classes=run.label_space.names, seed=run.config.seed)
-        for kind, found in gate_statistics(run, split).items():
-            experts = found.mean.shape[-1]
+        for kind, weights in gate_weights(run, split).items():
+            experts, entropy = weights.shape[-1], gate_entropy(weights).mean()
             print(
-                f"| {folder.rstrip('/').rpartition('/')[2]} | {kind} | {experts} | {found.entropy.mean():.3f} | "
-                f"{math.log(experts):.3f} | {found.largest.mean():.3f} | {found.deviation.mean():.4f} |",
+                f"| {folder.rstrip('/').rpartition('/')[2]} | {kind} | {experts} | {entropy:.3f} | "
+                f"{math.log(experts):.3f} | {weights.max(axis=-1).mean():.3f} | {weights.std(axis=0).mean():.4f} |",
                 flush=True,
             )
 

@@ -47,6 +47,12 @@ CONSTANT: dict[str, Any] = {
     "thresholds.least_positives": 10,
     "train.divergence_limit": 1000.0,
     "train.find_nonfinite": False,
+    "metrics.calibration_bins": 15,
+    "metrics.pair_images": 10,
+    "metrics.pair_level": 0.4,
+    "metrics.pair_support": 20,
+    "metrics.top_k_minimum": 0.5,
+    "report.sample_side": 224,
 }
 # Sections whose keys do not change a trained model, so that a stored value other than the constant is only reported.
 _HARMLESS = (

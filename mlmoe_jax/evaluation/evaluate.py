@@ -23,7 +23,6 @@ from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
 from mlmoe_jax.evaluation.results import EVALUATED, FALL, SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
-from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.models.apply import make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import (
@@ -119,15 +118,7 @@ def measure(
     cuts = thresholds.reported(scores, label_space.frequency, threshold=config.eval.threshold, mask=mask)
     if fitted is not None:
         cuts |= fitted.cuts_for(scored.name, label_space.names)
-    measured = evaluate_scores(
-        scores,
-        label,
-        mask,
-        cuts,
-        k=settings.top_k,
-        minimum=settings.top_k_minimum,
-        bins=settings.calibration_bins,
-    )
+    measured = evaluate_scores(scores, label, mask, cuts, k=settings.top_k)
     if settings.preset != "none":
         published = metric_presets.preset(settings.preset, scores, codes, frequency=label_space.frequency)
         measured |= {f"{settings.preset}/{name}": value for name, value in published.items()}
@@ -138,19 +129,12 @@ def measure_pairs(
     scored: Mapping[str, SplitScores], label_space: LabelSpace, config: ConfigDict
 ) -> dict[str, list[cooccurrence.PairBias]]:
     """Return the co-occurrence overfitting of each split on the pairs of labels that co-occur in training."""
-    settings, found = config.metrics, {}
-    pairs = cooccurrence.training_pairs(
-        label_space.together,
-        label_space.positives,
-        label_space.images,
-        level=settings.pair_level,
-        support=settings.pair_support,
-    )
+    found = {}
+    pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
     for name, item in scored.items() if pairs else ():
         label, mask = targets(item.codes[item.read], config.data.difficult_eval)
-        found[name] = cooccurrence.pair_biases(
-            item.scores[item.read], label, pairs, config.eval.threshold, mask=mask, fewest=settings.pair_images
-        )
+        scores = item.scores[item.read]
+        found[name] = cooccurrence.pair_biases(scores, label, pairs, config.eval.threshold, mask=mask)
     return found
 
 
@@ -276,7 +260,7 @@ def evaluate_opened(folder: RunFolder, run: Run, fitted: Thresholds | None) -> d
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
     status(f"results go to {folder / EVALUATED}")
     parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
-    eval_step = make_eval_step(*parts, shared=shared_entries(config))
+    eval_step = make_eval_step(*parts, shared=gate_shares.shared_entries(config))
     scored = {}
     for name in config.data.test_splits:
         split = open_split(config.data, name, classes=run.label_space.names, seed=config.seed)

@@ -5,7 +5,7 @@ A run folder keeps explained sample images of one split for the report:
     samples/index.json     {"split", "grid": [rows, columns] of the patches, "prompt_groups": [side, group, expert] of
                            each prompt, or null, "entries": {gate: names of its E entries}, "samples": [{"id", "file",
                            "codes": the K label codes of data.split, "scores": K probabilities}, …]}
-    samples/NNNN.jpg       the part of the image that the model received, at its own size up to `report.sample_side`
+    samples/NNNN.jpg       the part of the image that the model received, at its own size up to MOST_SIDE pixels
     samples/explained.npz  `gates/NAME` f16[S,K,E] (static gates f16[1,K,E]) and `attention/NAME` f16[S,Q,N]
 
 Shape letters: S sample images, K labels, E entries of a gate, Q queries (class token, prompts, or labels),
@@ -185,18 +185,14 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
     return Explained(rows.astype(np.int64), images, scores, joined, output["grid"], tuple(output["large"]))
 
 
-def write_samples(
-    folder: RunFolder, run: Run, split: Split, *, count: int, side: int = MOST_SIDE, scores: np.ndarray | None = None
-) -> None:
+def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int, scores: np.ndarray | None = None) -> None:
     """Explain at most `count` images of a split and write them to samples/, replacing earlier samples.
 
-    With several processes, all of them call it, and the first one writes. side: maximum side of a thumbnail in pixels.
-    scores: probabilities of all images, see `choose_samples`. Raises UserError for more than MOST_SAMPLES images or
-    MOST_SIDE pixels, or if no image can be read.
+    With several processes, all of them call it, and the first one writes. scores: probabilities of all images, see
+    `choose_samples`. Raises UserError for more than MOST_SAMPLES images, or if no image can be read.
     """
-    for key, value, most in (("samples", count, MOST_SAMPLES), ("sample_side", side, MOST_SIDE)):
-        if not 1 <= value <= most:
-            raise UserError(f"report.{key} is {value} and should be from 1 to {most} to write samples")
+    if not 1 <= count <= MOST_SAMPLES:
+        raise UserError(f"report.samples is {count} and should be from 1 to {MOST_SAMPLES} to write samples")
     chosen = split.take(choose_samples(split.labels, count, scores), split.name)
     explained = explain_images(run, chosen)
     if not distributed.is_first():
@@ -208,10 +204,10 @@ def write_samples(
     _remove(folder)
     listed = []
     data_config = run.config.data
-    decoding = Decoding.of(data_config, at_least=2 * side)
+    decoding = Decoding.of(data_config, at_least=2 * MOST_SIDE)
     for number, (row, of_labels) in enumerate(zip(explained.rows, explained.scores, strict=True)):
         file, image = f"{SAMPLES}/{number:04}.jpg", chosen.images.read(row, decoding)
-        folder.write_bytes(file, thumbnail(evaluated_part(image, data_config), side))
+        folder.write_bytes(file, thumbnail(evaluated_part(image, data_config), MOST_SIDE))
         codes, of_labels = chosen.labels[row].tolist(), [round(score, 5) for score in of_labels.tolist()]
         listed.append({"id": str(chosen.ids[row]), "file": file, "codes": codes, "scores": of_labels})
     folder.write_npz(SAMPLE_ARRAYS, **explained.arrays)
@@ -236,18 +232,18 @@ def sample_split(data_config: ConfigDict) -> str:
     return name
 
 
-def explain_run(folder: RunFolder, run: Run, *, count: int, side: int = MOST_SIDE) -> None:
+def explain_run(folder: RunFolder, run: Run, *, count: int) -> None:
     """Write samples of a run from its data set; UserError as in `write_samples`, or if the data set is missing."""
     config = run.config
     split = open_split(config.data, sample_split(config.data), classes=run.label_space.names, seed=config.seed)
-    write_samples(folder, run, split, count=count, side=side)
+    write_samples(folder, run, split, count=count)
 
 
 def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | None = None) -> None:
     """Write the samples that `config.report.samples` requests, if any; run: that of the folder, None = not open yet."""
     if config.report.samples:
         run = run or open_run(folder)
-        explain_run(folder, run, count=config.report.samples, side=config.report.sample_side)
+        explain_run(folder, run, count=config.report.samples)
 
 
 def thumbnail(image: np.ndarray, side: int) -> bytes:

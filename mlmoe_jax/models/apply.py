@@ -70,9 +70,8 @@ def make_eval_step(
     """Return the step of evaluation and prediction: (values, frozen, batch) -> logits f32[B,K], `id` and `mask`.
 
     values: trainable and stats together. label_axes: those with which they and the frozen were placed. gates: also
-    return `gates`, name -> f32[B or 1,K,E]. shared: gate -> entries, see `gate_statistics.shared_entries`; also return
-    `shares`, the sum of their weights, gate -> f32[B or 1,K]. Every process receives the results of the whole global
-    batch.
+    return `gates`, name -> f32[B or 1,K,E]. shared: gate -> entries of shared experts; also return `shares`, the sum of
+    their weights, gate -> f32[B or 1,K]. Every process receives the results of the whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:

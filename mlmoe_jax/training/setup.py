@@ -24,9 +24,9 @@ from mlmoe_jax.data.split_checks import check_splits, require_readable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.evaluate import measure, score_split
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
+from mlmoe_jax.evaluation.gate_shares import shared_entries
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
-from mlmoe_jax.inference.gate_statistics import shared_entries
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params

@@ -178,7 +178,6 @@ def test_numbers_are_within_their_limits(refusal, key):
         **dict.fromkeys(FRACTIONS, "from 0 to 1"),
         **dict.fromkeys(COUNTS, "of at least 0"),
         "data.crop_fraction": "above 0 and at most 1",
-        "metrics.pair_level": "above 0 and at most 1",
         "data.image_size": "above 0 and at most 8,192",
         "model.prompts.num_groups": "above 0 and at most 1,000",
         "model.prompts.per_group": "above 0 and at most 1,000",

@@ -22,7 +22,7 @@ from mlmoe_jax.runs.folder import RunFolder
 NAMES = ("cat", "dog", "<script>window.hurt=1</script>", "<img src=x onerror=window.hurt=1>", "pears & </script> plums")
 # The sections of a page, in order.
 SECTIONS = (
-    *("summary", "curves", "metrics", "labels", "differences", "groups", "pairs", "gates", "routing", "attention"),
+    *("summary", "curves", "metrics", "labels", "differences", "groups", "gates", "attention"),
     *("scores", "mistakes", "confusion", "images", "thresholds", "cost", "config"),
 )
 STEPS, IMAGES, GRID = (20, 40, 60), 40, (2, 3)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.gate_statistics import gate_weights
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
@@ -14,6 +15,7 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.evaluation.evaluate import score_split
+from mlmoe_jax.evaluation.gate_shares import shared_entries
 from mlmoe_jax.inference import explain
 from mlmoe_jax.inference.explain import (
     choose_samples,
@@ -24,7 +26,6 @@ from mlmoe_jax.inference.explain import (
     thumbnail,
     write_samples,
 )
-from mlmoe_jax.inference.gate_statistics import gate_statistics, shared_entries, summarize_gates
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.prompts import prompt_groups
 from mlmoe_jax.runs.folder import RunFolder
@@ -178,7 +179,7 @@ def test_samples_have_the_scores_gates_and_attention_of_the_model(make_run, tmp_
     run, folder = make_run(reference), RunFolder(tmp_path)
     split = made_up(SomeUnreadable)
     folder.write_bytes("samples/0063.jpg", b"earlier")
-    write_samples(folder, run, split, count=10, side=32)
+    write_samples(folder, run, split, count=10)
 
     index = folder.read_json("samples/index.json")
     assert list(index) == ["split", "grid", "prompt_groups", "entries", "samples"]
@@ -253,10 +254,8 @@ def test_arrays_that_are_too_large_are_left_out(make_run, tmp_path, monkeypatch,
 def test_invalid_requests_are_user_errors(make_run, tmp_path, refusal):
     run, folder, split = make_run(MLMOE), RunFolder(tmp_path), made_up()
     assert "report.samples is 65" in refusal(write_samples, folder, run, split, count=65)
-    assert "report.sample_side is 500" in refusal(write_samples, folder, run, split, count=4, side=500)
     nothing = made_up(SomeUnreadable).take(np.array([2]), "val")
     assert "none of 1 images of val" in refusal(explain_images, run, nothing)
-    assert "none of 1 images of val" in refusal(gate_statistics, run, nothing)
     run = replace(run, config=run.config.copy_and_resolve_references())
     run.config.data.test_splits, run.config.data.val_split = (), ""
     assert "name the split" in refusal(explain_run, folder, run, count=4)
@@ -291,32 +290,7 @@ def test_a_run_explains_its_first_test_split(make_run, tmp_path, monkeypatch):
     assert sample_split(run.config.data) == "dev"
 
 
-# --------------------------------------------------------------------------------------------------------- a split
-def test_statistics_of_gates_against_numpy():
-    draw = np.random.default_rng(3)
-    weights = draw.dirichlet(np.ones(4), (30, 5)).astype(np.float32)
-    fixed = draw.dirichlet(np.ones(4), (1, 5)).astype(np.float32)
-    batches = [{"co": part, "still": fixed} for part in np.split(weights, [15])]
-    found = summarize_gates(batches)
-    wide = weights.astype(np.float64)
-    np.testing.assert_allclose(found["co"].entropy, -(wide * np.log(wide)).sum(-1).mean(0), rtol=1e-5)
-    np.testing.assert_allclose(found["co"].largest, wide.max(-1).mean(0), rtol=1e-12)
-    np.testing.assert_allclose(found["co"].mean, wide.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(found["co"].deviation, wide.std(0), rtol=1e-9)
-    np.testing.assert_array_equal(found["still"].deviation, 0)
-    np.testing.assert_allclose(found["still"].mean, fixed[0], rtol=1e-12)
-    assert summarize_gates([]) is None
-
-
-def test_statistics_leave_out_padding_and_unreadable_images(make_run):
-    run, split = make_run(MLMOE), made_up(SomeUnreadable)
-    gates = predicted(run, split).gates
-    real = np.arange(IMAGES) != 2
-    for name, found in gate_statistics(run, split).items():
-        np.testing.assert_allclose(found.mean, np.asarray(gates[name])[real].mean(axis=0), atol=1e-6)
-        np.testing.assert_allclose(found.deviation, np.asarray(gates[name])[real].std(axis=0), atol=1e-6)
-
-
+# ----------------------------------------------------------------------------------------------------------- gates
 def test_an_evaluation_adds_the_weights_of_shared_experts(make_run):
     run, split = make_run(MLMOE), made_up(SomeUnreadable)
     step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, shared=shared_entries(run.config))
@@ -326,8 +300,8 @@ def test_an_evaluation_adds_the_weights_of_shared_experts(make_run):
     expected[2] = np.nan
     np.testing.assert_allclose(scored.shares["experts"], expected, atol=1e-6)
     assert np.nanmax(scored.shares["experts"]) < 1, "task experts have weight"
-    mean = gate_statistics(run, split)["experts"].mean[:, :shared].sum(-1)
-    np.testing.assert_allclose(mean, np.nanmean(expected, axis=0), atol=1e-6)
+    weights = gate_weights(run, split)["experts"]  # of the readable images
+    np.testing.assert_allclose(weights[..., :shared].sum(-1), expected[np.arange(IMAGES) != 2], atol=1e-6)
 
 
 @pytest.mark.slow
@@ -336,4 +310,4 @@ def test_static_gates_are_stored_once(make_run):
     explained = explain_images(run, split)
     experts = run.config.model.head.routing.shared_experts + run.config.model.head.routing.task_experts
     assert explained.arrays["gates/experts"].shape == (1, K, experts)
-    assert gate_statistics(run, split)["experts"].deviation.max() == 0
+    assert gate_weights(run, split)["experts"].shape == (1, K, experts)

@@ -219,7 +219,7 @@ def _compare(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     from mlmoe_jax.runs.folder import RunFolder
 
     first, second = map(RunFolder, flags.workdir)
-    return compare_folders(first, second, split=flags.split, output=flags.output, as_json=flags.json, pairs=flags.pairs)
+    return compare_folders(first, second, split=flags.split, output=flags.output, as_json=flags.json)
 
 
 def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -230,7 +230,7 @@ def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     from mlmoe_jax.runs.folder import RunFolder
 
     against = RunFolder(flags.against) if flags.against else None
-    path = write_report(folder, against=against, output=flags.output, cost=flags.cost, wanted_pairs=flags.pairs)
+    path = write_report(folder, against=against, output=flags.output, cost=flags.cost)
     print(f"report: {path}")
     return 0
 

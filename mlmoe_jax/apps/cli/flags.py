@@ -97,12 +97,6 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "port": (("serve",), "the port to listen on; 0 takes a free one", {"type": int, "default": 8000}),
     "split": (("compare",), "one split (default: all that both runs have)", {}),
     "against": (("report",), "another run folder to compare with", {}),
-    "pairs": (
-        ("compare", "report"),
-        "pairs of labels such as frisbee:dog,toilet:sink, to count how often the second is predicted with and without "
-        "the first (default: those of the ML-VPT paper, or the most frequent ones in training)",
-        {"default": ""},
-    ),
     "cost": (("report",), "count parameters and multiply-adds (takes seconds)", {"action": "store_true"}),
     "sample": (("data",), "the number of images to inspect per split (default: all)", {"type": int, "default": 0}),
     "configs": (("summary",), "several configs, separated by commas", {"default": ""}),

@@ -167,27 +167,6 @@ def reliability(pooled: Rows) -> dict[str, Any]:
     return _spec(alt.layer(*layers).properties(width="container", height=260), pooled=pooled, diagonal=ends)
 
 
-def label_shares(rows: Rows) -> dict[str, Any]:
-    """Return one point per label: share over company, with label and largest."""
-    chart = _chart("rows").mark_point(filled=True, size=46, opacity=0.75, color=_ACCENT)
-    chart = chart.encode(
-        x=alt.X(
-            "company:Q",
-            title="mean p(other|label) in training",
-            scale=alt.Scale(zero=False, padding=8),
-            axis=alt.Axis(grid=False, tickCount=6),
-        ),
-        y=_share_axis("mean share of shared experts"),
-        tooltip=[
-            alt.Tooltip("label:N"),
-            alt.Tooltip("share:Q", format=".2%"),
-            alt.Tooltip("company:Q", title="mean p(other|label)", format=".3f"),
-            alt.Tooltip("largest:Q", title="max p(other|label)", format=".3f"),
-        ],
-    )
-    return _spec(chart.properties(width="container", height=260), rows=rows)
-
-
 def label_frequency(rows: Rows) -> dict[str, Any]:
     """Return one point per label: value, a fraction, over images, a count on a logarithmic axis."""
     fewest = min((row["images"] for row in rows), default=0)
@@ -210,26 +189,3 @@ def label_frequency(rows: Rows) -> dict[str, Any]:
         ],
     )
     return _spec(chart.properties(width="container", height=220), rows=rows)
-
-
-def image_shares(rows: Rows) -> dict[str, Any]:
-    """Return the median share and its quartiles, low and high, over the number of labels; each row has images too."""
-    axis = alt.Axis(tickMinStep=1, format="d", grid=False)
-    x = alt.X("labels:Q", title="labels of the image", scale=alt.Scale(zero=False, padding=12), axis=axis)
-    tooltip = [
-        alt.Tooltip("labels:Q", title="labels", format=","),
-        alt.Tooltip("share:Q", title="median share", format=".2%"),
-        alt.Tooltip("low:Q", title="quartile", format=".2%"),
-        alt.Tooltip("high:Q", title="quartile", format=".2%"),
-        alt.Tooltip("images:Q", format=","),
-    ]
-    quartiles = _chart("rows").mark_rule(color=_FAINT, strokeWidth=2)
-    quartiles = quartiles.encode(x=x, y=_share_axis("mean share in the image", "low:Q"), y2="high:Q", tooltip=tooltip)
-    middle = _chart("rows").mark_point(filled=True, size=60, color=_ACCENT, opacity=1)
-    middle = middle.encode(x=x, y=_share_axis("mean share in the image"), tooltip=tooltip)
-    return _spec(alt.layer(quartiles, middle).properties(width="container", height=260), rows=rows)
-
-
-def _share_axis(title: str, field: str = "share:Q") -> alt.Y:
-    """Return the axis of a share, which hardly differs between labels and therefore does not start at 0."""
-    return alt.Y(field, title=title, scale=alt.Scale(zero=False), axis=alt.Axis(format=".3~p", tickCount=5))

@@ -5,7 +5,6 @@ All text is plain and untrusted (label names, ids, paths); only the template cre
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -121,29 +120,6 @@ class Widget:
     name: str
     data: Any
     alt: str
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """An image of a gallery. jpeg: content of the file; None draws an empty frame."""
-
-    jpeg: bytes | None
-    alt: str
-    title: str
-    lines: Sequence[str]
-
-    @property
-    def source(self) -> str:
-        """The image as a data address, "" without one."""
-        return "" if self.jpeg is None else "data:image/jpeg;base64," + base64.b64encode(self.jpeg).decode()
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Images with a title and a few lines of text each."""
-
-    kind: ClassVar[str] = "gallery"
-    images: Sequence[Thumbnail]
 
 
 @dataclass(frozen=True)

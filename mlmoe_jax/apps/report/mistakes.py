@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -17,9 +17,9 @@ from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Section, SortableTable, Widget
 from mlmoe_jax.apps.report.run_files import NO_SCORES, RunFiles
 from mlmoe_jax.apps.report.thumbnails import Thumbnails, thumbnails
-from mlmoe_jax.apps.tools.label_pairs import Cuts, prediction_cuts
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE
 from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.runs.thresholds import Thresholds
 
 MOST_MISTAKES = 24  # per kind
 MOST_CONFUSED = 1000  # labels that are missed, and labels that are predicted falsely
@@ -28,6 +28,33 @@ MOST_LABELS = 80  # in the heat map
 MOST_IMAGES = 1000  # in the table
 LISTED = 30  # labels per image
 KINDS = (("False positives", NEGATIVE, 1), ("False negatives", POSITIVE, -1))
+
+
+class Cuts(NamedTuple):
+    """The thresholds f64[K] of a run, and where they come from, as the end of a sentence."""
+
+    values: np.ndarray
+    origin: str
+
+
+def prediction_cuts(stored: Thresholds | None, default: float, split: str, labels: Sequence[str]) -> Cuts:
+    """Return the thresholds with which the run predicts `labels`: those of thresholds.json if there are any.
+
+    `default` replaces thresholds that were fitted on this very split, whose predictions would be too good. Raises
+    UserError if a label has no threshold.
+    """
+    same = Cuts(np.full(len(labels), default), f"{default:g} for every label")
+    if stored is None:
+        return same
+    if stored.source:
+        fitted = stored.cuts_for(split, labels)
+        if not fitted:
+            return Cuts(same.values, f"{same.origin}, as those of thresholds.json were fitted on {split} itself")
+        return Cuts(fitted["fitted"], f"those of thresholds.json, fitted on {stored.source['split']}")
+    values = stored.of(labels)
+    if len(set(values.tolist())) == 1:
+        return Cuts(values, f"{values[0]:g} for every label")
+    return Cuts(values, f"those of thresholds.json, from {values.min():g} to {values.max():g}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from etils import epath
 
-from mlmoe_jax.apps.report import labels, mistakes, pairs, results, routing, samples, scores, training
+from mlmoe_jax.apps.report import labels, mistakes, results, samples, scores, training
 from mlmoe_jax.apps.report.components import Section
 from mlmoe_jax.apps.report.resampling import resample
 from mlmoe_jax.apps.report.run_files import COST, RunFiles
@@ -33,7 +33,6 @@ def write_report(
     against: RunFolder | None = None,
     output: str | Path | None = None,
     cost: bool = False,
-    wanted_pairs: str = "",
 ) -> epath.Path:
     """Write the page about a run, and return its path.
 
@@ -44,11 +43,10 @@ def write_report(
       against: another run to compare with. Images on which the runs differ are read from the data set of the run.
       output: path of the page; default: report.html in the folder.
       cost: count parameters and multiply-adds by tracing the model (seconds), and write cost.json to the folder.
-      wanted_pairs: pairs of labels to show, as in `label_pairs.parse_pairs`; "" = those of `choose_pairs`.
 
     Raises:
-      UserError: the folder is not a run folder, a file in it is damaged, the runs cannot be compared, a pair is not
-        among the labels, or the output cannot be written.
+      UserError: the folder is not a run folder, a file in it is damaged, the runs cannot be compared, or the
+        output cannot be written.
     """
     files = RunFiles(folder)
     other = None if against is None else RunFiles(against)
@@ -58,7 +56,7 @@ def write_report(
         from mlmoe_jax.apps.tools.preflight.cost import summarize
 
         folder.write_json(COST, summarize(files.config))
-    page = render(sections(files, other, wanted_pairs=wanted_pairs), files, vega_bundle())
+    page = render(sections(files, other), files, vega_bundle())
     target = folder / REPORT if output is None else epath.Path(output)
     try:
         RunFolder(target.parent).write_text(target.name, page)
@@ -67,7 +65,7 @@ def write_report(
     return target
 
 
-def sections(files: RunFiles, other: RunFiles | None = None, *, wanted_pairs: str = "") -> list[Section]:
+def sections(files: RunFiles, other: RunFiles | None = None) -> list[Section]:
     """Return all sections of the page in order; arguments as in `write_report`."""
     resampled, judged = resample(files), mistakes.judge(files)
     return [
@@ -77,9 +75,7 @@ def sections(files: RunFiles, other: RunFiles | None = None, *, wanted_pairs: st
         results.per_class(files, resampled),
         results.differences(files, other),
         labels.groups(files),
-        pairs.pairs(files, other, wanted=wanted_pairs),
         samples.gates(files),
-        routing.routing(files),
         samples.attention(files),
         scores.curves(files),
         mistakes.mistakes(files, judged),

@@ -15,7 +15,7 @@ from mlmoe_jax.apps.report.frequency import by_frequency
 from mlmoe_jax.apps.report.mistakes import Judged
 from mlmoe_jax.apps.report.resampling import Resampled
 from mlmoe_jax.apps.report.run_files import Evaluated, RunFiles
-from mlmoe_jax.apps.tools.compare import Change, Comparison, compare_runs
+from mlmoe_jax.apps.tools.compare import Change, ComparedRun, Comparison, compare_runs
 from mlmoe_jax.evaluation.metrics.groups import GROUPS
 from mlmoe_jax.evaluation.metrics.predictions import CUTS, FIGURES, PREDICTIONS
 from mlmoe_jax.evaluation.results import hidden_evaluations
@@ -191,7 +191,7 @@ def differences(files: RunFiles, other: RunFiles | None) -> Section:
     if other is None:
         missing = "This page is about one run; with the folder of another one in place of OTHER, it compares them:"
         return Section(name, title, missing=missing, command=files.command("--mode=report", "--against=OTHER"))
-    found = compare_runs(other.folder, files.folder)
+    found = compare_runs(ComparedRun.of(other.folder), ComparedRun.of(files.folder))
     return Section(
         name,
         title,
@@ -208,13 +208,13 @@ def _in_words(found: Comparison, other: str) -> str:
     clear = [change for change in found.ap.values() if change.clear]
     better = sum(change.difference > 0 for change in clear)
     text = (
-        f"This run minus {other}, on the {found.counts.images:,} images of {found.split} for which both have scores. "
+        f"This run minus {other}, on the {found.counts['images']:,} images of {found.split} with scores in both. "
         f"Intervals contain 95 % of the differences over {found.resamples:,} resamples of the images; a difference is "
         f"clear if its interval excludes 0. Of {len(found.ap):,} labels, {better} are clearly better and "
         f"{len(clear) - better} clearly worse. More than one in twenty labels without a difference look clear by "
         "chance: about one in fifteen with 30 positive images, and one in ten with 8."
     )
-    only, unread = found.counts.only_a + found.counts.only_b, found.counts.unread
+    only, unread = found.counts["only_a"] + found.counts["only_b"], found.counts["unread"]
     if only or unread:
         text += f" Left out: {only:,} images of only one run, {unread:,} unreadable."
     return text

@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.gate_shares import SplitShares, read_shares
 from mlmoe_jax.evaluation.results import (
     PREFIXES,
     SplitScores,
@@ -198,11 +197,6 @@ class RunFiles:
             name: Evaluated(name, metrics, tables.get(name, ()), scores.get(name), sources[name])
             for name, metrics in read_results(self.folder).items()
         }
-
-    @cached_property
-    def shares(self) -> dict[str, SplitShares]:
-        """The weights of gates on shared experts by split; {} if gates.npz is missing."""
-        return read_shares(self.folder)
 
     @property
     def main_split(self) -> Evaluated | None:

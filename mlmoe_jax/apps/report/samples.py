@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from mlmoe_jax.apps.report import charts
-from mlmoe_jax.apps.report.components import Chart, Charts, Note, Section, Widget
+from mlmoe_jax.apps.report.components import Chart, Charts, Note, Section, SortableTable, Widget
 from mlmoe_jax.apps.report.run_files import RunFiles, Samples
 from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.evaluation.gate_shares import label_shares
 from mlmoe_jax.models.heads.catalog import HEADS
+from mlmoe_jax.runs.folder import GATES
 
 MOST_LABELS = 80  # with gates
 LISTED = 12  # labels per image: its own, then those with the highest scores
@@ -99,7 +101,34 @@ def gates(files: RunFiles) -> Section:
     if static:
         note += f" The weights of {', '.join(static)} are the same for every image (static gates)."
     widget = Widget("gates", {"labels": labels, "gates": packed}, "Routing weights of a selected label in every image")
-    return Section(name, title, [Note(note), widget, Charts(drawn)])
+    return Section(name, title, [Note(note), widget, Charts(drawn), *_shares(files)])
+
+
+def _shares(files: RunFiles) -> list[Any]:
+    """Return the table of the weight on shared experts per label over a whole split; [] without gates.npz."""
+    main = files.main_split
+    if main is None:
+        return []
+    difficult = files.settings(main.prefix).data.difficult_eval
+    shares, space = label_shares(files.folder, main.name, difficult=difficult), files.label_space
+    if not shares:
+        return []
+    columns, values = [("label", "text")], []
+    for gate, of_gate in shares.items():
+        columns += [(f"{gate}: shared experts", "fraction"), (f"{gate}: in images with the label", "fraction")]
+        values += [of_gate.mean, of_gate.present]
+    if space is not None and len(space.names) > 1:
+        together = np.asarray(space.together.sum(axis=1)).ravel() / np.maximum(space.positives, 1)
+        columns.append(("mean p(other | label) in training", "number"))
+        values.append(together / (len(space.names) - 1))
+    cells = ([None if np.isnan(x) else round(float(x), 6) for x in row] for row in zip(*values, strict=True))
+    with files.folder.reading(GATES):
+        rows = [[name, *row] for name, row in zip(files.names, cells, strict=True)]
+    caption = (
+        f"Mean weight of the shared experts over the images of {main.name}, in percent. DR-MoE claims that labels "
+        "which occur with others give them more."
+    )
+    return [SortableTable("gate-table", columns, rows, caption)]
 
 
 def entry_names(samples: Samples, gate: str, count: int) -> list[str]:

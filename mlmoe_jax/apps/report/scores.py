@@ -46,20 +46,19 @@ def curves(files: RunFiles) -> Section:
     config = files.settings(main.scores.prefix)
     label, mask = main.scores.targets(config.data.difficult_eval)
     scores, positive, valid = checked(main.scores.scores, label, mask)
-    number = config.metrics.calibration_bins
-    bins = reliability(scores, positive, mask=valid, bins=number)
+    bins = reliability(scores, positive, mask=valid)
     pooled = _curve("all labels", rank_all(scores, positive, valid), scores[positive & valid], bins.pooled())
     counts = (positive & valid).sum(axis=0)
     chosen = []
     for k in sorted(k for k in np.argsort(-counts, kind="stable")[:MOST_LABELS] if counts[k]):
         one = slice(k, k + 1)
         ranking = next(rank_classes(scores[:, one], positive[:, one], valid[:, one]))
-        of_label = reliability(scores[:, one], positive[:, one], mask=valid[:, one], bins=number)
+        of_label = reliability(scores[:, one], positive[:, one], mask=valid[:, one])
         chosen.append(_curve(files.names[k], ranking, scores[positive[:, k] & valid[:, k], k], of_label))
     text = (
         f"On {main.name}. Gray: all {int(valid.sum()):,} scores pooled, {percent(counts.sum() / valid.sum())} % of "
         f"them positive; color: the selected label. Expected calibration error of all scores: "
-        f"{percent(pooled['error'])} %, with {number} bins of equal width."
+        f"{percent(pooled['error'])} %, with {bins.count.shape[1]} bins of equal width."
     )
     if len(chosen) < len(counts):
         text += f" Of {len(counts):,} labels, the {len(chosen)} with the most positives can be selected."

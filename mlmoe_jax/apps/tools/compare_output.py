@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from etils import epath
 
-from mlmoe_jax.apps.tools import compare_pairs
-from mlmoe_jax.apps.tools.compare import (
-    RESAMPLES,
-    Change,
-    ComparedRun,
-    Comparison,
-    MatchedImages,
-    Move,
-    compare_matched,
-    match_images,
-    shared_splits,
-)
-from mlmoe_jax.apps.tools.compare_pairs import MeasuredPairs, pairs_of_runs
+from mlmoe_jax.apps.tools.compare import RESAMPLES, Change, ComparedRun, Comparison, compare_runs, shared_splits
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import hidden_evaluations
 from mlmoe_jax.runs.folder import RunFolder
@@ -31,6 +20,8 @@ from mlmoe_jax.runtime.targets import Target, opened
 from mlmoe_jax.runtime.text import percent, text_table
 
 _SHOWN = 10  # rows of a printed table
+# The columns of the CSV; a and b of an image as in ChangedImage.
+_COLUMNS = ("split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves")
 
 
 def compare_folders(
@@ -41,53 +32,48 @@ def compare_folders(
     output: str | None = None,
     as_json: bool = False,
     resamples: int = RESAMPLES,
-    pairs: str = "",
 ) -> int:
-    """Compare two runs on one split, or on all that both have, and print tables, or JSON.
+    """Compare two runs on one split, or on all that both have, print tables or JSON, and return the exit code.
 
-    output: a .csv or .json file to write in addition. pairs: pairs of labels, see `compare_pairs.pairs_of_runs`.
-    Returns the exit code. Raises UserError as `compare_runs` and `pairs_of_runs`, and if both folders are the same or
-    the output cannot be written.
+    Args:
+      a, b: the folders.
+      split: name of a split; None compares all.
+      output: path of a .csv or .json file to write in addition.
+      as_json: print JSON.
+      resamples: as in `compare_runs`.
+
+    Raises:
+      UserError: as `compare_runs`, both folders are the same, or the output cannot be written.
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
     target = _target(output)
     first, second = ComparedRun.of(a), ComparedRun.of(b)
-    found = []
-    for matched in [match_images(first, second, split)] if split else _matched(first, second):
-        of_pairs = pairs_of_runs(first, second, matched, pairs=pairs)
-        found.append((compare_matched(first, second, matched, resamples=resamples), of_pairs))
-    for name in (one.split for one, _ in found):
+    comparisons, why = [], None
+    for name in [split] if split else shared_splits(first, second):
+        try:
+            comparisons.append(compare_runs(first, second, split=name, resamples=resamples))
+        except UserError as error:
+            if split:
+                raise
+            status(f"{name} is left out: {error}")
+            why = error
+    if why and not comparisons:
+        raise why
+    for name in (one.split for one in comparisons):
         for folder in (a, b):
             if hidden := hidden_evaluations(folder).get(name):
                 status(f"{folder}: {hidden}")
-        if (used := first.difficult(name)) != second.difficult(name):
+        used, other = (run.settings[name].data.difficult_eval for run in (first, second))
+        if used != other:
             status(f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of {a}")
-    report = {one.split: as_dict(one) | {"label_pairs": compare_pairs.as_dict(of_pairs)} for one, of_pairs in found}
+    report = to_json({one.split: as_dict(one) for one in comparisons}, indent=2)
     if target is not None:
         with opened(target) as file:
-            if target.kind == "json":
-                file.write(to_json(report, indent=2) + "\n")
-            else:
-                _write_table(file, found)
+            _write_table(file, comparisons) if target.kind == "csv" else file.write(report + "\n")
         status(f"written to {target}")
-    tables = (format_comparison(one) + "\n\n" + compare_pairs.format_pairs(of_pairs) for one, of_pairs in found)
-    print(to_json(report, indent=2) if as_json else "\n\n".join(tables))
+    print(report if as_json else "\n\n".join(map(format_comparison, comparisons)))
     return 0
-
-
-def _matched(first: ComparedRun, second: ComparedRun) -> list[MatchedImages]:
-    """Return the images of each shared split; splits that cannot be matched are told and left out, unless all are."""
-    found, why = [], None
-    for name in shared_splits(first, second):
-        try:
-            found.append(match_images(first, second, name))
-        except UserError as error:
-            status(f"{name} is left out: {error}")
-            why = error
-    if not found:
-        raise why
-    return found
 
 
 def _target(output: str | None) -> Target | None:
@@ -103,66 +89,44 @@ def _target(output: str | None) -> Target | None:
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as values for JSON: fractions with all digits."""
-
-    def change(item: Change) -> dict[str, float]:
-        return {**vars(item), "difference": item.difference}
-
-    flat = {}
-    for name, value in vars(comparison).items():
-        flat |= vars(value) if name == "counts" else {name: value}
-    return flat | {
-        "metrics": {name: change(item) for name, item in comparison.metrics.items()},
-        "ap": {name: change(item) for name, item in comparison.ap.items()},
-        "changed": [vars(image) | {"moves": [vars(move) for move in image.moves]} for image in comparison.changed],
-    }
+    values = asdict(comparison)
+    values |= values.pop("counts")
+    for changes in (values["metrics"], values["ap"]):
+        for change in changes.values():
+            change["difference"] = change["b"] - change["a"]
+    return values
 
 
-# The columns of the CSV; a and b of an image as in ChangedImage.
-_COLUMNS = ("split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves")
-_RUN_INTERVALS = ("a_low", "a_high", "b_low", "b_high")
-
-
-def _write_table(file: TextIO, found: Sequence[tuple[Comparison, MeasuredPairs]]) -> None:
-    """Write all as one CSV: fractions with all digits, empty if undefined or if a kind of row has no such value."""
-    write, columns = row_writer(file), (*_COLUMNS, *_RUN_INTERVALS)
-    write(columns)
-    for one, of_pairs in found:
-        for row in (*_rows(one), *compare_pairs.table_rows(of_pairs)):
-            cells = {"split": one.split} | {column: _cell(value) for column, value in row.items()}
-            write(cells.get(column, "") for column in columns)
+def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
+    """Write one CSV: fractions with all digits, empty if undefined or if a kind of row has no such value."""
+    write = row_writer(file)
+    write(_COLUMNS)
+    for one in comparisons:
+        for row in _rows(one):
+            cells = [row.get(column, "") for column in _COLUMNS]
+            write("" if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells)
 
 
 def _rows(one: Comparison) -> Iterator[dict[str, Any]]:
     for kind, changes in (("metric", one.metrics), ("AP", one.ap)):
         for name, item in changes.items():
-            positives = {"positives": one.positives[name]} if kind == "AP" else {}
-            yield {"kind": kind, "name": name, **positives, **vars(item), "difference": item.difference}
+            row = {"split": one.split, "kind": kind, "name": name, **vars(item), "difference": item.difference}
+            yield row | ({"positives": one.positives[name]} if kind == "AP" else {})
     for image in one.changed:
-        of_runs = {"a": image.a, "b": image.b, "difference": image.b - image.a}
-        moves = "; ".join(map(_as_text, image.moves))
-        yield {"kind": "image", "name": image.id, "positives": len(image.labels), **of_runs, "moves": moves}
-
-
-def _cell(value: Any) -> Any:
-    return "" if isinstance(value, float) and math.isnan(value) else value
+        row = {"split": one.split, "kind": "image", "name": image.id, "positives": len(image.labels)}
+        row |= {"a": image.a, "b": image.b, "difference": image.b - image.a}
+        yield row | {"moves": "; ".join(map(str, image.moves))}
 
 
 def format_comparison(comparison: Comparison) -> str:
     """Return a comparison as tables in percent."""
-    one = comparison
-    beside = [
-        f"{count:,} {what}"
-        for count, what in (
-            (one.counts.only_a, "only in a"),
-            (one.counts.only_b, "only in b"),
-            (one.counts.unread, "without scores"),
-        )
-        if count
-    ]
+    one, counts = comparison, comparison.counts
+    others = {"only_a": "only in a", "only_b": "only in b", "unread": "without scores"}
+    beside = ", ".join(f"{counts[kind]:,} {what}" for kind, what in others.items() if counts[kind])
     labels = sorted(one.ap, key=lambda name: -_size(one.ap[name].difference))[:_SHOWN]
     shown = f", the {len(labels)} of {len(one.ap)} labels that changed most" if len(one.ap) > _SHOWN else ""
     lines = [
-        f"{one.split}: {one.counts.images:,} images in both runs" + (f" ({', '.join(beside)})" if beside else ""),
+        f"{one.split}: {counts['images']:,} images in both runs" + (f" ({beside})" if beside else ""),
         f"a = {one.a}",
         f"b = {one.b}",
         f"[95 % interval of b − a over {one.resamples:,} resamples of the images], * if it excludes 0",
@@ -174,8 +138,9 @@ def format_comparison(comparison: Comparison) -> str:
     ]
     for image in one.changed[:_SHOWN]:
         name = image.id.encode(errors="surrogateescape").decode(errors="replace")
-        moves = "; ".join(map(_as_text, image.moves))
-        lines.append(f"{100 * image.change:6.2f}  {name} ({', '.join(image.labels)})  {moves}")
+        lines.append(
+            f"{100 * image.change:6.2f}  {name} ({', '.join(image.labels)})  {'; '.join(map(str, image.moves))}"
+        )
     return "\n".join(lines)
 
 
@@ -186,11 +151,6 @@ def _table(title: str, changes: dict[str, Change]) -> list[str]:
         interval = f"[{low}, {high}]{' *' if item.clear else ''}"
         rows.append([name, percent(item.a), percent(item.b), percent(item.difference, sign="+"), interval])
     return [title, text_table(rows, align="<>>><", least=(0, 6, 6, 6, 0))]
-
-
-def _as_text(move: Move) -> str:
-    sign = "+" if move.gain > 0 else "−"
-    return f"{sign} {move.label} {100 * move.a:.0f} → {100 * move.b:.0f} %"
 
 
 def _size(difference: float) -> float:

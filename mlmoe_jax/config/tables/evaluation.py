@@ -48,18 +48,6 @@ METRICS = section(
         of=("none", "mlvpt", "q2l", "mlgcn", "asl", "drmoe"),
     ),
     top_k=Integer(3, "Number of labels per image that mAP@k and the metrics @topk return.", above=0),
-    top_k_minimum=Number(
-        0.5, "Probability that these labels must also reach in the metrics @topk_min.", least=0, most=1
-    ),
-    calibration_bins=Integer(15, "Number of bins of equal width of the calibration error.", above=0),
-    pair_level=Number(
-        0.4,
-        "Co-occurrence overfitting is measured on pairs of labels (a, b) with p(b | a) of at least this in training.",
-        above=0,
-        most=1,
-    ),
-    pair_support=Integer(20, "Number of training images that must show both labels of a pair.", above=0),
-    pair_images=Integer(10, "Number of evaluated images from which a metric of a pair is reported.", above=0),
 )
 
 THRESHOLDS = section(
@@ -91,7 +79,6 @@ REPORT = section(
     samples=Integer(
         0, "Number of sample images, at most 64, that are kept with their gates and attention; 0 keeps none.", least=0
     ),
-    sample_side=Integer(224, "Largest length of the longer side of a sample image.", above=0, unit="pixels"),
 )
 
 SERVE = section(

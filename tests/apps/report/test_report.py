@@ -23,7 +23,7 @@ from mlmoe_jax.apps.cli import commands as main
 from mlmoe_jax.apps.report import labels, page, training
 from mlmoe_jax.apps.report.resampling import resample
 from mlmoe_jax.apps.report.run_files import RunFiles
-from mlmoe_jax.apps.tools.compare import compare_runs
+from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
 from mlmoe_jax.evaluation.metrics.predictions import FIGURES
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -67,7 +67,7 @@ def test_missing_files_are_explained_in_one_line(tmp_path, run, no_bundle):
     text = page.write_report(folder).read_text()
     assert "metrics.jsonl is written from the first logged step on." in section(text, "curves")
     commands = {part.name: shlex.split(part.command) for part in found if part.command}
-    assert {"metrics", "labels", "differences", "pairs", "gates", "attention", "scores", "mistakes"} <= commands.keys()
+    assert {"metrics", "labels", "differences", "gates", "attention", "scores", "mistakes"} <= commands.keys()
     for name, command in commands.items():
         assert command[:3] == ["python", "-m", "mlmoe_jax.main"]
         flags, _ = main.parse(command[3:])
@@ -232,7 +232,7 @@ def test_metrics_are_in_percent_with_their_definitions(text, run):
 
 
 def test_differences_are_those_of_the_comparison(text, run, other):
-    comparison = compare_runs(other, run, resamples=20)
+    comparison = compare_runs(ComparedRun.of(other), ComparedRun.of(run), resamples=20)
     rows = {row[0]: row for row in data_block(text, "difference-table")["rows"]}
     assert set(rows) == set(NAMES)
     for name, change in comparison.ap.items():
