@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 PAGE = REPOSITORY / "docs" / "own-images.md"
 SHAPES = ("circle", "square", "line")
 PORT = 8000  # of the page
-NEEDED_BY = {"--mode=serve": "starlette", "--format=onnx": "jax2onnx"}
+NEEDED_BY = {"--mode=serve": "fastapi", "--format=onnx": "jax2onnx"}
 
 
 def draw(path: Path, labels: set[str], random: np.random.Generator) -> None:

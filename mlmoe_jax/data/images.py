@@ -60,12 +60,14 @@ class Decoding:
     number of pixels. truncated: of a JPEG that is cut short, `read` what is there and leave the rest gray, as Pillow
     does with LOAD_TRUNCATED_IMAGES, or `refuse` it; other formats, and a cut in a
     header, are always refused. exif: `apply` the orientation in
-    the EXIF data, so that the image is upright, or `ignore` it, as `Image.open(…).convert("RGB")` does.
+    the EXIF data, so that the image is upright, or `ignore` it, as `Image.open(…).convert("RGB")` does. most_pixels:
+    images with more are refused before they are decoded.
     """
 
     at_least: int = 0
     truncated: str = "refuse"
     exif: str = "apply"
+    most_pixels: int = MAX_DECODED
 
     @classmethod
     def of(cls, data_config: ConfigDict, at_least: int = 0) -> Decoding:
@@ -148,7 +150,7 @@ def _decode_complete(data: bytes, decoding: Decoding) -> Image.Image:
     most = MAX_DECODED // _OTHERS
     try:
         image = Image.open(io.BytesIO(data), formats=_formats())
-        most = MAX_DECODED // _bytes_per_pixel(image)
+        most = min(decoding.most_pixels, MAX_DECODED // _bytes_per_pixel(image))
         if image.width * image.height > most:
             raise Image.DecompressionBombError
         if decoding.at_least:

@@ -43,8 +43,8 @@ def make_labeler(slow: float = 0.0, gates: bool = True, bias: float = 0.0, **lim
     return labeler
 
 
-def make_service(slow: float = 0.0, gates: bool = True, **limits) -> Service:
-    return Service(make_labeler(slow, gates, **limits))
+def make_service(slow: float = 0.0, gates: bool = True, limits=(), **options) -> Service:
+    return Service(make_labeler(slow, gates, **dict(limits)), **options)
 
 
 def with_client(service: Service, use, *, hosts=()):

@@ -8,20 +8,20 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from importlib.resources import files
+from typing import Annotated
 
-from jinja2 import Environment
-from starlette.applications import Starlette
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette import exceptions
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlmoe_jax.apps.serving import openapi
-from mlmoe_jax.apps.serving.metrics import Metrics
-from mlmoe_jax.apps.serving.requests import Refused
-from mlmoe_jax.apps.serving.service import READY, Service
+from mlmoe_jax.apps.serving import requests
+from mlmoe_jax.apps.serving.requests import Options
+from mlmoe_jax.apps.serving.service import READY, Metrics, Service
+from mlmoe_jax.runtime.version import __version__
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -36,68 +36,81 @@ HEADERS = {
 }
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
 _ASSETS |= {"/style.css": ("style.css", "text/css")}
-_OTHER = "other"  # the path of unknown routes in metrics
+_REFUSALS = {
+    400: "The form cannot be read or holds too many files.",
+    403: "The request comes from a page of another site, or was sent to another host name.",
+    408: "The body did not arrive in time.",
+    413: "The request is too large.",
+    415: "The content type is another one.",
+    422: "An option is wrong, or no image can be read.",
+    429: "The queue is full; try again after the seconds in Retry-After.",
+    503: "The server is starting or stopping; try again after the seconds in Retry-After.",
+    504: "There was no result in time.",
+}
 
 
 def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
     """Return the application of a service, which compiles the model when it starts.
 
-    hosts: host names under which the server may be addressed; () = all. A server for this machine only has to check
-    them: otherwise, a page of another site can reach it under a name of its own that resolves to this machine.
+    Args:
+      service: the model, its queue and its limits.
+      hosts: host names under which the server may be addressed; () = all. A server for this machine only has to check
+        them: otherwise, a page of another site can reach it under a name of its own that resolves to this machine.
     """
-    document = openapi.document(service.limits, len(service.labeler.predictor.names))
-    limits = {name: service.limits[name] for name in ("images", "megabytes", "megapixels", "seconds")}
-    model = service.labeler.describe() | {"limits": limits}
-    here = files(__package__)
-    docs = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        (here / "docs.html").read_text()
-    )
-
-    async def predict(request: Request) -> Response:
-        return JSONResponse({"results": await service.results(request)})
-
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": service.state}, 200 if service.state == READY else 503)
-
-    def fixed(path: str, response: Response) -> Route:
-        async def answer(request: Request) -> Response:
-            return response
-
-        return Route(path, answer, methods=["GET"])
-
-    async def metrics(request: Request) -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    routes = [
-        Route("/predict", predict, methods=["POST"]),
-        Route("/health", health, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
-        fixed("/model", JSONResponse(model)),
-        fixed("/openapi.json", JSONResponse(document)),
-        fixed("/docs", Response(docs.render(api=document), media_type="text/html")),
-        *(fixed(path, Response((here / name).read_bytes(), media_type=kind)) for path, (name, kind) in _ASSETS.items()),
-    ]
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = asyncio.create_task(service.run())
         yield
         service.stop()
         await running
         service.close()
 
-    refusals = {Refused: _refused, HTTPException: _http_error, ClientDisconnect: _gone, Exception: _failure}
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=refusals)
-    return _Guard(app, service.metrics, {route.path for route in routes}, frozenset(hosts))
+    answers = {RequestValidationError: _wrong_option, exceptions.HTTPException: _http_error}
+    answers |= {ClientDisconnect: _gone, Exception: _failure}
+    about = {"title": "mlmoe_jax", "version": __version__, "docs_url": None, "redoc_url": None}
+    app = FastAPI(**about, lifespan=lifespan, exception_handlers=answers)
+    refusals = {status: {"model": requests.Error, "description": text} for status, text in _REFUSALS.items()}
+
+    @app.post(
+        "/predict", response_model=requests.Results, responses=refusals, openapi_extra={"requestBody": requests.BODY}
+    )
+    async def predict(request: Request, options: Annotated[Options, Query()]) -> Response:
+        """Label one image, the body, or several, the files of a form.
+
+        If one of several images cannot be read, its result has an error, and the others are labeled.
+        """
+        return JSONResponse({"results": await service.results(request, options)})
+
+    @app.get("/health", responses={503: {"description": "It is starting or stopping."}})
+    async def health(response: Response) -> dict[str, str]:
+        """Return the status 200 if the server is ready."""
+        response.status_code = 200 if service.state == READY else 503
+        return {"status": service.state}
+
+    @app.get("/model")
+    async def model() -> requests.Model:
+        """Return labels, thresholds and limits."""
+        return requests.Model(**service.describe())
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Return counters in the text format of Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    for path, (name, kind) in _ASSETS.items():
+        asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
+        app.get(path, include_in_schema=False)(lambda asset=asset: asset)
+    return _Guard(app, service.metrics, {route.path for route in app.routes}, frozenset(hosts))
 
 
-async def _refused(request: Request, error: Refused) -> Response:
-    return JSONResponse({"error": error.reason}, error.status, error.headers)
+async def _wrong_option(request: Request, error: RequestValidationError) -> Response:
+    first = error.errors()[0]
+    return JSONResponse({"error": f"the option {first['loc'][-1]} is wrong: {first['msg']}"}, 422)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    reason = {404: "there is nothing at this address", 405: "this address takes another method"}
-    return JSONResponse({"error": reason.get(error.status_code, error.detail)}, error.status_code, error.headers)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 async def _gone(request: Request, error: ClientDisconnect) -> Response:
@@ -118,14 +131,13 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, path = time.perf_counter(), scope["path"] if scope["path"] in self._paths else _OTHER
+        started, path = time.perf_counter(), scope["path"] if scope["path"] in self._paths else "other"
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                self._metrics.request(path, message["status"], time.perf_counter() - started)
+                MutableHeaders(scope=message).update(HEADERS)
+                self._metrics.requests.labels(path, str(message["status"])).inc()
+                self._metrics.seconds.labels(path).observe(time.perf_counter() - started)
             await send(message)
 
         refusal = self._refusal(scope["method"], Headers(scope=scope))

@@ -1,36 +1,13 @@
-"""A bounded queue of images, which are labeled in batches across requests."""
+"""A queue of images, which are labeled in batches across requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
-
-
-class Full(Exception):
-    """The queue has no room for further images."""
-
-
-class Room:
-    """The number of images that are being read, wait or are being labeled, and its limit."""
-
-    def __init__(self, most: int):
-        self.most, self.taken = most, 0
-
-    @contextlib.contextmanager
-    def reserved(self, images: int) -> Iterator[None]:
-        """Reserve room for a number of images; raises Full."""
-        if self.taken + images > self.most:
-            raise Full
-        self.taken += images
-        try:
-            yield
-        finally:
-            self.taken -= images
 
 
 @dataclass(frozen=True)
@@ -46,9 +23,12 @@ class _Waiting:
 class Batcher:
     """Joins the images of several requests to batches, which are labeled one after another.
 
-    label: (images, kind) -> one output per image, called in `device`. most: kind -> the largest batch. wait: the
-    longest time in seconds that an image waits for others if no batch is being labeled; it does not wait if `coming`
-    returns False. observe: called with the size of each batch.
+    Args:
+      label: (images, kind) -> one output per image, called in `device`.
+      most: kind -> the largest batch.
+      wait: the longest time in seconds that an image waits for others if no batch is being labeled.
+      device: the thread that calls `label`.
+      coming: an image does not wait if this returns False.
     """
 
     def __init__(
@@ -59,11 +39,9 @@ class Batcher:
         wait: float,
         device: Executor,
         coming: Callable[[], bool] = lambda: True,
-        observe: Callable[[int], None] = lambda size: None,
     ):
-        self._label, self._most, self._wait, self._device = label, most, wait, device
-        self._coming, self._observe = coming, observe
-        self._queue: deque[_Waiting] = deque()
+        self._label, self._most, self._wait, self._device, self._coming = label, most, wait, device, coming
+        self._queue: list[_Waiting] = []
         self._changed, self._closing = asyncio.Event(), False
 
     def __len__(self) -> int:
@@ -71,7 +49,7 @@ class Batcher:
         return len(self._queue)
 
     async def submit(self, images: Sequence[Any], kind: str) -> list[Any]:
-        """Return the outputs for images, in their order; if the caller is cancelled, those that wait are left out.
+        """Return the outputs for images, in their order; if the caller is cancelled, the waiting ones are left out.
 
         Raises what `label` raises.
         """
@@ -85,18 +63,15 @@ class Batcher:
         """Label what arrives, until `close` was called and the queue is empty."""
         loop = asyncio.get_running_loop()
         while batch := await self._next():
-            self._observe(len(batch))
             images = [one.image for one in batch]
             try:
                 outputs = await loop.run_in_executor(self._device, self._label, images, batch[0].kind)
             except Exception as error:  # belongs to the requests of this batch; the next one may succeed
-                for one in batch:
-                    if not one.answer.done():
-                        one.answer.set_exception(error)
-                continue
+                outputs = [error] * len(batch)
             for one, output in zip(batch, outputs, strict=True):
                 if not one.answer.done():
-                    one.answer.set_result(output)
+                    settle = one.answer.set_exception if isinstance(output, Exception) else one.answer.set_result
+                    settle(output)
 
     def close(self) -> None:
         """Let `run` end once the queue is empty."""
@@ -105,25 +80,20 @@ class Batcher:
 
     async def _next(self) -> list[_Waiting]:
         """Return the next batch, of the kind of the image that has waited longest; [] at the end."""
-        loop = asyncio.get_running_loop()
         while True:
-            self._queue = deque(one for one in self._queue if not one.answer.done())  # cancelled
-            if not self._queue:
-                if self._closing:
-                    return []
-                await self._change(None)
-                continue
-            kind = self._queue[0].kind
-            batch = [one for one in self._queue if one.kind == kind][: self._most[kind]]
-            left = self._queue[0].since + self._wait - loop.time()
-            if left > 0 and len(batch) < self._most[kind] and self._coming() and not self._closing:
-                await self._change(left)
-                continue
-            taken = set(map(id, batch))
-            self._queue = deque(one for one in self._queue if id(one) not in taken)
-            return batch
-
-    async def _change(self, seconds: float | None) -> None:
-        self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            self._queue = [one for one in self._queue if not one.answer.done()]  # without cancelled ones
+            seconds = None
+            if self._queue:
+                first = self._queue[0]
+                batch = [one for one in self._queue if one.kind == first.kind][: self._most[first.kind]]
+                seconds = first.since + self._wait - asyncio.get_running_loop().time()
+                full = len(batch) == self._most[first.kind]
+                if seconds <= 0 or full or self._closing or not self._coming():
+                    ids = set(map(id, batch))
+                    self._queue = [one for one in self._queue if id(one) not in ids]
+                    return batch
+            elif self._closing:
+                return []
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), seconds)

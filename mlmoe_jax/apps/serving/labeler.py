@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
-from PIL import Image
 
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import FORMATS, BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import make_explain_step, prompt_places
 from mlmoe_jax.inference.predict import SIZES, Predictor, fitting_size
 from mlmoe_jax.models.apply import make_eval_step
-from mlmoe_jax.models.contracts import LABELS, PROMPTS
+from mlmoe_jax.models.contracts import LABELS, PROMPTS, Prediction
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.sharding import shard_batch
@@ -34,27 +31,25 @@ class Output:
 
     logits: np.ndarray
     gates: dict[str, np.ndarray]
-    attention: dict[str, np.ndarray] | None = None
+    attention: dict[str, np.ndarray]
     grid: tuple[int, int] | None = None
 
 
 class Labeler:
-    """The model of a predictor, for batches of decoded images; `sizes`: kind -> batch sizes, increasing.
+    """The model of a predictor, for batches of decoded images.
 
-    gate_entries: gate -> names of its E entries; {} without gates.
+    sizes: kind -> batch sizes, increasing. limits: of requests. gate_entries: gate -> names of its E entries.
     """
 
     def __init__(self, predictor: Predictor):
-        self.predictor, self._run = predictor, predictor.run
-        self.gate_entries = head_of(self._run.config).gate_entries(self._run.config)
-        run = self._run
+        run = predictor.run
+        self.predictor, self._run, self.limits = predictor, run, run.config.serve.to_dict()
+        self.gate_entries = head_of(run.config).gate_entries(run.config)
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
-        self._reader = ImageReader.of(run.config.data)
-        Image.init()
-        self._formats = [name for name in FORMATS if name in Image.OPEN]  # Pillow reads AVIF since 11.3
-        self._most_pixels = int(run.config.serve.megapixels * 1e6)
+        reader, most_pixels = ImageReader.of(run.config.data), int(self.limits["megapixels"] * 1e6)
+        self._reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
 
     def compile(self, stopping: Callable[[], bool] = lambda: False) -> None:
         """Compile every program that `label` runs, or those before `stopping` returns True.
@@ -78,19 +73,7 @@ class Labeler:
         return sum(step._cache_size() for step in self._steps.values())
 
     def read(self, content: bytes, name: str) -> np.ndarray:
-        """Decode an encoded image to the input of the model, u8[H,W,3]; BadImage if it cannot be, or is too large.
-
-        name: of the image, for the error.
-        """
-        try:
-            with Image.open(io.BytesIO(content), formats=self._formats) as header:
-                pixels = header.width * header.height
-        except Exception:  # `open_image` knows the reason
-            pixels = 0
-        if pixels > self._most_pixels:
-            raise BadImage(
-                f"cannot read {name} as an image: it has {pixels:,} pixels, and at most {self._most_pixels:,} are read"
-            )
+        """Decode an encoded image to the input of the model, u8[H,W,3]; `name` is for the error, BadImage."""
         return self._reader.encoded(content, name)
 
     def label(self, images: Sequence[np.ndarray], kind: str) -> list[Output]:
@@ -101,18 +84,10 @@ class Labeler:
         mask = (np.arange(size) < len(images)).astype(np.float32)
         batch = shard_batch({"image": stacked, "mask": mask, "id": np.arange(size, dtype=np.int32)}, self._run.mesh)
         output = self._steps[kind](self._run.values, self._run.frozen, batch)
-        if kind == LABELED:
-            found = jax.device_get({name: output[name] for name in ("logits", "gates")})
-            return [Output(found["logits"][row], _of_row(found["gates"], row)) for row in range(len(images))]
-        prediction = jax.device_get(output["prediction"])
+        made = output["prediction"] if kind == EXPLAINED else Prediction(output["logits"], gates=output["gates"])
+        logits, gates, attention = jax.device_get((made.logits, made.gates, made.attention or {}))
         return [
-            Output(
-                prediction.logits[row],
-                _of_row(prediction.gates, row),
-                _of_row(prediction.attention, row),
-                prediction.grid,
-            )
-            for row in range(len(images))
+            Output(logits[row], _of_row(gates, row), _of_row(attention, row), made.grid) for row in range(len(images))
         ]
 
     def queries(self, attention: str) -> list[str]:
@@ -127,16 +102,11 @@ class Labeler:
         return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in places]
 
     def describe(self) -> dict[str, Any]:
-        """Return labels with thresholds, names of gate entries, and the image size, as JSON values."""
+        """Return labels with thresholds (null = never), names of gate entries, and the image size, as JSON values."""
         thresholds = [None if value == float("inf") else value for value in self.predictor.thresholds.tolist()]
-        return {
-            "labels": [
-                {"name": name, "threshold": threshold}
-                for name, threshold in zip(self.predictor.names, thresholds, strict=True)
-            ],
-            "gates": self.gate_entries,
-            "image_size": self._run.preprocess.image_size,
-        }
+        pairs = zip(self.predictor.names, thresholds, strict=True)
+        labels = [{"name": name, "threshold": threshold} for name, threshold in pairs]
+        return {"labels": labels, "gates": self.gate_entries, "image_size": self._run.preprocess.image_size}
 
 
 def _of_row(arrays: dict[str, np.ndarray], row: int) -> dict[str, np.ndarray]:

@@ -1,100 +1,115 @@
-"""Reading a request: its options, its images, and the refusals that do not depend on the model."""
+"""What requests and answers hold, as schemas of the OpenAPI document, and the images of a request."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 
-from starlette.datastructures import Headers, UploadFile
+from fastapi import HTTPException, Request, UploadFile
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
 
-RAW = "application/octet-stream"
-MULTIPART = "multipart/form-data"
+RAW, MULTIPART = "application/octet-stream", "multipart/form-data"
 _LONGEST_NAME = 200
 _MOST_DROPPED = 64 << 20  # bytes of a body that is too large
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_BYTES = {"type": "string", "format": "binary"}
+_FILES = {"type": "object", "properties": {"images": {"type": "array", "items": _BYTES}}}
+# The body of /predict in the OpenAPI document: one image, or several as the files of a form.
+BODY = {
+    "required": True,
+    "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
+}
 
 
-class Refused(Exception):
-    """A request with an answer other than results: its status, one sentence, and headers."""
-
-    def __init__(self, status: int, reason: str, **headers: str):
-        super().__init__(reason)
-        self.status, self.reason = status, reason
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+class _Schema(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options in the query of a request."""
+class Options(_Schema):
+    """The query of /predict."""
 
-    top_k: int | None = None
-    gates: bool = False
-    attention: bool = False
-
-
-def options_of(query: Mapping[str, str]) -> Options:
-    """Return the options of a query; Refused for others, and for values that cannot be read."""
-    found = {}
-    for name, text in query.items():
-        if name == "top_k":
-            if not (text.isascii() and text.isdigit() and len(text) < 7):
-                raise Refused(422, "top_k should be an integer above 0")
-            found[name] = int(text)
-        elif name in ("gates", "attention"):
-            if text not in _FLAGS:
-                raise Refused(422, f"{name} should be true or false")
-            found[name] = _FLAGS[text]
-        else:
-            raise Refused(422, "the query should have only top_k, gates and attention")
-    return Options(**found)
+    top_k: int | None = Field(None, ge=1, description="Number of labels per image, instead of thresholds.")
+    gates: bool = Field(False, description="Return routing weights too.")
+    attention: bool = Field(False, description="Return attention maps and the image as the model received it too.")
 
 
-def content_type_of(headers: Headers) -> str:
-    """Return the kind of a body, RAW or MULTIPART; Refused if it is neither."""
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == MULTIPART:
-        return kind
-    if kind == RAW or kind.startswith("image/"):
-        return RAW
-    raise Refused(415, f"the content type should be {MULTIPART}, image/… or {RAW}")
+class Attention(_Schema):
+    """The attention of a model in an image: of each kind, the queries and their weights over the patches."""
+
+    image: str = Field(description="The image as the model received it, a data URL.")
+    grid: tuple[int, int] | None = Field(description="Rows and columns of the patches; null without attention.")
+    maps: dict[str, dict[str, list[str] | list[list[float]]]]
 
 
-async def images_of(request: Request, kind: str, *, most_bytes: int, most_images: int) -> list[tuple[str, bytes]]:
-    """Return (name, content) of each image of a request; Refused if there are none, or more or larger ones.
+class Result(_Schema):
+    """The result for one image: an error, or all of its labels and scores."""
 
-    kind: as `content_type_of` returns it. Names are those that the client gives, or numbers.
+    image: str = Field(description="The name that the client gave, or a number.")
+    error: str = Field("", description="Why the image cannot be read; the other fields are then missing.")
+    labels: list[str] = Field([], description="Labels at or above their thresholds, or the top_k best, best first.")
+    scores: dict[str, float] = Field({}, description="Probability of every label.")
+    gates: dict[str, dict[str, list[float]]] = Field({}, description="Gate → label → weights of its entries.")
+    attention: Attention | None = None
+
+
+class Results(_Schema):
+    """One result per image, in their order."""
+
+    results: list[Result]
+
+
+class Error(_Schema):
+    """Why a request has no results, in one sentence."""
+
+    error: str
+
+
+class Model(_Schema):
+    """The model that is served."""
+
+    labels: list[dict[str, str | float | None]] = Field(description="Names and thresholds; null = never assigned.")
+    gates: dict[str, list[str]] = Field(description="Gate → names of its entries.")
+    image_size: int
+    limits: dict[str, float]
+
+
+# ------------------------------------------------------------------------------------------------ images of a request
+async def images_of(request: Request, *, most_bytes: int, most_images: int) -> list[tuple[str, bytes]]:
+    """Return (name, content) of each image of a request; the names are from the client, or numbers.
+
+    Raises:
+      HTTPException: the body is neither an image nor a form, has no image, or has more or larger ones.
     """
-    if kind == RAW:
-        content = b"".join([part async for part in _limited(request, most_bytes)])
-        images = [("image 0", content)]
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = _limited(request, most_bytes)
+    if kind == MULTIPART:
+        images = await _files(request, body, most_images)
+    elif kind == RAW or kind.startswith("image/"):
+        images = [("image 0", b"".join([part async for part in body]))]
     else:
-        parser = _Files(request.headers, _limited(request, most_bytes), max_files=most_images, max_fields=most_images)
-        parser.spool_max_size = 2 * most_bytes  # never on disk
-        try:
-            form = await parser.parse()
-        except (MultiPartException, KeyError, ValueError) as error:
-            raise Refused(400, f"the body should be {MULTIPART} with 1 to {most_images} files") from error
-        if not parser.complete:
-            raise Refused(400, "the body is cut short")
-        try:
-            files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-            images = [(_name(file, at), await file.read()) for at, file in enumerate(files)]
-        finally:
-            await form.close()
+        raise HTTPException(415, f"the content type should be {MULTIPART}, image/… or {RAW}")
     if not any(content for _, content in images):
-        raise Refused(422, "the request has no image")
+        raise HTTPException(422, "the request has no image")
     return images
 
 
-class _Files(MultiPartParser):
-    """A parser that knows whether it has read the end of the form: a form that is cut short is no error otherwise."""
-
-    complete = False
+class _Parser(MultiPartParser):
+    spool_max_size = 1 << 40  # files stay in memory, never on disk
+    complete = False  # a form that is cut short is no error otherwise
 
     def on_end(self) -> None:
         self.complete = True
+
+
+async def _files(request: Request, body: AsyncIterator[bytes], most: int) -> list[tuple[str, bytes]]:
+    parser = _Parser(request.headers, body, max_files=most, max_fields=most)
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError) as error:
+        raise HTTPException(400, f"the body should be {MULTIPART} with 1 to {most} files") from error
+    if not parser.complete:
+        raise HTTPException(400, "the body is cut short")
+    files = [value for _, value in form.multi_items() if not isinstance(value, str)]
+    return [(_name(file, at), await file.read()) for at, file in enumerate(files)]
 
 
 def _name(file: UploadFile, at: int) -> str:
@@ -103,16 +118,15 @@ def _name(file: UploadFile, at: int) -> str:
 
 
 async def _limited(request: Request, most: int) -> AsyncIterator[bytes]:
-    """Yield the body of a request; Refused if it is too large.
+    """Yield the body of a request; 413 if it is too large.
 
     Many clients read no answer before they have sent everything: the rest of a body is read and dropped, unless the
     client waits for a sign to send it, or there is too much of it.
     """
-    too_large = Refused(413, f"the request has more than {most:,} bytes", Connection="close")
-    declared = int(request.headers.get("content-length", "0"))
+    too_large = HTTPException(413, f"the request has more than {most:,} bytes", {"Connection": "close"})
+    declared, size = int(request.headers.get("content-length", "0")), 0
     if declared > most and "expect" in request.headers:
         raise too_large
-    size = 0
     async for part in request.stream():
         size += len(part)
         if size > most + _MOST_DROPPED:

@@ -1,4 +1,4 @@
-"""Run the server of --mode=serve until it is told to stop."""
+"""Run the server of --mode=serve until a signal stops it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import uvicorn
 
 from mlmoe_jax.apps.serving.app import make_app
 from mlmoe_jax.apps.serving.labeler import Labeler
-from mlmoe_jax.apps.serving.service import Service
+from mlmoe_jax.apps.serving.service import SECONDS, Service
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -32,9 +32,16 @@ def serve(
 ) -> int:
     """Serve the model of a run folder until SIGTERM or Ctrl-C, after which the requests in progress are answered.
 
-    port: 0 takes a free one. Returns the exit code: 0 after SIGTERM, 3 if the newest checkpoint is damaged and the one
-    before it was used. Raises KeyboardInterrupt after Ctrl-C, and UserError if the address cannot be used, the folder
-    holds no trained model, or the model cannot be compiled.
+    Args:
+      folder, overrides, checkpoint: as in `Predictor.from_run`.
+      host, port: the address to listen on; port 0 takes a free one.
+
+    Returns:
+      The exit code: 0 after SIGTERM, 3 if the newest checkpoint is damaged and the one before it was used.
+
+    Raises:
+      KeyboardInterrupt: after Ctrl-C.
+      UserError: the address cannot be used, the folder holds no trained model, or the model cannot be compiled.
     """
     folder.require_model()
     with _listening(host, port) as listener:
@@ -47,20 +54,12 @@ def serve(
 
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         service = Service(Labeler(predictor), ready=lambda: status(f"ready: {address}"), failed=failed)
-        app = make_app(service, hosts=own_names(host))
+        quiet = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
+        app, patience = make_app(service, hosts=own_names(host)), int(SECONDS) + 5
         server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                lifespan="on",
-                ws="none",
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=int(service.limits.seconds) + 5,
-            )
+            uvicorn.Config(app, lifespan="on", ws="none", timeout_graceful_shutdown=patience, **quiet)
         )
-        status(f"compiling; {address}/health tells when it is done, {address}/docs describes the API")
+        status(f"compiling; {address}/health tells when it is done, {address}/openapi.json describes the API")
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients are told of forms that cannot be read
         # Uvicorn raises the signal again at the end, when everything is answered.
         before = signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -81,17 +80,13 @@ def _listening(host: str, port: int) -> socket.socket:
     """
     if not host:  # sockets take this for every address of the machine
         raise UserError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen()
+        ipv6 = ":" in host  # "::" takes IPv4 too
+        family = socket.AF_INET6 if ipv6 else socket.AF_INET
+        return socket.create_server((host, port), family=family, dualstack_ipv6=ipv6)
     except (OSError, OverflowError) as error:
-        bound.close()
         reason = getattr(error, "strerror", None) or "ports are from 0 to 65535"
         raise UserError(f"cannot listen on {host}:{port}: {reason}; give another --host or --port") from error
-    return bound
 
 
 def own_names(host: str) -> tuple[str, ...]:

@@ -1,37 +1,63 @@
-"""The state of a server: the compiled model, its queue, and one answer per request."""
+"""The state of a server: the compiled model, its queue, its counters, and one answer per request."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
-from starlette.requests import Request
+from fastapi import HTTPException, Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from mlmoe_jax.apps.serving.batching import Batcher, Full, Room
+from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler, Output
-from mlmoe_jax.apps.serving.metrics import Metrics
-from mlmoe_jax.apps.serving.requests import Options, Refused, content_type_of, images_of, options_of
+from mlmoe_jax.apps.serving.requests import Options, images_of
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
 from mlmoe_jax.inference.predict import by_label
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
+QUEUE = 128  # images that are being read, wait or are being labeled; further requests get the status 429
+WAIT = 0.005  # seconds that an image waits at most for images that are being read
+SECONDS = 30.0  # time limit of a request
 _DIGITS = 5  # of the weights in answers
 _READERS = min(4, os.cpu_count() or 1)  # threads that decode images
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """Counters of one server. waiting: returns the images that wait; taken: those that also are read or labeled."""
+
+    def __init__(self, waiting: Callable[[], int], taken: Callable[[], int], sizes: tuple[int, ...]):
+        self._registry = CollectorRegistry()
+        of = {"registry": self._registry}
+        self.requests = Counter("mlmoe_requests", "Requests by path and status.", ("path", "status"), **of)
+        self.seconds = Histogram("mlmoe_request_seconds", "Time per request.", ("path",), buckets=_BUCKETS, **of)
+        self.images = Counter("mlmoe_images", "Images by result, labeled or unreadable.", ("result",), **of)
+        self.batches = Histogram("mlmoe_batch_images", "Images per batch.", buckets=sizes, **of)
+        Gauge("mlmoe_queue_images", "Images that wait for a batch.", **of).set_function(waiting)
+        Gauge("mlmoe_taken_images", "Images that are being read, wait or are being labeled.", **of).set_function(taken)
+
+    def text(self) -> bytes:
+        """Return all values in the text format of Prometheus."""
+        return generate_latest(self._registry)
 
 
 class Service:
-    """Labels the images of requests.
+    """Labels the images of requests; `state` is STARTING, READY or STOPPING.
 
-    ready: called when the model is compiled. failed: called with the error if it cannot be compiled. state: one of
-    STARTING, READY and STOPPING.
+    Args:
+      labeler: the model.
+      ready: called when the model is compiled.
+      failed: called with the error if it cannot be compiled.
+      queue, wait, seconds: as QUEUE, WAIT and SECONDS.
     """
 
     def __init__(
@@ -40,23 +66,18 @@ class Service:
         *,
         ready: Callable[[], None] = lambda: None,
         failed: Callable[[Exception], None] = lambda error: None,
+        queue: int = QUEUE,
+        wait: float = WAIT,
+        seconds: float = SECONDS,
     ):
-        self.labeler, self.limits = labeler, labeler.predictor.run.config.serve
-        self.state, self._ready, self._failed = STARTING, ready, failed
-        self.room = Room(self.limits.queue)
+        self.labeler, self.state, self.taken = labeler, STARTING, 0
+        self._ready, self._failed, self._queue, self._seconds = ready, failed, queue, seconds
         # One thread calls the model, so that a batch is complete before the next one takes memory.
-        self._device = ThreadPoolExecutor(1, "device")
-        self._readers = ThreadPoolExecutor(_READERS, "reader")
+        self._device, self._readers = ThreadPoolExecutor(1, "device"), ThreadPoolExecutor(_READERS, "reader")
+        self.metrics = Metrics(lambda: len(self._batcher), lambda: self.taken, labeler.sizes[LABELED])
         most = {kind: sizes[-1] for kind, sizes in labeler.sizes.items()}
-        self.metrics = Metrics(lambda: len(self._batcher), lambda: self.room.taken, labeler.sizes[LABELED])
-        self._batcher = Batcher(
-            labeler.label,
-            most,
-            wait=self.limits.wait,
-            device=self._device,
-            coming=lambda: self.room.taken > len(self._batcher),  # images that are being read
-            observe=self.metrics.batch,
-        )
+        coming = {"wait": wait, "coming": lambda: self.taken > len(self._batcher)}  # images that are being read
+        self._batcher = Batcher(self._label_batch, most, device=self._device, **coming)
 
     # ------------------------------------------------------------------------------------------------ start and end
     async def run(self) -> None:
@@ -83,78 +104,85 @@ class Service:
             threads.shutdown(cancel_futures=True)
 
     # ---------------------------------------------------------------------------------------------------- a request
-    async def results(self, request: Request) -> list[dict[str, Any]]:
-        """Return the results of a request, as JSON values; Refused if there are none."""
-        if self.state != READY:
-            raise Refused(503, f"the server is {self.state}", Retry_After="5")
-        kind, options = content_type_of(request.headers), options_of(request.query_params)
-        self._check(options)
-        received = False
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                with self.room.reserved(1):
-                    images = await images_of(
-                        request,
-                        kind,
-                        most_bytes=self.limits.megabytes << 20,
-                        most_images=min(self.limits.images, self.limits.queue),
-                    )
-                    received = True
-                    with self.room.reserved(len(images) - 1):
-                        return await self._label(images, options)
-        except Full as full:
-            raise Refused(429, "the server is busy", Retry_After="1") from full
-        except TimeoutError as late:
-            if not received:
-                reason = f"the request did not arrive within {self.limits.seconds:g} s"
-                raise Refused(408, reason, Connection="close") from late
-            raise Refused(504, f"there is no result after {self.limits.seconds:g} s") from late
+    def describe(self) -> dict[str, Any]:
+        """Return what clients have to know of the model, and the limits of requests, as JSON values."""
+        limits = self.labeler.limits
+        return self.labeler.describe() | {"limits": {**limits, "seconds": self._seconds}}
 
-    def _check(self, options: Options) -> None:
+    async def results(self, request: Request, options: Options) -> list[dict[str, Any]]:
+        """Return the results of a request, as JSON values; HTTPException if there are none."""
+        if self.state != READY:
+            raise HTTPException(503, f"the server is {self.state}", {"Retry-After": "5"})
         try:
             self.labeler.predictor.check_top_k(options.top_k)
         except UserError as error:
-            raise Refused(422, str(error)) from error
+            raise HTTPException(422, str(error)) from error
         if options.gates and not self.labeler.gate_entries:
-            raise Refused(422, "the model has no gates")
+            raise HTTPException(422, "the model has no gates")
+        limits, images = self.labeler.limits, None
+        most = {"most_bytes": limits["megabytes"] << 20, "most_images": min(limits["images"], self._queue)}
+        try:
+            async with asyncio.timeout(self._seconds):
+                with self._reserved(1):
+                    images = await images_of(request, **most)
+                    with self._reserved(len(images) - 1):
+                        return await self._label(images, options)
+        except TimeoutError as late:
+            if images is None:
+                reason = f"the request did not arrive within {self._seconds:g} s"
+                raise HTTPException(408, reason, {"Connection": "close"}) from late
+            raise HTTPException(504, f"there is no result after {self._seconds:g} s") from late
+
+    @contextlib.contextmanager
+    def _reserved(self, images: int) -> Iterator[None]:
+        if self.taken + images > self._queue:
+            raise HTTPException(429, "the server is busy", {"Retry-After": "1"})
+        self.taken += images
+        try:
+            yield
+        finally:
+            self.taken -= images
 
     async def _label(self, images: list[tuple[str, bytes]], options: Options) -> list[dict[str, Any]]:
-        """Return one result per (name, content)."""
-        loop = asyncio.get_running_loop()
-        read = await asyncio.gather(
-            *(loop.run_in_executor(self._readers, self.labeler.read, content, name) for name, content in images),
-            return_exceptions=True,
-        )
-        if unexpected := [one for one in read if isinstance(one, BaseException) and not isinstance(one, BadImage)]:
-            raise unexpected[0]
-        decoded = [one for one in read if not isinstance(one, BadImage)]
-        self.metrics.unreadable(len(read) - len(decoded))
-        if not decoded:
-            raise Refused(422, str(read[0]))
-        outputs = iter(await self._batcher.submit(decoded, EXPLAINED if options.attention else LABELED))
-        self.metrics.labeled(len(decoded))
+        loop, read = asyncio.get_running_loop(), self._read
+        decoded = await asyncio.gather(*(loop.run_in_executor(self._readers, read, *image) for image in images))
+        good = [image for image in decoded if not isinstance(image, BadImage)]
+        self.metrics.images.labels("unreadable").inc(len(decoded) - len(good))
+        if not good:
+            raise HTTPException(422, str(decoded[0]))
+        outputs = iter(await self._batcher.submit(good, EXPLAINED if options.attention else LABELED))
+        self.metrics.images.labels("labeled").inc(len(good))
         return [
             {"image": name, "error": str(image)}
             if isinstance(image, BadImage)
             else self._result(name, image, next(outputs), options)
-            for (name, _), image in zip(images, read, strict=True)
+            for (name, _), image in zip(images, decoded, strict=True)
         ]
+
+    def _read(self, name: str, content: bytes) -> np.ndarray | BadImage:
+        try:
+            return self.labeler.read(content, name)
+        except BadImage as error:
+            return error
+
+    def _label_batch(self, images: list[np.ndarray], kind: str) -> list[Output]:
+        self.metrics.batches.observe(len(images))
+        return self.labeler.label(images, kind)
 
     def _result(self, name: str, image: np.ndarray, output: Output, options: Options) -> dict[str, Any]:
         predictor = self.labeler.predictor
         result = predictor.result(name, output.logits, options.top_k)
-        found = {"image": name, "labels": list(result.labels), "scores": result.scores}
+        answer = {"image": name, "labels": list(result.labels), "scores": result.scores}
         if options.gates:
-            found["gates"] = {gate: by_label(predictor.names, weights) for gate, weights in output.gates.items()}
+            answer["gates"] = {gate: by_label(predictor.names, weights) for gate, weights in output.gates.items()}
         if options.attention:
             jpeg = base64.b64encode(thumbnail(image, MOST_SIDE)).decode()
             maps = {
-                kind: {"queries": self.labeler.queries(kind), "weights": _rounded(weights)}
+                kind: {
+                    "queries": self.labeler.queries(kind),
+                    "weights": np.round(np.float64(weights), _DIGITS).tolist(),
+                }
                 for kind, weights in output.attention.items()
             }
-            found["attention"] = {"image": f"data:image/jpeg;base64,{jpeg}", "grid": output.grid, "maps": maps}
-        return found
-
-
-def _rounded(weights: np.ndarray) -> list[list[float]]:
-    return np.round(weights.astype(np.float64), _DIGITS).tolist()
+            answer["attention"] = {"image": f"data:image/jpeg;base64,{jpeg}", "grid": output.grid, "maps": maps}
+        return answer

@@ -83,23 +83,9 @@ REPORT = section(
 
 SERVE = section(
     "Limits of --mode=serve.",
-    wait=Number(
-        0.005,
-        "Longest time that an image waits for images being read.",
-        least=0,
-        most=1,
-        unit="seconds",
-    ),
-    queue=Integer(
-        128,
-        "Largest number of images that are being read, wait or are being labeled; further requests get the status 429.",
-        above=0,
-        most=10_000,
-    ),
     images=Integer(32, "Largest number of images per request; with more, its status is 400.", above=0, most=1000),
     megabytes=Integer(16, "Largest size of a request in MiB; if it is larger, its status is 413.", above=0, most=1000),
     megapixels=Number(50.0, "Largest number of pixels per image, in millions; others are not read.", above=0, most=150),
-    seconds=Number(30.0, "Time limit of a request; its status is 504 after that.", above=0, most=3600, unit="seconds"),
 )
 
 LOG = section(

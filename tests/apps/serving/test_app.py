@@ -5,14 +5,13 @@ import base64
 import io
 import re
 
-import jsonschema
 import numpy as np
 import pytest
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from helpers.color_server import PNG, make_labeler, make_service, png, with_client
 from PIL import Image
 
-from mlmoe_jax.apps.serving import openapi
+from mlmoe_jax.apps.serving import requests
 from mlmoe_jax.apps.serving.app import HEADERS, make_app
 from mlmoe_jax.apps.serving.server import own_names
 from mlmoe_jax.apps.serving.service import STARTING, Service
@@ -55,8 +54,7 @@ def ask(labeler):
 
 def check(schema: str, body) -> None:
     """Assert that a body has a schema of the OpenAPI document."""
-    resolved = {"$ref": f"#/components/schemas/{schema}", "components": {"schemas": openapi.SCHEMAS}}
-    jsonschema.Draft202012Validator(resolved).validate(body)
+    getattr(requests, schema).model_validate(body)
 
 
 # ---------------------------------------------------------------------------------------------------------- answers
@@ -90,9 +88,9 @@ def test_options(ask):
     assert set(result["gates"]) == {"g", "static"}
     np.testing.assert_allclose(result["gates"]["g"]["blue"], [0.5, 90 / 255], atol=1e-5)
     assert "attention" not in result
-    for query, part in {"top_k=0": "top_k", "top_k=9": "top_k", "top_k=x": "top_k", "gates=y": "gates"}.items():
+    for query, part in {"top_k=0": "top_k", "top_k=9": "top_k", "top_k=x": "top_k", "gates=maybe": "gates"}.items():
         assert part in ask(422, f"/predict?{query}", content=content, **more)["error"]
-    assert "only top_k" in ask(422, "/predict?topk=1", content=content, **more)["error"]
+    assert "the option topk is wrong" in ask(422, "/predict?topk=1", content=content, **more)["error"]
 
 
 def test_attention_is_that_of_the_image_and_comes_with_it(ask):
@@ -122,19 +120,18 @@ def test_the_model_and_the_document_describe_the_server(ask):
     assert body["labels"] == [{"name": name, "threshold": 0.5} for name in NAMES]
     assert body["gates"]["g"] == ["first", "second"]
     document = ask(200, "/openapi.json", "GET")
-    assert document["openapi"].startswith("3.1")
     assert set(document["paths"]) == {"/predict", "/model", "/health", "/metrics"}
-    for name, schema in document["components"]["schemas"].items():
-        jsonschema.Draft202012Validator.check_schema(schema), name
-    page = ask(200, "/docs", "GET").text
-    for path in document["paths"]:
-        assert path in page
+    predict = document["paths"]["/predict"]["post"]
+    assert [option["name"] for option in predict["parameters"]] == ["top_k", "gates", "attention"]
+    assert set(predict["requestBody"]["content"]) == {"image/*", "application/octet-stream", "multipart/form-data"}
+    assert {"200", "400", "403", "408", "413", "415", "422", "429", "503", "504"} == set(predict["responses"])
+    assert {"Results", "Result", "Attention", "Model", "Error"} <= set(document["components"]["schemas"])
 
 
-@pytest.mark.parametrize("path", ["/", "/page.js", "/style.css", "/docs"])
+@pytest.mark.parametrize("path", ["/", "/page.js", "/style.css"])
 def test_pages_need_nothing_from_elsewhere(ask, path):
     text = ask(200, path, "GET").text
-    assert not re.findall(r"https?://(?!HOST)", text)
+    assert not re.findall(r"https?://", text)
     assert "style=" not in text, "the policy of the page forbids it"
     assert not re.search(r"<script(?! src)", text)
 
@@ -162,7 +159,7 @@ def test_forms_that_cannot_be_read(ask):
 
 
 def test_size_and_pixels_are_limited(labeler):
-    service = make_service(megabytes=1, megapixels=1)
+    service = make_service(limits={"megabytes": 1, "megapixels": 1})
     large = io.BytesIO()
     Image.new("L", (1001, 1000)).save(large, "PNG")
 
@@ -181,8 +178,8 @@ def test_size_and_pixels_are_limited(labeler):
     assert [answer.status_code for answer in too_large] == [413] * 3
     assert {answer.json()["error"] for answer in too_large} == {"the request has more than 1,048,576 bytes"}
     assert pixels.status_code == 422
-    assert "it has 1,001,000 pixels, and at most 1,000,000 are read" in pixels.json()["error"]
-    assert service.room.taken == 0
+    assert "it has more than 1,000,000 pixels" in pixels.json()["error"]
+    assert service.taken == 0
 
 
 def test_other_sites_and_names_are_refused(ask):
@@ -209,7 +206,7 @@ def test_a_server_that_others_reach_answers_to_any_name(host):
 
 
 def test_unknown_addresses_and_methods(ask):
-    assert ask(404, "/../../etc/passwd", "GET") == {"error": "there is nothing at this address"}
+    assert ask(404, "/../../etc/passwd", "GET") == {"error": "Not Found"}
     ask(405, "/predict", "GET")
     ask(405, "/health")
 
@@ -219,9 +216,9 @@ def test_an_error_of_the_server_is_told_without_its_reason(labeler, monkeypatch)
         raise RuntimeError("secret /home/me/run")
 
     service = Service(labeler)
-    monkeypatch.setattr(service._batcher, "_label", broken)
 
     async def use(client):
+        monkeypatch.setattr(service.labeler, "label", broken)
         first = await client.post("/predict", content=png(color(1)), headers=PNG)
         monkeypatch.undo()
         return first, await client.post("/predict", content=png(color(1)), headers=PNG)
@@ -276,7 +273,7 @@ def test_a_full_queue_is_429_and_the_others_are_answered():
             assert answer.headers["retry-after"] == "1"
     assert too_many.status_code == 400, "more than the queue can ever take"
     assert later.status_code == 200
-    assert service.room.taken == 0
+    assert service.taken == 0
 
 
 def test_late_results_are_504_and_late_requests_408():
@@ -293,7 +290,7 @@ def test_late_results_are_504_and_late_requests_408():
     late, slow = with_client(service, use)
     assert (late.status_code, late.json()["error"]) == (504, "there is no result after 0.2 s")
     assert slow.status_code == 408
-    assert service.room.taken == 0
+    assert service.taken == 0
 
 
 def test_a_server_is_ready_once_it_has_compiled_and_not_before(labeler):
@@ -316,7 +313,6 @@ def test_a_server_is_ready_once_it_has_compiled_and_not_before(labeler):
 
     ready = with_client(Service(labeler), use)
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
-    check("Health", ready.json())
 
 
 def test_compiling_covers_every_batch_size_and_refuses_a_diverged_model(refusal):

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mlmoe_jax.apps.serving.batching import Batcher, Full, Room
+from mlmoe_jax.apps.serving.batching import Batcher
 
 MOST = {"plain": 4, "other": 2}
 
@@ -15,9 +15,13 @@ def run(use, label=lambda images, kind: images, wait=0.02, coming=lambda: True):
     """Return (the result of `await use(batcher)`, the sizes of all batches)."""
     sizes = []
 
+    def counted(images, kind):
+        sizes.append(len(images))
+        return label(images, kind)
+
     async def main():
         with ThreadPoolExecutor(1) as device:
-            batcher = Batcher(label, MOST, wait=wait, device=device, coming=coming, observe=sizes.append)
+            batcher = Batcher(counted, MOST, wait=wait, device=device, coming=coming)
             running = asyncio.create_task(batcher.run())
             result = await asyncio.wait_for(use(batcher), 20)
             batcher.close()
@@ -121,14 +125,3 @@ def test_closing_finishes_what_waits():
     answers, sizes = run(use, wait=1)
     assert answers == [[n] for n in range(9)]
     assert sizes == [4, 4, 1]
-
-
-def test_room_is_bounded_and_given_back():
-    room = Room(3)
-    with room.reserved(2):
-        with pytest.raises(Full), room.reserved(2):
-            pass
-        assert room.taken == 2
-        with room.reserved(1):
-            assert room.taken == 3
-    assert room.taken == 0

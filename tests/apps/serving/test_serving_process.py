@@ -17,8 +17,9 @@ from helpers.color_server import png
 from helpers.devices import environment_of
 
 from mlmoe_jax.apps import serving
+from mlmoe_jax.apps.cli.commands import main
+from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.apps.serving.server import _listening
-from mlmoe_jax.main import main, parse
 
 PROGRAM = """
 import signal
@@ -142,6 +143,6 @@ def test_wrong_commands_are_refused_in_one_sentence(tmp_path, capsys, monkeypatc
     errors = capsys.readouterr().err.splitlines()
     assert [line.startswith("error: ") for line in errors] == [True] * 3
     assert "--port is for --mode=serve" in errors[2]
-    assert parse(["--mode=serve", "--port=0", "--host=0.0.0.0"])[0].port == 0
+    assert parse_flags(["--mode=serve", "--port=0", "--host=0.0.0.0"])[0].port == 0
     monkeypatch.setattr(serving, "LIBRARIES", ("no_such_module",))
     assert "pip install 'mlmoe-jax[serve]'" in refusal(serving.require_libraries)
