@@ -15,7 +15,7 @@ FEW_SCENES = "from helpers import tiny; tiny.use_scenes(train=128, val=32, test=
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     """On few scenes, so that it takes seconds."""
-    for name in ("nbclient", "ipykernel", "matplotlib"):
+    for name in ("nbclient", "ipykernel"):
         pytest.importorskip(name, reason="pip install '.[dev]'")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), *sys.path]))
     notebook = site.executed(path, tmp_path, FEW_SCENES)
