@@ -21,7 +21,15 @@ from mlmoe_jax.models.build import Classifier, backbone_shape
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import module_rows
 from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.runtime.text import text_table
 from mlmoe_jax.training.setup import abstract_steps
+
+_NOTES = (
+    "MACs: multiply-adds per image. layers: as the prompt-tuning papers count;",
+    "full: with attention products, experts and gates;",
+    "products: full without norms, as the papers on heads over feature maps count;",
+    "executed: dot products and convolutions of the actual evaluation step",
+)
 
 
 def summarize(config: ConfigDict) -> dict[str, Any]:
@@ -81,21 +89,24 @@ def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int
 
 def format_summary(rows: dict[str, dict[str, Any]]) -> str:
     """Return the results of `summarize` for several configs as one table, and the modules of each."""
-    width = max(len(name) for name in rows)
-    columns = ("total", "trainable", "backbone", "layers", "full", "products", "executed", "state, MB")
-    lines = [f"{'':<{width}}  {'parameters':^39}  {'multiply-adds per image':^70}"]
-    titles = "".join(f"  {column:>{13 if k < 3 else 16}}" for k, column in enumerate(columns))
-    lines.append(f"{'config':<{width}}{titles}")
+    head = [
+        "config",
+        "parameters",
+        "trainable",
+        "backbone",
+        "MACs: layers",
+        "full",
+        "products",
+        "executed",
+        "state, MB",
+    ]
+    table = [head]
     for name, row in rows.items():
         counts = [*row["params"].values(), *row["macs"].values()]
-        cells = "".join(f"  {count:>{13 if k < 3 else 16},}" for k, count in enumerate(counts))
-        lines.append(f"{name:<{width}}{cells}  {sum(row['memory'].values()) / 1e6:>16,.1f}")
-    lines.append("layers: as the prompt-tuning papers count; full: with attention products, experts and gates;")
-    lines.append("products: full without norms, as the papers on heads over feature maps count;")
-    lines.append("executed: dot products and convolutions of the actual evaluation step")
+        table.append([name, *(f"{count:,}" for count in counts), f"{sum(row['memory'].values()) / 1e6:,.1f}"])
+    lines = [text_table(table), *_NOTES]
     for name, row in rows.items():
-        longest = max(len(module) for module in row["modules"])
-        lines += ["", f"{name:<{longest}}  {'parameters':>13}  {'trainable':>13}"]
-        lines += [f"{module:<{longest}}  {of[0]:>13,}  {of[1]:>13,}" for module, of in row["modules"].items()]
+        modules = [[module, *(f"{count:,}" for count in counts)] for module, counts in row["modules"].items()]
+        lines += ["", text_table([[name, "parameters", "trainable"], *modules])]
         lines.append("state: " + ", ".join(f"{part} {size / 1e6:,.1f} MB" for part, size in row["memory"].items()))
     return "\n".join(lines)
