@@ -56,8 +56,7 @@ def check_main(arguments: list[str]) -> None:
         options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
         requested(flags.table, overrides=overrides, **options)
     if flags.sweep and not flags.config:
-        swept = {one.key: one.values for one in grid.parse(flags.sweep, default_config())}
-        for reference in swept[grid.METHOD]:
+        for reference in grid.parse(flags.sweep, default_config())[grid.METHOD]:
             validate(load_config(reference, overrides))
     needs_no_folder = flags.mode in (
         "summary",

@@ -126,10 +126,10 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     from mlmoe_jax.apps.papers.sweep import sweep
     from mlmoe_jax.config import default_config
 
-    swept = parse_sweep(flags.sweep, default_config())
-    if both := {one.key for one in swept} & {key for key, _ in overrides}:
+    axes = parse_sweep(flags.sweep, default_config())
+    if both := axes.keys() & {key for key, _ in overrides}:
         raise UserError(f"{min(both)} is set by --sweep and by --config.{min(both)}; leave one out")
-    methods = next((one.values for one in swept if one.key == METHOD), None)
+    methods = axes.pop(METHOD, None)
     if methods is None:  # the config without the swept values need not be valid
         config, folder = _new_run(flags, overrides, validate=False)
         bases = [Point("", {}, config)]
@@ -137,8 +137,7 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
         bases, folder = method_points(methods, overrides), _workdir(flags)
     else:
         raise UserError("--sweep=config=… names the configs; leave --config out")
-    points = combine(bases, [one for one in swept if one.key != METHOD])
-    return sweep(points, folder, as_json=flags.json)
+    return sweep(combine(bases, axes), folder, as_json=flags.json)
 
 
 def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +19,6 @@ from mlmoe_jax.errors import UserError
 METHOD = "config"  # the swept "key" whose values are configs
 
 
-@dataclass(frozen=True)
-class SweepAxis:
-    """One swept key and its values."""
-
-    key: str
-    values: tuple
-
-
 @dataclass
 class Point:
     """One config of a grid."""
@@ -36,8 +28,8 @@ class Point:
     config: ConfigDict
 
 
-def parse(texts: Sequence[str], config: ConfigDict) -> list[SweepAxis]:
-    """Parse `config.KEY=v1,v2,…` flags; each value has the type of the key's current value.
+def parse(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
+    """Parse `config.KEY=v1,v2,…` flags as key -> values; each value has the type of the key's current value.
 
     Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. The values of `config=` are configs
     with their arguments.
@@ -45,14 +37,14 @@ def parse(texts: Sequence[str], config: ConfigDict) -> list[SweepAxis]:
     Raises:
       UserError: for a malformed flag, and for a key or value that is repeated.
     """
-    axes: list[SweepAxis] = []
+    axes: dict[str, tuple] = {}
     for text in texts:
         key, _, listed = text.partition("=")
         key = key.strip().removeprefix("config.")
         if not key or not listed.strip():
             example = "--sweep=config.model.prompts.num_groups=2,3,5,8"
             raise UserError(f"--sweep={text} is not KEY=VALUE,VALUE,…, such as {example}")
-        if key in {axis.key for axis in axes}:
+        if key in axes:
             raise UserError(f"--sweep is given twice for {key}; list all its values in one")
         if key == METHOD:
             values = list(configuration.split_references(listed))
@@ -60,7 +52,7 @@ def parse(texts: Sequence[str], config: ConfigDict) -> list[SweepAxis]:
             values = [_typed(config, key, item) for item in _split(listed)]
         if twice := [value for place, value in enumerate(values) if value in values[:place]]:
             raise UserError(f"--sweep={text} gives {key} the value {as_text(twice[0])} twice")
-        axes.append(SweepAxis(key, tuple(values)))
+        axes[key] = tuple(values)
     return axes
 
 
@@ -84,13 +76,13 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def combine(bases: Iterable[Point], axes: Sequence[SweepAxis]) -> list[Point]:
-    """Return each base with every combination of the swept values, where the last key changes fastest."""
+def combine(bases: Iterable[Point], axes: Mapping[str, tuple]) -> list[Point]:
+    """Return each base with every combination of the values of keys, where the last key changes fastest."""
     points = []
     for base in bases:
-        short = short_names([axis.key for axis in axes], base.config)
-        for combination in itertools.product(*(axis.values for axis in axes)):
-            values = {axis.key: value for axis, value in zip(axes, combination, strict=True)}
+        short = short_names(axes, base.config)
+        for combination in itertools.product(*axes.values()):
+            values = dict(zip(axes, combination, strict=True))
             config = copy.deepcopy(base.config)
             config.update_from_flattened_dict(values)
             name = folder_name({short[key]: value for key, value in values.items()})

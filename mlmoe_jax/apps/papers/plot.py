@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import altair as alt
 
@@ -20,47 +19,37 @@ _LETTERS = 40  # of the names below an axis, from which they are steep
 _LOGARITHMIC_FROM = 20  # ratio of largest to smallest x value from which the axis is logarithmic
 
 
-@dataclass(frozen=True)
-class Line:
-    """One curve: y and its sample standard deviation (0 = no error bar) at some of the x values of the plot."""
+class Mark(NamedTuple):
+    """One point of a plot: panel ("" = no heading), label of its line, x, y (nan = missing), and the error bar."""
 
+    panel: str
     label: str
-    x: Sequence[Any]
-    y: Sequence[float]
-    deviation: Sequence[float]
+    x: Any
+    y: float
+    deviation: float = 0.0
 
 
-def draw(panels: Mapping[str, Sequence[Line]], x_values: Sequence[Any], **texts: str) -> bytes:
-    """Draw the lines of all panels over `x_values` and return the content of a PNG file.
-
-    Args:
-      panels: heading -> lines; "" = no heading. Lines with the same label have the same color and marker.
-      x_values: all x values; see `x_axis`.
-      texts: see `chart`.
-    """
+def draw(marks: Sequence[Mark], **texts: str) -> bytes:
+    """Draw the marks and return the content of a PNG file; texts: see `chart`."""
     buffer = io.BytesIO()
-    chart(panels, x_values, **texts).save(buffer, format="png", scale_factor=2)
+    chart(marks, **texts).save(buffer, format="png", scale_factor=2)
     return buffer.getvalue()
 
 
-def chart(
-    panels: Mapping[str, Sequence[Line]],
-    x_values: Sequence[Any],
-    *,
-    x_label: str,
-    y_label: str,
-    legend: str = "",
-    title: str = "",
-) -> alt.FacetChart:
-    """Return the chart that `draw` writes; legend: the heading of the legend."""
+def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, legend: str = "", title: str = "") -> alt.FacetChart:
+    """Return the chart that `draw` writes: panels side by side, with one color and shape per label.
+
+    The x axis is numeric if all x values are finite numbers. Otherwise, it has them as names, in the given order, with
+    dotted lines between the marks. legend: the heading of the legend.
+    """
+    panels, labels, x_values = (list(dict.fromkeys(one[column] for one in marks)) for column in range(3))
     numeric, x = x_axis(x_values, x_label)
     rows = [
-        {"panel": panel, "label": line.label, "x": at if numeric else str(at), "y": y, "low": y - bar, "high": y + bar}
-        for panel, lines in panels.items()
-        for line in lines
-        for at, y, bar in zip(line.x, line.y, line.deviation, strict=True)
+        {"panel": one.panel, "label": one.label, "x": one.x if numeric else str(one.x), "y": one.y}
+        | {"low": one.y - one.deviation, "high": one.y + one.deviation}
+        for one in marks
+        if math.isfinite(one.y)
     ]
-    labels = list(dict.fromkeys(line.label for lines in panels.values() for line in lines))
     many = len(labels) > len(_COLORS)
     colors = alt.Scale(domain=labels, scheme="viridis") if many else alt.Scale(domain=labels, range=_COLORS)
     shapes = alt.Scale(domain=labels, range=[_SHAPES[place % len(_SHAPES)] for place in range(len(labels))])
@@ -78,9 +67,7 @@ def chart(
     width = _PANEL if numeric else max(_PANEL, _NAME * len(x_values))
     letters = int(width * len(panels) / _LETTER)
     wrapped = [part for line in title.splitlines() for part in textwrap.wrap(line, letters)]
-    headings = alt.Column(
-        "panel:N", sort=list(panels), title=None, header=alt.Header(labels=any(panels), labelFontSize=12)
-    )
+    headings = alt.Column("panel:N", sort=panels, title=None, header=alt.Header(labels=any(panels), labelFontSize=12))
     return (
         layers.properties(width=width, height=260)
         .facet(column=headings)
@@ -91,11 +78,7 @@ def chart(
 
 
 def x_axis(values: Sequence[Any], title: str) -> tuple[bool, alt.X]:
-    """Return whether the x axis is numeric, and the axis.
-
-    It is numeric for finite numbers, and logarithmic for a wide range; otherwise it has the values as names, in this
-    order, with dotted lines between the points.
-    """
+    """Return whether the x axis is numeric, and the axis, which is logarithmic for a wide range of numbers."""
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         names = list(map(str, values))
         angle = -50 if sum(map(len, names)) > _LETTERS else 0

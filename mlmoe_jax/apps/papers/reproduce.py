@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers.engine import execute, planned, require_no_errors
 from mlmoe_jax.apps.papers.grid import Point
 from mlmoe_jax.apps.papers.measure import Measurements, Outcome
-from mlmoe_jax.apps.papers.plot import Line, draw
+from mlmoe_jax.apps.papers.plot import Mark, draw
 from mlmoe_jax.apps.papers.request import Request, commands_after
 from mlmoe_jax.apps.papers.tables import format_text, heading, listed, write_tables
 from mlmoe_jax.runs.folder import RunFolder
@@ -68,24 +67,13 @@ def figure(request: Request, outcomes: Sequence[Outcome]) -> bytes | None:
     There is one panel per metric, such as mAP, CF1 and OF1, over the axis of the figure, and one line per data set. If
     the axis is the labels, the columns of the rows are its points.
     """
-    panels: dict[str, dict[str, dict[Any, tuple[float, float]]]] = {}
-    places: dict[Any, None] = {}
-    for panel, label, x, value, deviation in _points(request, outcomes):
-        places[x] = None
-        if value is not None and not math.isnan(value):
-            panels.setdefault(panel, {}).setdefault(label, {}).setdefault(x, (value, deviation))
-    if not panels:
+    marks = list(_marks(request, outcomes))
+    if all(math.isnan(mark.y) for mark in marks):
         return None
-    x_axis = request.result.x
-    lines = {
-        panel: [Line(label, list(points), *zip(*points.values(), strict=True)) for label, points in curves.items()]
-        for panel, curves in panels.items()
-    }
-    return draw(lines, list(places), x_label=x_axis.rpartition(".")[2], y_label="%", title=heading(request))
+    return draw(marks, x_label=request.result.x.rpartition(".")[2], y_label="%", title=heading(request))
 
 
-def _points(request: Request, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, Any, float | None, float]]:
-    """Yield panel, label of the line, x, value and deviation of the published numbers and ours."""
+def _marks(request: Request, outcomes: Sequence[Outcome]) -> Iterator[Mark]:
     over_labels = request.result.x == "label"
     for outcome in outcomes:
         row = outcome.row
@@ -95,5 +83,7 @@ def _points(request: Request, outcomes: Sequence[Outcome]) -> Iterator[tuple[str
             panel, x = ("AP", column.removeprefix("AP ")) if over_labels else (column, row.x)
             line = row.settings["method" if over_labels else "dataset"]
             here = line if over_labels else request.dataset or line
-            yield panel, f"{line}, published", x, number.value, 0.0
-            yield panel, f"{here}, ours", x, outcome.ours.get(column), outcome.spread.get(column, 0.0)
+            published = math.nan if number.value is None else number.value
+            yield Mark(panel, f"{line}, published", x, published)
+            ours, spread = outcome.ours.get(column, math.nan), outcome.spread.get(column, 0.0)
+            yield Mark(panel, f"{here}, ours", x, ours, spread)

@@ -17,7 +17,7 @@ import numpy as np
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers.engine import GridRun, execute, planned, require_no_errors
 from mlmoe_jax.apps.papers.grid import Point, as_text, short_names
-from mlmoe_jax.apps.papers.plot import Line, draw
+from mlmoe_jax.apps.papers.plot import Mark, draw
 from mlmoe_jax.evaluation.metrics.rates import sample_deviation
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
@@ -176,22 +176,17 @@ def plot(runs: Sequence[GridRun]) -> bytes:
     short = short_names(runs[0].values, runs[0].config)
     x_key, *others = keys or [SEED]
     points = over_seeds(runs) if keys else [(run.values, of_run) for run in runs for _, of_run in over_seeds([run])]
-    panels: dict[str, list[Line]] = {}
+    marks = []
     for split in split_names(runs):
-        curves: dict[str, list[tuple]] = {}
         for values, statistics in points:
             combination = {key: values[key] for key in others}
             label = _label(combination, short if len(others) > 1 else {}) if others else split
-            curve = curves.setdefault(label, [])
-            if split in statistics:
-                mean, std, count = statistics[split]
-                curve.append((_tick(values[x_key], x_key), 100 * mean, 100 * std if count > 1 else 0.0))
-        lines = [Line(label, *zip(*curve, strict=True)) for label, curve in curves.items() if curve]
-        panels.setdefault(split if others else "", []).extend(lines)
+            mean, std, count = statistics.get(split, (math.nan, 0.0, 0))
+            bar = 100 * std if count > 1 else 0.0
+            marks.append(Mark(split if others else "", label, _tick(values[x_key], x_key), 100 * mean, bar))
     unit = f" ({_UNITS[x_key]})" if x_key in _UNITS else ""
     return draw(
-        panels,
-        list(dict.fromkeys(_tick(run.values[x_key], x_key) for run in runs)),
+        marks,
         x_label=f"{x_key}{unit}",
         y_label="mAP (%)",
         legend=", ".join(short[key] for key in others) or "split",

@@ -6,7 +6,7 @@ import pytest
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers.engine import planned, selection_of
-from mlmoe_jax.apps.papers.grid import Point, SweepAxis, as_text, combine, folder_name, parse, short_names
+from mlmoe_jax.apps.papers.grid import Point, as_text, combine, folder_name, parse, short_names
 from mlmoe_jax.config import default_config, flatten, load_config
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
 from mlmoe_jax.training.resume import changed_keys
@@ -43,11 +43,10 @@ def plan(config, folder, swept):
 def test_values_of_a_flag_have_the_type_of_the_key(text, key, values):
     config = default_config()
     before = flatten(config)
-    (swept,) = parse([text], config)
-    assert (swept.key, swept.values) == (key, values)
-    assert list(map(type, swept.values)) == list(map(type, values))
+    assert parse([text], config) == {key: values}
+    assert list(map(type, parse([text], config)[key])) == list(map(type, values))
     assert flatten(config) == before
-    assert parse([f"{key}={','.join(map(as_text, values))}"], config) == [swept], "text and values are inverse"
+    assert parse([f"{key}={','.join(map(as_text, values))}"], config) == {key: values}, "text and values are inverse"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_folder_names_are_safe_distinct_and_independent_of_the_order_of_flags():
 # ---------------------------------------------------------------------------------------------------------- the plan
 def test_the_grid_has_every_combination_with_its_own_config(tmp_path):
     config = default_config()
-    runs = plan(config, RunFolder(tmp_path), [SweepAxis(GROUPS, (2, 3)), SweepAxis("seed", (0, 1))])
+    runs = plan(config, RunFolder(tmp_path), {GROUPS: (2, 3), "seed": (0, 1)})
     assert [run.name for run in runs] == [f"num_groups={g},seed={s}" for g in (2, 3) for s in (0, 1)]
     for run in runs:
         assert run.values == {GROUPS: run.config.model.prompts.num_groups, "seed": run.config.seed}
@@ -125,22 +124,22 @@ def test_a_published_learning_rate_follows_a_swept_backbone(tmp_path):
 @pytest.mark.parametrize(
     ("swept", "part"),
     [
-        (SweepAxis("train.epochs", (1, 0)), "the run epochs=0 cannot be trained: the config has mistakes"),
+        ({"train.epochs": (1, 0)}, "the run epochs=0 cannot be trained: the config has mistakes"),
         (
-            SweepAxis("data.image_size", (64, 60)),
+            {"data.image_size": (64, 60)},
             "the run image_size=60 cannot be trained: data.image_size is 60",
         ),
-        (SweepAxis("model.backbone.name", ("vit_digits", "vit_huge")), "run backbone.name=vit_huge cannot be trained"),
+        ({"model.backbone.name": ("vit_digits", "vit_huge")}, "run backbone.name=vit_huge cannot be trained"),
     ],
 )
 def test_a_value_that_cannot_be_trained_is_refused_before_any_training(tmp_path, refusal, swept, part):
-    assert part in refusal(plan, default_config(), RunFolder(tmp_path), [swept])
+    assert part in refusal(plan, default_config(), RunFolder(tmp_path), swept)
 
 
 def test_a_config_that_only_a_swept_key_makes_valid(tmp_path):
     config = default_config()
     config.data.val_split = ""
-    (run,) = plan(config, RunFolder(tmp_path), [SweepAxis("eval.select_on", ("test",))])
+    (run,) = plan(config, RunFolder(tmp_path), {"eval.select_on": ("test",)})
     assert run.config.eval.select_on == "test"
 
 
@@ -154,7 +153,7 @@ def test_only_finished_runs_have_results(tmp_path):
         run.write_text(CONFIG, configuration.to_json(other))
         if results:
             run.write_json(RESULTS, results)
-    runs = plan(config, folder, [SweepAxis("seed", (0, 1, 2))])
+    runs = plan(config, folder, {"seed": (0, 1, 2)})
     assert runs[0].results["test"]["mAP"] == 0.5
     assert math.isnan(runs[0].results["test"]["mAP_envelope"])
     assert [run.results for run in runs[1:]] == [None, None]
@@ -168,7 +167,7 @@ def test_runs_with_a_different_config_are_refused_before_any_training(tmp_path, 
         run = RunFolder(tmp_path / f"seed={seed}")
         run.write_text(CONFIG, configuration.to_json(other))
         (run / trace).mkdir() if trace == "checkpoints" else run.write_json(trace, {})
-    sentence = refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))])
+    sentence = refusal(plan, default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)})
     assert "seed=0 (loss.gamma_neg was 3.0 and is 2.0), seed=2 (loss.gamma_neg" in sentence
     assert "another --workdir" in sentence
 
@@ -187,13 +186,13 @@ def test_a_folder_with_only_a_config_is_not_a_run(tmp_path):
 
 def test_a_run_that_is_a_link_out_of_the_sweep_is_refused(tmp_path, precious, refusal):
     (tmp_path / "seed=1").symlink_to(precious.parent)
-    sentence = refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))])
+    sentence = refusal(plan, default_config(), RunFolder(tmp_path), {"seed": (0, 1)})
     assert sentence.startswith(f"{tmp_path}/seed=1 is a link out of the run folder {tmp_path}, to {precious.parent};")
 
 
 def test_a_run_folder_is_not_a_sweep_folder(tmp_path, refusal):
     RunFolder(tmp_path).write_text(CONFIG, configuration.to_json(default_config()))
-    assert "is itself the run folder" in refusal(plan, default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0,))])
+    assert "is itself the run folder" in refusal(plan, default_config(), RunFolder(tmp_path), {"seed": (0,)})
 
 
 def test_groups_that_the_labels_cannot_be_divided_into_are_refused_before_the_first_run(refusal, tmp_path):

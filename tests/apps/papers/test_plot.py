@@ -1,20 +1,21 @@
 """The plot of a sweep or a figure: its axes, lines and PNG file."""
 
 import io
+import math
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mlmoe_jax.apps.papers.plot import Line, chart, draw, x_axis
+from mlmoe_jax.apps.papers.plot import Mark, chart, draw, x_axis
 
 
-def straight(x, label="a"):
-    return Line(label, x, [90.0 + i for i in range(len(x))], [0.5] * len(x))
+def straight(x, label="a", panel=""):
+    return [Mark(panel, label, one, 90.0 + i, 0.5) for i, one in enumerate(x)]
 
 
-def spec_of(panels, x_values, **texts):
-    return chart(panels, x_values, **{"x_label": "x", "y_label": "y", **texts}).to_dict()
+def spec_of(marks, **texts):
+    return chart(marks, **{"x_label": "x", "y_label": "y", **texts}).to_dict()
 
 
 def layer(spec, kind):
@@ -41,35 +42,37 @@ def test_numbers_have_ticks_on_a_scale_for_their_range(values, scale):
 
 @pytest.mark.parametrize("values", [["sgd", "adamw"], [1.0, float("inf")]])
 def test_values_that_are_not_finite_numbers_are_names_in_the_given_order(values):
-    spec = spec_of({"": [straight(values)]}, values)
+    spec = spec_of(straight(values))
     line = layer(spec, "line")
     assert line["encoding"]["x"]["sort"] == list(map(str, values))
     assert line["mark"]["strokeDash"] == [2, 3]
     assert line["encoding"]["x"]["axis"]["labelAngle"] == 0
     many = [f"name {k}" for k in range(30)]
-    wide = spec_of({"": [straight(many)]}, many)
+    wide = spec_of(straight(many))
     assert wide["spec"]["width"] > spec["spec"]["width"]
     assert layer(wide, "line")["encoding"]["x"]["axis"]["labelAngle"] < 0
 
 
 def test_panels_share_the_look_of_a_label_and_have_error_bars():
-    lines = [straight([1], str(i)) for i in range(12)]
-    spec = spec_of({"val": lines, "test": lines[::-1]}, [1], legend="groups", title="a long title " * 20)
+    panels = {"val": range(12), "test": range(11, -1, -1)}
+    marks = [mark for panel, lines in panels.items() for line in lines for mark in straight([1], str(line), panel)]
+    spec = spec_of([*marks, Mark("val", "0", 2, math.nan)], legend="groups", title="a long title " * 20)
     assert spec["facet"]["column"]["sort"] == ["val", "test"]
     rows = spec["data"]["values"]
     assert rows[0] == {"panel": "val", "label": "0", "x": 1, "y": 90.0, "low": 89.5, "high": 90.5}
-    assert (len(rows), {row["panel"] for row in rows}) == (24, {"val", "test"})
+    assert (len(rows), {row["panel"] for row in rows}) == (24, {"val", "test"}), "a missing value has no mark"
+    assert layer(spec, "line")["encoding"]["x"]["axis"]["values"] == [1, 2], "but a place on the axis"
     encoding = layer(spec, "point")["encoding"]
     assert encoding["color"]["scale"]["domain"] == encoding["shape"]["scale"]["domain"] == [str(i) for i in range(12)]
     assert encoding["color"]["legend"]["title"] == "groups"
     assert len(spec["title"]["text"]) > 1
-    assert spec_of({"": lines[:2]}, [1], title="two\nlines")["title"]["text"] == ["two", "lines"]
+    assert spec_of(straight([1]), title="two\nlines")["title"]["text"] == ["two", "lines"]
 
 
 def test_the_file_is_a_png_in_which_odd_labels_are_text():
     odd = ["^back$", "$x^{", "_hidden", "a" * 300, ""]
-    lines = [Line(name, odd, [1.0] * 5, [0] * 5) for name in odd]
-    content = draw({"$y_": lines}, odd, x_label="$", y_label="$a", title="100 $ $", legend="$_$")
+    marks = [Mark("$y_", label, x, 1.0) for label in odd for x in odd]
+    content = draw(marks, x_label="$", y_label="$a", title="100 $ $", legend="$_$")
     with Image.open(io.BytesIO(content)) as image:
         assert image.format == "PNG"
         assert image.width < 2000

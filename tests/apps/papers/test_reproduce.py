@@ -203,32 +203,42 @@ def test_files(two):
     assert "| ML-VPT, DINOv2-B, voc2007, 224 | published | 96.4 |" in text
 
 
-def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(reproduce, "draw", lambda panels, x, **options: drawn.append((panels, x, options)) or b"image")
-    request, folder = requested("drmoe.4"), RunFolder(tmp_path)
-    finish(request, folder)
-    outcomes = outcomes_of(request, folder)
-    assert reproduce.figure(request, outcomes) == b"image"
-    ((panels, x, options),) = drawn
-    assert list(panels) == ["mAP", "OF1", "CF1"]
-    assert (x, options["x_label"]) == ([2, 4, 6], "shared_experts")
-    published, ours = panels["mAP"]
-    assert (published.label, published.y) == ("coco2014, published", (85.2, 85.9, 85.7))
-    assert (ours.label, list(ours.y)) == ("coco2014, ours", [outcome.ours["mAP"] for outcome in outcomes])
+@pytest.fixture
+def shown(monkeypatch, tmp_path):
+    """A function that finishes all runs of a table; returns its outcomes, and marks and texts of its figure."""
+    calls = []
+    monkeypatch.setattr(reproduce, "draw", lambda marks, **texts: calls.append((marks, texts)) or b"image")
+
+    def call(table):
+        request, folder = requested(table), RunFolder(tmp_path)
+        finish(request, folder)
+        outcomes = outcomes_of(request, folder)
+        assert reproduce.figure(request, outcomes) == b"image"
+        return outcomes, *calls[-1]
+
+    return call
 
 
-def test_a_figure_over_labels(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(reproduce, "draw", lambda panels, x, **options: drawn.append((panels, x)))
-    request, folder = requested("drmoe.fig4"), RunFolder(tmp_path)
-    finish(request, folder)
-    reproduce.figure(request, outcomes_of(request, folder))
-    ((panels, x),) = drawn
-    published, ours = panels["AP"]
-    assert len(x) == len(published.y) == 20
-    assert list(ours.x) == ["aeroplane", "car"]  # the labels of VOC that the runs have
-    assert published.y[0] == 0.3
+def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(shown):
+    outcomes, marks, texts = shown("drmoe.4")
+    assert list(dict.fromkeys(mark.panel for mark in marks)) == ["mAP", "OF1", "CF1"]
+    assert texts["x_label"] == "shared_experts"
+    lines = {
+        label: [(m.x, m.y) for m in marks if (m.panel, m.label) == ("mAP", label)] for label in (m.label for m in marks)
+    }
+    assert lines == {
+        "coco2014, published": [(2, 85.2), (4, 85.9), (6, 85.7)],
+        "coco2014, ours": [(x, outcome.ours["mAP"]) for x, outcome in zip((2, 4, 6), outcomes, strict=True)],
+    }
+
+
+def test_a_figure_over_labels(shown):
+    _, marks, _ = shown("drmoe.fig4")
+    published, ours = ([m for m in marks if m.label.endswith(source)] for source in ("published", "ours"))
+    assert {mark.panel for mark in marks} == {"AP"}
+    assert len(published) == 20
+    assert published[0].y == 0.3
+    assert [m.x for m in ours if not math.isnan(m.y)] == ["aeroplane", "car"]  # the labels of VOC that the runs have
 
 
 def test_a_figure_without_any_number_is_not_drawn(tmp_path):

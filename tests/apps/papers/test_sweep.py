@@ -12,7 +12,7 @@ from mlmoe_jax.apps.papers import engine as executing
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers import sweep as sweeping
 from mlmoe_jax.apps.papers.engine import planned
-from mlmoe_jax.apps.papers.grid import Point, SweepAxis, combine
+from mlmoe_jax.apps.papers.grid import Point, combine
 from mlmoe_jax.apps.papers.sweep import format_table, over_seeds, plot
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import UserError
@@ -65,9 +65,9 @@ def table_of(folder) -> list[dict]:
 
 def test_a_second_call_trains_only_the_missing_runs(trainings, tmp_path, capsys):
     folder = RunFolder(tmp_path / "new")
-    assert sweep(default_config(), folder, [SweepAxis(GROUPS, (2, 3))]) == 0
+    assert sweep(default_config(), folder, {GROUPS: (2, 3)}) == 0
     assert trainings.ran == ["num_groups=2", "num_groups=3"]
-    assert sweep(default_config(), folder, [SweepAxis(GROUPS, (8, 2, 3))]) == 0
+    assert sweep(default_config(), folder, {GROUPS: (8, 2, 3)}) == 0
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=8"]
     rows = table_of(tmp_path / "new")
     assert list(rows[0]) == [
@@ -89,7 +89,7 @@ def test_a_second_call_trains_only_the_missing_runs(trainings, tmp_path, capsys)
 def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, capsys, refusal):
     trainings["num_groups=3"] = UserError("the loss is nan at step 4")
     folder = RunFolder(tmp_path)
-    sentence = refusal(sweep, default_config(), folder, [SweepAxis(GROUPS, (2, 3, 5))])
+    sentence = refusal(sweep, default_config(), folder, {GROUPS: (2, 3, 5)})
     assert sentence.startswith("1 of 3 runs failed, the first, num_groups=3, because: the loss is nan at step 4")
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=5"]
     assert [row["error"] for row in table_of(tmp_path)] == ["", "the loss is nan at step 4", ""]
@@ -97,11 +97,11 @@ def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, 
     assert "num_groups=3  failed: the loss is nan at step 4" in capsys.readouterr().out
     assert (tmp_path / "sweep.png").exists()
     del trainings["num_groups=3"]
-    assert sweep(default_config(), folder, [SweepAxis(GROUPS, (2, 3, 5))]) == 0
+    assert sweep(default_config(), folder, {GROUPS: (2, 3, 5)}) == 0
     assert trainings.ran[3:] == ["num_groups=3"]
     assert [row["error"] for row in table_of(tmp_path)] == [""] * 3
     trainings["seed=0"] = UserError("no data")
-    refusal(sweep, default_config(), RunFolder(tmp_path / "none"), [SweepAxis("seed", (0,))])
+    refusal(sweep, default_config(), RunFolder(tmp_path / "none"), {"seed": (0,)})
     assert [row["error"] for row in table_of(tmp_path / "none")] == ["no data"]
     assert not (tmp_path / "none" / "sweep.png").exists()
 
@@ -109,7 +109,7 @@ def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, 
 @pytest.mark.parametrize("stop", [Stopped("stopped at step 3 of 9; and so on"), KeyboardInterrupt()])
 def test_a_stop_ends_the_sweep(trainings, tmp_path, capsys, stop):
     trainings["seed=1"] = stop
-    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))]) == 130
+    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)}) == 130
     assert trainings.ran == ["seed=0", "seed=1"]
     assert [row["seed"] for row in table_of(tmp_path)] == ["0"]
     out, err = capsys.readouterr()
@@ -119,7 +119,7 @@ def test_a_stop_ends_the_sweep(trainings, tmp_path, capsys, stop):
 
 def test_a_run_that_another_process_trains_is_skipped(trainings, tmp_path, capsys):
     """Two sweeps share a folder: each skips the run that the other one holds, and reads it once it is finished."""
-    folder, swept = RunFolder(tmp_path), [SweepAxis("seed", (0, 1))]
+    folder, swept = RunFolder(tmp_path), {"seed": (0, 1)}
     with folder.below("seed=0").writing():
         assert sweep(default_config(), folder, swept) == 0
         assert trainings.ran == ["seed=1"]
@@ -135,7 +135,7 @@ def test_a_run_that_another_process_trains_is_skipped(trainings, tmp_path, capsy
 def test_a_run_that_another_process_takes_first_is_skipped(trainings, tmp_path, capsys):
     """Both have seen it free; the lock of the training decides."""
     trainings["seed=0"] = InUse("another process is writing to it")
-    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1))]) == 0
+    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1)}) == 0
     assert "seed=0: skipped, as another process" in capsys.readouterr().err
     assert trainings.ran == ["seed=0", "seed=1"]
 
@@ -151,7 +151,7 @@ def test_a_run_that_another_process_finishes_meanwhile_is_not_trained(trainings,
         return train(config, folder)
 
     monkeypatch.setattr(executing, "train", meanwhile)
-    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0, 1, 2))]) == 0
+    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)}) == 0
     assert trainings.ran == ["seed=1", "seed=2", "seed=0"]
     assert [row["seed"] for row in table_of(tmp_path)] == ["0", "1", "2"]
 
@@ -160,7 +160,7 @@ def test_configs_are_swept(trainings, tmp_path, capsys):
     bases = grid.method_points(
         ("linear_probe:dataset=digits", "mlvpt_digits"), [("train.epochs", "3"), ("report.samples", "0")]
     )
-    assert sweeping.sweep(combine(bases, [SweepAxis("seed", (0, 1))]), RunFolder(tmp_path)) == 0
+    assert sweeping.sweep(combine(bases, {"seed": (0, 1)}), RunFolder(tmp_path)) == 0
     rows = table_of(tmp_path)
     assert [(row["config"], row["seed"]) for row in rows] == [
         (name, seed) for name in ("linear_probe:dataset=digits", "mlvpt_digits") for seed in "01"
@@ -175,12 +175,12 @@ def test_configs_are_swept(trainings, tmp_path, capsys):
 
 def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):
     monkeypatch.setattr("mlmoe_jax.runtime.distributed.process", lambda: (1, 2))
-    assert sweep(default_config(), RunFolder(tmp_path), [SweepAxis("seed", (0,))]) == 0
+    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0,)}) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["seed=0"]
 
 
 def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_path, capsys):
-    swept = [SweepAxis("seed", (0, 1)), SweepAxis(GROUPS, (2,))]
+    swept = {"seed": (0, 1), GROUPS: (2,)}
     assert sweep(default_config(), RunFolder(tmp_path), swept, as_json=True) == 0
     printed = json.loads(capsys.readouterr().out)
     config = default_config()
@@ -203,9 +203,9 @@ def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_pat
 
 
 # ---------------------------------------------------------------------------------------------------- table and plot
-def runs_of(folder, *swept, fail=()):
+def runs_of(folder, axes, fail=()):
     """Return the runs of a grid as finished ones with the mAP of `mean_ap`."""
-    runs = planned(combine([Point("", {}, default_config())], swept), RunFolder(folder))
+    runs = planned(combine([Point("", {}, default_config())], axes), RunFolder(folder))
     for run in runs:
         if run.name in fail:
             run.error = "diverged"
@@ -215,23 +215,20 @@ def runs_of(folder, *swept, fail=()):
 
 
 def test_statistics_over_seeds_use_finite_values_of_finished_runs(tmp_path):
-    swept = (SweepAxis("seed", (0, 1, 2)), SweepAxis(GROUPS, (2, 3)))
-    runs = runs_of(tmp_path, *swept, fail=("num_groups=3,seed=2",))
+    runs = runs_of(tmp_path, {"seed": (0, 1, 2), GROUPS: (2, 3)}, fail=("num_groups=3,seed=2",))
     runs[0].results["test"]["mAP"] = math.nan
     (two, of_two), (three, of_three) = over_seeds(runs)
     assert (two, three) == ({GROUPS: 2}, {GROUPS: 3})
-    base = mean_ap(runs[0].config)
-    assert of_two["val"].mean == pytest.approx(base + 0.01)
+    assert of_two["val"].mean == pytest.approx(mean_ap(runs[0].config) + 0.01)
     assert of_two["val"].std == pytest.approx(0.01)  # of 0, 1 and 2 hundredths, with n − 1 in the denominator
     assert (of_two["val"].count, of_two["test"].count, of_three["val"].count) == (3, 2, 2)
     assert of_three["val"].std == pytest.approx(statistics.stdev((0, 0.01)))
-    without = over_seeds(runs_of(tmp_path, swept[1]))
-    assert [spreads["val"].count for _, spreads in without] == [1, 1]
-    assert all(math.isnan(spreads["val"].std) for _, spreads in without)
+    without = [one["val"] for _, one in over_seeds(runs_of(tmp_path, {GROUPS: (2, 3)}))]
+    assert [(one.count, math.isnan(one.std)) for one in without] == [(1, True)] * 2
 
 
 def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_path):
-    runs = runs_of(tmp_path, SweepAxis(GROUPS, (2,)), SweepAxis("seed", (0, 1)), fail=("num_groups=2,seed=1",))
+    runs = runs_of(tmp_path, {GROUPS: (2,), "seed": (0, 1)}, fail=("num_groups=2,seed=1",))
     runs[0].selected = {"step": 12, "kind": "ema", "split": "val"}
     lines = [line.split() for line in format_table(runs).splitlines()]
     assert lines[0] == ["mAP,", "%", "val", "test", "weights"]
@@ -245,18 +242,14 @@ def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_p
 
 @pytest.fixture
 def shown(monkeypatch):
-    """A function that returns the arguments of `plot` to `draw`: (panels as plain values, x values, options)."""
+    """A function that returns what `plot` passes to `draw`: marks as (panel, label, x) -> (y, bar), and the texts."""
 
     def call(runs):
         calls = []
-        monkeypatch.setattr(sweeping, "draw", lambda panels, x, **options: calls.append((panels, x, options)))
+        monkeypatch.setattr(sweeping, "draw", lambda marks, **texts: calls.append((marks, texts)))
         plot(runs)
-        ((panels, x, options),) = calls
-        plain = {
-            heading: {line.label: [pytest.approx(list(row)) for row in (line.y, line.deviation)] for line in lines}
-            for heading, lines in panels.items()
-        }
-        return plain, x, options
+        ((marks, texts),) = calls
+        return {tuple(mark[:3]): pytest.approx(mark[3:], nan_ok=True) for mark in marks}, texts
 
     return call
 
@@ -266,50 +259,37 @@ def percent(groups, seed=0.0, split="val"):
 
 
 def test_one_key_gives_one_line_per_split(tmp_path, shown):
-    panels, x, options = shown(runs_of(tmp_path, SweepAxis(GROUPS, (2, 8)), SweepAxis("seed", (0, 1))))
-    assert panels == {
-        "": {s: [[percent(2, 0.5, s), percent(8, 0.5, s)], [math.sqrt(0.5)] * 2] for s in ("val", "test")},
-    }
-    assert x == [2, 8]
-    assert (options["x_label"], options["y_label"], options["legend"]) == (GROUPS, "mAP (%)", "split")
-    assert options["title"] == "digits, vit_digits, linear\nmean ± sample standard deviation over seeds"
+    marks, texts = shown(runs_of(tmp_path, {GROUPS: (2, 8), "seed": (0, 1)}))
+    bar = math.sqrt(0.5)
+    assert marks == {("", s, g): (percent(g, 0.5, s), bar) for s in ("val", "test") for g in (2, 8)}
+    assert (texts["x_label"], texts["y_label"], texts["legend"]) == (GROUPS, "mAP (%)", "split")
+    assert texts["title"] == "digits, vit_digits, linear\nmean ± sample standard deviation over seeds"
 
 
 def test_a_second_key_gives_one_line_per_value_and_one_panel_per_split(tmp_path, shown):
-    swept = (SweepAxis("optim.name", ("adamw", "sgd")), SweepAxis(GROUPS, (2, 3)))
-    panels, x, options = shown(runs_of(tmp_path, *swept, fail=("num_groups=2,optim.name=adamw",)))
-    assert panels == {
-        split: {"2": [[percent(2, 0, split)], [0]], "3": [[percent(3, 0, split)] * 2, [0, 0]]}
-        for split in ("val", "test")
+    axes = {"optim.name": ("adamw", "sgd"), GROUPS: (2, 3)}
+    marks, texts = shown(runs_of(tmp_path, axes, fail=("num_groups=2,optim.name=adamw",)))
+    failed = {("val", "2", "adamw"), ("test", "2", "adamw")}
+    expected = {
+        (s, str(g), name): (percent(g, 0, s), 0) for s in ("val", "test") for name in axes["optim.name"] for g in (2, 3)
     }
-    assert list(panels["val"]) == ["2", "3"]
-    assert x == ["adamw", "sgd"]
-    assert options["legend"] == "num_groups"
-    assert options["title"].endswith("\n1 of 4 runs failed")
+    assert marks == expected | dict.fromkeys(failed, (math.nan, 0))
+    assert texts["legend"] == "num_groups"
+    assert texts["title"].endswith("\n1 of 4 runs failed")
 
 
 def test_more_keys_give_one_line_per_combination(tmp_path, shown):
-    swept = (
-        SweepAxis(GROUPS, (2, 3)),
-        SweepAxis("optim.name", ("adamw", "sgd")),
-        SweepAxis("augment.flip", (False, True)),
+    marks, texts = shown(
+        runs_of(tmp_path, {GROUPS: (2, 3), "optim.name": ("adamw", "sgd"), "augment.flip": (False, True)})
     )
-    panels, x, options = shown(runs_of(tmp_path, *swept))
-    combinations = [f"optim.name={name}, flip={flip}" for name in ("adamw", "sgd") for flip in ("false", "true")]
-    assert list(panels["test"]) == combinations
-    assert x == [2, 3]
-    assert options["legend"] == "optim.name, flip"
-
-
-def test_seeds_alone_are_points(tmp_path, shown):
-    panels, x, options = shown(runs_of(tmp_path, SweepAxis("seed", (3, 0))))
-    assert x == ["3", "0"]
-    assert panels == {"": {s: [[percent(5, 3, s), percent(5, 0, s)], [0, 0]] for s in ("val", "test")}}
-    assert options["x_label"] == "seed"
+    lines = [f"optim.name={name}, flip={flip}" for name in ("adamw", "sgd") for flip in ("false", "true")]
+    assert list(dict.fromkeys(label for _, label, _ in marks)) == lines
+    assert texts["legend"] == "optim.name, flip"
 
 
 def test_units_and_kinds_of_values(tmp_path, shown):
-    _, x, options = shown(runs_of(tmp_path, SweepAxis("data.image_size", (128, 64))))
-    assert (x, options["x_label"]) == ([128, 64], "data.image_size (pixels)")
-    _, x, _ = shown(runs_of(tmp_path, SweepAxis("augment.flip", (True, False))))
-    assert x == ["true", "false"]
+    marks, texts = shown(runs_of(tmp_path, {"data.image_size": (128, 64)}))
+    assert ([x for *_, x in marks][:2], texts["x_label"]) == ([128, 64], "data.image_size (pixels)")
+    for key, names in (("seed", ["3", "0"]), ("augment.flip", ["true", "false"])):
+        marks, _ = shown(runs_of(tmp_path, {key: tuple(map(json.loads, names))}))
+        assert [x for *_, x in marks][:2] == names, "values without a scale are names, also if only seeds are swept"
