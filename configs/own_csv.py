@@ -58,7 +58,7 @@ def get_config(arg="", run=None):
 
     # ---- the method, on a frozen backbone
     config.model.backbone.name = options.backbone or (run.model.backbone.name if run else best_backbone())
-    if backbone_shape(config).takes_prompts:
+    if backbone_shape(config).takes_adapters:
         use_prompts(config)
     else:
         use_cached_features(config)

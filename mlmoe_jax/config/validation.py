@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import KEYS, default_config, in_open_section, key_named
 from mlmoe_jax.config.loading import flatten, why_unknown
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.catalog import PROMPTS, adapters_of, described, prompts_of
 from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.heads.catalog import HEADS, head_of
 
@@ -36,10 +37,10 @@ def warnings(config: ConfigDict) -> list[str]:
             "the batch normalization that is trained would count the blank of an unreadable image, so in training "
             "data.bad_images=skip only leaves out missing images, and an unreadable one is an error"
         )
-    if config.model.prompts.kind == "group" and not head_of(config).uses_groups:
+    if prompts_of(config).uses_groups and not head_of(config).uses_groups:
         found.append(
-            f"model.head.kind={config.model.head.kind} does not use label groups: with it, model.prompts.kind=group "
-            "computes the same as deep with as many prompts, except for the attention mask"
+            f"model.head.kind={config.model.head.kind} does not use label groups: with it, group prompts compute the "
+            "same as deep prompts, except for the attention mask"
         )
     return found
 
@@ -99,10 +100,10 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
     neutral, wrong = default_config().augment, []
     if asked := [f"augment.{name}={neutral[name]}" for name in AUGMENTS if config.augment[name] != neutral[name]]:
         wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(asked)}")
-    if config.model.prompts.kind != "none":
+    if config.model.prompts.kind in PROMPTS and (adapters := described(config)):
         wrong.append(
-            "data.cache_features needs features that do not change in training, and model.prompts.kind="
-            f"{config.model.prompts.kind} changes them: set data.cache_features=no"
+            f"data.cache_features needs features that do not change in training, but {adapters} change them: set "
+            "data.cache_features=no"
         )
     if _trains_batch_norm(config):
         wrong.append(
@@ -113,30 +114,19 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _model_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings of prompts, head and loss that do not fit together."""
-    prompts, wrong = config.model.prompts, []
-    if config.model.head.kind in HEADS:
-        wrong += _head_mistakes(config)
-    if prompts.kind in ("deep", "shallow", "e2vpt") and not prompts.count:
-        wrong.append(f"model.prompts.count is 0: for no prompts at all set model.prompts.kind=none, not {prompts.kind}")
-    rows = [str(row) for row in prompts.kept_segments]  # perhaps no texts, which the key itself does not allow
-    if any(set(row) - {"0", "1"} for row in (prompts.kept_tokens, *rows)):
-        wrong.append("model.prompts.kept_tokens and kept_segments are made of the digits 0 and 1")
-    sizes = {len(row) for row in rows}
-    if (prompts.kept_tokens and len(prompts.kept_tokens) != prompts.count) or (
-        prompts.kept_segments and (len(prompts.kept_segments) != prompts.count or sizes != {prompts.segments})
-    ):
-        wrong.append(
-            f"model.prompts.kept_tokens must have {prompts.count} digits, and kept_segments {prompts.count} rows of "
-            f"{prompts.segments}"
-        )
+    """Return the settings of adapters, head and loss that do not fit together."""
+    if config.model.prompts.kind not in PROMPTS:
+        return []  # which the key itself reports
+    wrong = _head_mistakes(config) if config.model.head.kind in HEADS else []
+    for adapter, settings in adapters_of(config).values():
+        wrong += adapter.mistakes(settings)
     return wrong
 
 
 def _head_mistakes(config: ConfigDict) -> list[str]:
     """Return the settings of prompts, loss and head that the head of a config cannot work with."""
     kind, head, wrong = config.model.head.kind, head_of(config), []
-    if head.needs_group_prompts and config.model.prompts.kind != "group":
+    if head.needs_group_prompts and not prompts_of(config).uses_groups:
         wrong.append(f"model.head.kind={kind} reads group prompts: set model.prompts.kind=group")
     given, asked = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
     if given and not asked:

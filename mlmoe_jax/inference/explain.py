@@ -33,11 +33,12 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.catalog import prompts_of
+from mlmoe_jax.models.adapters.groups import SIDES
+from mlmoe_jax.models.adapters.groups import prompt_places as places_of
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params
-from mlmoe_jax.models.prompts import SIDES
-from mlmoe_jax.models.prompts import prompt_places as places_of
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
@@ -77,13 +78,13 @@ def make_explain_step(
 
 # ------------------------------------------------------------------------------------------------- names of the prompts
 def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
-    """Return (side, group, expert) of each prompt in the order of models.prompts; None if prompts have no groups.
+    """Return (side, group, expert) of each prompt in the model's order; None if prompts have no groups.
 
     Groups are numbered from 0, as in LabelSpace, and experts from 1, as in `Head.gate_entries`.
     """
-    prompts = config.model.prompts
-    if prompts.kind != "group":
+    if not prompts_of(config).uses_groups:
         return None
+    prompts = config.model.prompts
     sides = SIDES[prompts.sides]
     places = places_of(len(sides), prompts.num_groups, prompts.per_group).tolist()
     return [(sides[side], group, expert + 1) for side, expert, group in places]

@@ -48,7 +48,7 @@ class FeatureExtractor:
         return {
             "version": __version__,
             "platform": jax.default_backend(),
-            "backbone": [model.backbone.name, fingerprint(fixed), model.backbone.final_norm, model.prompts.kind],
+            "backbone": [model.backbone.name, fingerprint(fixed), model.backbone.final_norm],
             "numbers": [model.dtype, model.matmul_precision],
             "preprocess": [preprocess, data.resize, data.crop_fraction],
             "decoding": [data.reduced_decoding, data.bad_images, data.truncated, data.exif],
@@ -121,7 +121,7 @@ class FeatureExtractor:
 
 def require_frozen(parts: Parts) -> None:
     """Raise UserError if training changes values that the features depend on."""
-    if tuned := sorted(path for path in parts.trainable if path.startswith(("backbone/", "prompts/"))):
+    if tuned := sorted(path for path in parts.trainable if path.startswith("backbone/")):
         raise UserError(
             f"data.cache_features needs a frozen backbone, but {len(tuned)} of its parameters train, such as "
             f"{tuned[0]}; set data.cache_features=no, or freeze them in config.trainable"

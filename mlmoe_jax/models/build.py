@@ -6,24 +6,23 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.adapters.catalog import described, prompts_of
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.contracts import PROMPTS, Backbone, BackboneShape, Features, Head, Prediction
+from mlmoe_jax.models.contracts import PROMPTS, Adapter, Backbone, BackboneShape, Features, Head, Prediction
 from mlmoe_jax.models.heads.catalog import head_of
-from mlmoe_jax.models.prompts import SIDES, DeepPrompts, PrunablePrompts, ShallowPrompts, prompt_groups, prompt_mask
 from mlmoe_jax.runtime import precision
 
 
 class Classifier(nnx.Module):
     """A backbone, prompts if any, and a head."""
 
-    def __init__(self, backbone: Backbone, prompts: nnx.Module | None, head: Head, *, final_norm: bool):
+    def __init__(self, backbone: Backbone, prompts: Adapter | None, head: Head, *, final_norm: bool):
         self.backbone, self.prompts, self.head, self.final_norm = backbone, prompts, head, final_norm
 
     def __call__(
@@ -67,37 +66,15 @@ class Classifier(nnx.Module):
         return replace(prediction, attention={**features.attention, **of_labels}, grid=features.grid)
 
 
-def build_prompts(settings: ConfigDict, shape: BackboneShape, *, rngs: nnx.Rngs) -> nnx.Module | None:
-    """Return the prompts that `config.model.prompts` describes for a shape that takes them; None for kind `none`."""
-    if settings.kind == "none":
-        return None
-    place = (shape.depth, shape.width, shape.patch)
-    common = {"count": settings.count, "project": settings.project, "dropout": settings.dropout, "rngs": rngs}
-    if settings.kind == "group":
-        group_of = prompt_groups(len(SIDES[settings.sides]), settings.num_groups, settings.per_group)
-        common["count"] = len(group_of)
-        return DeepPrompts(*place, mask=prompt_mask(settings.attention_mask, group_of), **common)
-    if settings.kind == "deep":
-        return DeepPrompts(*place, **common)
-    if settings.kind == "shallow":
-        gate_init = settings.gate_init if settings.gated else None
-        return ShallowPrompts(*place, gate_init=gate_init, learn_temperature=settings.learn_temperature, **common)
-    return PrunablePrompts(
-        *place,
-        key_values=settings.key_values,
-        shared=settings.share_key_values,
-        heads=shape.heads,
-        segments=0 if settings.pruning == "none" else settings.segments,
-        token_mask=_bits(settings.kept_tokens) if settings.kept_tokens else None,
-        segment_mask=np.stack([_bits(row) for row in settings.kept_segments]) if settings.kept_segments else None,
-        absent=settings.pruning == "fixed" and settings.pruned == "absent",
-        **common,
-    )
+def build_prompts(config: ConfigDict, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs) -> Adapter | None:
+    """Return the prompts that `config.model.prompts` describes, or None.
 
-
-def _bits(text: str) -> np.ndarray:
-    """Convert "1101" to f32[4]."""
-    return np.array([float(digit) for digit in text], np.float32)
+    Raises UserError if the backbone is not a ViT.
+    """
+    shape = backbone_shape(config)
+    if (adapters := described(config)) and not shape.takes_adapters:
+        raise UserError(f"the backbone of {adapters} must be a ViT, and {config.model.backbone.name} is not one")
+    return prompts_of(config).from_config(config.model.prompts, shape, dtype=dtype, rngs=rngs)
 
 
 def backbone_shape(config: ConfigDict) -> BackboneShape:
@@ -118,16 +95,13 @@ def reads_final_norm(settings: ConfigDict, *, prompts: bool) -> bool:
 def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifier:
     """Build the model of a config for K = len(label_space.names) labels, with random weights.
 
-    Raises UserError if prompts are chosen for a backbone that is not a ViT.
+    Raises UserError for adapters of a backbone that is not a ViT.
     """
     settings = config.model
     products, _ = precision.types(config)
     dtype = None if products == "float32" else jnp.dtype(products)
     shape = backbone_shape(config)
-    if settings.prompts.kind != "none" and not shape.takes_prompts:
-        name = settings.backbone.name
-        raise UserError(f"model.prompts.kind={settings.prompts.kind} needs a ViT, but {name} is not one")
-    prompts = build_prompts(settings.prompts, shape, rngs=rngs)
+    prompts = build_prompts(config, dtype=dtype, rngs=rngs)
     backbone = shape.build(dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs)
     head = head_of(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
     return Classifier(

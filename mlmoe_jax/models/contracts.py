@@ -1,8 +1,8 @@
-"""The contracts of backbones and heads, and the values that pass between backbone, prompts, head and loss.
+"""The contracts of backbones, adapters and heads, and the values that pass between them and the loss.
 
-A new head is a subclass of `Head` in a new file, and a line in `heads/catalog.py`. A new backbone family is a module
-with the interface of `Backbone`, its `BackboneShape`, and a line in `backbones/catalog.py`. `docs/extending.md` has an
-example of each.
+A new head is a subclass of `Head` in a new file, and a line in `heads/catalog.py`. A new adapter is a subclass of
+`Adapter`, and a line in `adapters/catalog.py`. A new backbone family is a module with the interface of `Backbone`, its
+`BackboneShape`, and a line in `backbones/catalog.py`. `docs/extending.md` has an example of each.
 
 Shape letters: B batch, H W image, N patch tokens, D width, L blocks, P prompts per block, G groups per side,
 M prompts (= experts) per group, K labels, E entries of a gate.
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,14 @@ CLS, PROMPTS, PATCHES, MEAN = "cls", "prompts", "patches", "mean"
 LABELS = "labels"
 
 
+# What an adapter adds to the output of a linear layer: its input [b,T,inputs] -> [b,T,outputs], in the output's type.
+Delta = Callable[[jax.Array], jax.Array]
+Deltas = Sequence[Mapping[str, Delta]]  # per block: name of a linear layer in `BackboneShape.layers` -> delta
+
+
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts that a prompt method passes to the ViT.
+    """The prompts that an adapter passes to the ViT.
 
     tokens: f32[L or 1, 1 or B, P, D]. With L sets, block i uses `tokens[i]` and discards it afterwards (deep prompts).
     With one set and `carry`, the prompts enter the first block and are carried through all blocks.
@@ -117,6 +122,13 @@ class Prediction:
     grid: tuple[int, int] | None = field(default=None, metadata={"static": True})
 
 
+class Setting(NamedTuple):
+    """A key that an adapter declares in its own file: its default, which also gives its type, and one sentence."""
+
+    default: bool | int | float | str | tuple[str, ...]
+    doc: str
+
+
 # ------------------------------------------------------------------------------------------------------------ backbones
 class Backbone(Protocol):
     """A feature extractor: an nnx module from images to the features that a head reads.
@@ -137,9 +149,18 @@ class Backbone(Protocol):
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        read: which of `cls`, `prompts`, `patches` and `mean` the head reads. norm: apply the final norm to them, if the
-        backbone has one. return_attention: also return `Features.attention`, if the backbone has attention.
-        Raises ValueError for features that the backbone does not have, and for prompts that it cannot take.
+        A backbone whose shape has `takes_adapters` also takes `deltas: Deltas = ()`, which are added to the outputs of
+        its linear layers.
+
+        Args:
+          image: f32[B,H,W,3], normalized.
+          prompts: tokens that are added in the blocks; None for none.
+          read: which of `cls`, `prompts`, `patches` and `mean` the head reads.
+          norm: apply the final norm to them, if the backbone has one.
+          return_attention: also return `Features.attention`, if the backbone has attention.
+
+        Raises:
+          ValueError: features that the backbone does not have, or prompts that it cannot take.
         """
         ...
 
@@ -152,9 +173,11 @@ class BackboneShape(abc.ABC):
 
     width: int  # D, the channels of a feature
     patch: int  # the pixels between two patch tokens
-    takes_prompts = False  # whether the backbone accepts `Prompts`; if so, the shape also has the next two
+    # Whether the backbone accepts `Prompts` and `Deltas`. If so, the shape also has `tokens` and the next three.
+    takes_adapters = False
     depth: int  # the number of blocks
     heads: int  # of the attention of a block
+    layers: Mapping[str, tuple[int, int]]  # the linear layers of a block that take deltas: name -> (inputs, outputs)
     any_size = False  # whether padding lets the backbone encode images of any size, not only multiples of `patch`
     # Freezes scale and bias of batch normalization, if there is any: weight decay would change them without a gradient.
     batch_norm_rule: ClassVar[tuple[str, bool] | None] = None
@@ -183,12 +206,91 @@ class BackboneShape(abc.ABC):
         The first count covers the layers that the prompt-tuning papers count, the second all that a full count adds;
         see training.preflight.cost. The default counts all dot products and convolutions, and adds nothing.
         """
-        layers, features = forward_macs(lambda: self.build(rngs=nnx.Rngs(0)), (1, side, side, 3))
+        image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+        layers, features = forward_macs(nnx.eval_shape(lambda: self.build(rngs=nnx.Rngs(0))), image)
         return layers, 0, math.prod(features.grid)
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         """Return how much of the first count of `published_macs` is norms; the default counts none."""
         return 0
+
+    def tokens(self, side: int, prompts: nnx.Module | None) -> int:
+        """Return the number of tokens in a block; only for shapes with `takes_adapters`."""
+        raise NotImplementedError
+
+
+# ------------------------------------------------------------------------------------------------------------- adapters
+class Adapter(nnx.Module):
+    """The base class of all adapters: what changes the features of a frozen backbone, such as prompts and LoRA.
+
+    A subclass overrides the attributes and methods whose defaults do not fit. No other module depends on the kind of an
+    adapter. `model.prompts.kind` chooses one adapter, whose parameter paths begin with `prompts/`; each entry of
+    `model.adapters` adds one, with paths below `adapters/NAME/`.
+    """
+
+    settings: ClassVar[Mapping[str, Setting]] = {}
+    """The keys of `model.adapters.NAME`, at least one; {} for the kinds of prompts, whose keys are `model.prompts`."""
+    changes_features: bool = True
+    """Whether the features of the backbone change; False only for `none`."""
+    uses_groups: bool = False
+    """Whether the prompts belong to label groups."""
+    prunable: bool = False
+    """Whether --mode=prune can prune the prompts."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_config(
+        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self | None:
+        """Build the adapter for a backbone, with initial values.
+
+        Args:
+          settings: the section of the adapter in a config, `model.prompts` or `model.adapters.NAME`.
+          shape: the architecture of a backbone with `takes_adapters`.
+          dtype: of matrix products; None = float32.
+          rngs: for initial values.
+
+        Returns:
+          The adapter; None if it changes nothing.
+        """
+
+    def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts | None:
+        """Return the prompts for `batch` images, or None; only one adapter of a model gives prompts.
+
+        rngs: for dropout in training.
+        """
+        return None
+
+    def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
+        """Return what is added to the outputs of linear layers, one mapping per block; () for nothing.
+
+        rngs: for dropout in training.
+        """
+        return ()
+
+    def macs(self, tokens: int) -> int:
+        """Return the multiply-adds per image of the adapter's own layers, with `tokens` tokens in each block."""
+        return 0
+
+    @classmethod
+    def describe(cls, settings: ConfigDict) -> str:
+        """Return the adapter in words, for the report and the model card."""
+        return cls.__name__
+
+    @classmethod
+    def group_structure(cls, settings: ConfigDict) -> tuple | None:
+        """Return what two models must share so that prompts of label groups fit; None without groups."""
+        return None
+
+    @classmethod
+    def frozen_rules(cls, settings: ConfigDict) -> tuple[tuple[str, bool], ...]:
+        """Return the rules that precede those of `config.trainable`, for parameters that a setting freezes."""
+        return ()
+
+    @classmethod
+    def mistakes(cls, settings: ConfigDict) -> list[str]:
+        """Return the errors in the settings, one sentence without a final period each."""
+        return []
 
 
 # ---------------------------------------------------------------------------------------------------------------- heads
@@ -209,7 +311,7 @@ class Head(nnx.Module):
 
     # ---- of the class
     needs_group_prompts: bool = False
-    """Whether the head reads the prompts of label groups, which only model.prompts.kind=group provides."""
+    """Whether the head reads the prompts of label groups."""
     uses_groups: bool = False
     """Whether the head uses which label group a prompt belongs to."""
     needs_vectors: bool = False
@@ -239,9 +341,12 @@ class Head(nnx.Module):
         labels: f32[B,K], passed only in training, for heads whose training uses them as input. rngs: for dropout.
         """
 
-    @abc.abstractmethod
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image with N = `tokens` patches: of layers, and those that a full count adds."""
+    def published_macs(self, tokens: int) -> tuple[int, int] | None:
+        """Return the multiply-adds per image with N = `tokens` patches: of layers, and those that a full count adds.
+
+        None, the default: all dot products and convolutions are counted in the program of the head.
+        """
+        return None
 
     def norm_macs(self, tokens: int) -> int:
         """Return how much of the first count of `published_macs` is norms."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 
@@ -33,14 +31,14 @@ def count_macs(jaxpr) -> int:
     return total
 
 
-def forward_macs(make: Callable[[], Any], shape: tuple[int, ...]) -> tuple[int, Any]:
-    """Return the multiply-adds of the module `make()` on an input f32 of `shape`, and its abstract output.
+def forward_macs(module: nnx.Module, *inputs: Any) -> tuple[int, Any]:
+    """Return the multiply-adds of a module on `inputs`, and its abstract output.
 
-    The module is traced only: nothing is computed or allocated.
+    Values and inputs may be abstract. The module is traced only: nothing is computed or allocated.
     """
-    structure, state = nnx.split(nnx.eval_shape(make))
-    called = jax.make_jaxpr(lambda state, x: nnx.merge(structure, state)(x), return_shape=True)
-    jaxpr, output = called(state, jax.ShapeDtypeStruct(shape, jnp.float32))
+    structure, state = nnx.split(module)
+    called = jax.make_jaxpr(lambda state, *inputs: nnx.merge(structure, state)(*inputs), return_shape=True)
+    jaxpr, output = called(state, *inputs)
     return count_macs(jaxpr.jaxpr), output
 
 

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.catalog import adapters_of
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
@@ -23,7 +24,6 @@ from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params, split_trainable
 from mlmoe_jax.models.partition import label_axes
-from mlmoe_jax.models.prompts import PRUNING_MASKS
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime import precision
@@ -162,8 +162,10 @@ def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
 def trainable_rules(config: ConfigDict) -> tuple:
     """Return `config.trainable`, preceded by the rules for parts that other settings freeze."""
     of_backbone = backbone_shape(config).frozen_rules(config.model.backbone.batch_norm)
-    of_prompts = (PRUNING_MASKS,) if config.model.prompts.pruning == "fixed" else ()
-    return (*of_backbone, *of_prompts, *head_of(config).frozen_rules(config), *config.trainable)
+    of_adapters = [
+        rule for adapter, settings in adapters_of(config).values() for rule in adapter.frozen_rules(settings)
+    ]
+    return (*of_backbone, *of_adapters, *head_of(config).frozen_rules(config), *config.trainable)
 
 
 def preprocess_for(config: ConfigDict) -> Preprocess:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.initial_values import draw_missing
@@ -177,7 +178,7 @@ def _from_run(config: ConfigDict, label_space: LabelSpace, folder: RunFolder) ->
     taken, left = transfer_parameters(ours, theirs, match)
     step, count = restored.notes["step"], len(taken) + len(published)
     status(f"init_from {folder}: {count} of {len(first)} parameters, as selected at step {step}")
-    report_labels(match, label_space, their_space, grouped=config.model.prompts.kind == "group" and match.same_groups)
+    report_labels(match, label_space, their_space, grouped=prompts_of(config).uses_groups and match.same_groups)
     for reason, paths in left.items():
         status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
 

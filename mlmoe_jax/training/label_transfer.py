@@ -11,6 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
 from mlmoe_jax.pretrained.official import POSITION_TABLE
@@ -51,7 +52,7 @@ def counterparts(
     their_definition: ModelDef,
 ) -> Counterparts:
     """Return how two models correspond, given their configs, label spaces and structures."""
-    structures = [_group_structure(each.model.prompts) for each in (config, their_config)]
+    structures = [prompts_of(each).group_structure(each.model.prompts) for each in (config, their_config)]
     return Counterparts(
         space.names,
         their_space.names,
@@ -73,10 +74,6 @@ def _same_vectors(space: LabelSpace, their_space: LabelSpace) -> bool:
         for name, vector in zip(space.names, space.vectors, strict=True)
         if name in theirs
     )
-
-
-def _group_structure(prompts: ConfigDict) -> tuple | None:
-    return (prompts.sides, prompts.num_groups, prompts.per_group) if prompts.kind == "group" else None
 
 
 def transfer_parameters(ours: Params, theirs: Params, match: Counterparts) -> tuple[Params, dict[str, list[str]]]:

@@ -27,6 +27,7 @@ from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.gate_shares import shared_entries
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
+from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.models.params import ModelDef, Params
@@ -186,7 +187,9 @@ def training_batches(
 def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     """Return the label space of a new run on a training split."""
     vectors = head_of(config).needs_vectors
-    return label_space_of(train_split, original_name(config.data), config.model, config.seed, vectors=vectors)
+    grouped = prompts_of(config).uses_groups
+    name = original_name(config.data)
+    return label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
 
 
 # ------------------------------------------------------------------------------------------------------------- steps

@@ -14,9 +14,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from mlmoe_jax.data.prepare import Batch, Preprocess
+from mlmoe_jax.models.adapters.prompts import within_bounds
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.params import ModelDef, Params
-from mlmoe_jax.models.prompts import within_bounds
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, interleaved, placements
 from mlmoe_jax.training.objective import Metrics, Objective
 from mlmoe_jax.training.optim import ema_update, updates_made

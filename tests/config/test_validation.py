@@ -6,6 +6,7 @@ from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.config.keys import ANY, AutoInteger, Choice, Number
 from mlmoe_jax.data.sources.open import SOURCES
 from mlmoe_jax.evaluation.metrics.published import PRESETS
+from mlmoe_jax.models.adapters.groups import MASKS, SIDES
 from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, SPREADS
 from mlmoe_jax.models.heads.catalog import HEADS
 from mlmoe_jax.models.heads.group_experts import COMBINE
@@ -15,7 +16,6 @@ from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.batch_norm import BATCH_NORMS
 from mlmoe_jax.models.layers.detr import INITS
 from mlmoe_jax.models.loss_kinds import LOSSES
-from mlmoe_jax.models.prompts import MASKS, SIDES
 from mlmoe_jax.models.query_decoder import POSITIONS, PROJECTIONS, QUERY_ROLES, SELF_ATTENTION
 
 POSITIVE = (

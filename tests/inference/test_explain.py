@@ -26,8 +26,8 @@ from mlmoe_jax.inference.explain import (
     thumbnail,
     write_samples,
 )
+from mlmoe_jax.models.adapters.groups import prompt_groups
 from mlmoe_jax.models.apply import make_eval_step
-from mlmoe_jax.models.prompts import prompt_groups
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import make_mesh, on_device

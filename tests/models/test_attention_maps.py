@@ -10,6 +10,7 @@ from flax import nnx
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.adapters.groups import prompt_groups, prompt_mask
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -20,7 +21,6 @@ from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
 from mlmoe_jax.models.heads.query import QueryHead
 from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.models.prompts import prompt_groups, prompt_mask
 from mlmoe_jax.models.query_decoder import QueryDecoder
 
 B, D, H, P, R, M = 2, 8, 2, 4, 1, 3

@@ -243,5 +243,5 @@ def test_prompts_are_refused_by_shapes_that_do_not_take_them(backbone, refusal):
     config = default_config()
     config.model.backbone.name, config.model.prompts.kind = backbone, "deep"
     assert refusal(build_model, config, synthetic_label_space(3, 1), rngs=nnx.Rngs(0)) == (
-        f"model.prompts.kind=deep needs a ViT, but {backbone} is not one"
+        f"the backbone of deep prompts must be a ViT, and {backbone} is not one"
     )

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mlmoe_jax.models.adapters.groups import MASKS, prompt_groups, prompt_mask
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prompts
-from mlmoe_jax.models.prompts import MASKS, prompt_groups, prompt_mask
 
 SHAPE = ViTShape(width=32, depth=3, heads=4, patch=8, native=32, layer_scale=0.5)
 GROUP_OF = prompt_groups(sides=2, groups=2, per_group=2)

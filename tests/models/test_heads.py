@@ -6,13 +6,13 @@ from flax import nnx
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.adapters.groups import prompt_groups, prompt_mask
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.experts import BottleneckExpert, apply_bank, make_bank
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, combine_sides
 from mlmoe_jax.models.heads.group_linear import GroupLinearHead
 from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.models.prompts import prompt_groups, prompt_mask
 
 D, G, M, K = 12, 3, 2, 5
 CO, DC = [0, 1, 2, 0, 1], [2, 2, 1, 0, 0]

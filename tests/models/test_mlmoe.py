@@ -2,9 +2,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mlmoe_jax.models.adapters.groups import prompt_groups
 from mlmoe_jax.models.contracts import PATCHES, PROMPTS, Features
 from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
-from mlmoe_jax.models.prompts import prompt_groups
 
 CO, DC = [0, 1, 1], [1, 1, 0]
 G, M, D, K = 2, 2, 8, 3

@@ -13,12 +13,12 @@ from flax import nnx
 from helpers.paths import PARITY
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.layers import activations
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.training.objective import make_objective
 

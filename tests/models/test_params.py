@@ -8,13 +8,13 @@ from flax import nnx
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.params import ModelDef, fingerprint, parameter_table, split_trainable
-from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.objective import make_objective
 from mlmoe_jax.training.step import TrainState, initial_state, make_train_step

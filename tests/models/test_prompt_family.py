@@ -9,9 +9,10 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.e2vpt import PrunablePrompts
+from mlmoe_jax.models.adapters.prompts import DeepPrompts, ShallowPrompts, clamped, within_bounds
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prompts
-from mlmoe_jax.models.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, clamped, within_bounds
 
 SHAPE = ViTShape(width=32, depth=3, heads=4, patch=8, native=32, layer_scale=0.5)
 PLACE = (SHAPE.depth, SHAPE.width, SHAPE.patch)

@@ -22,12 +22,12 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.experts import SPREADS, LabelExperts
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.models.prompts import DeepPrompts
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import Parts, split_model
 from mlmoe_jax.runs.folder import RunFolder

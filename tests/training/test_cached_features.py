@@ -146,7 +146,7 @@ def test_what_changes_features_in_training_is_refused(tmp_path, refusal):
     assert "without augmentation: set augment.flip=False, augment.cutout=0.0" in text
     assert "augment.randaugment=none" in refused(augment__randaugment="uda")
     assert "set augment.hue=0.0" in refused(augment__hue="0.1")
-    assert "model.prompts.kind=deep changes them" in refused("vpt:dataset=digits")
+    assert "but deep prompts change them" in refused("vpt:dataset=digits")
     cnn = {"model__backbone__name": "resnet50", "model__backbone__batch_norm": "trainable"}
     assert "do not depend on the batch" in refused(**cnn)
     config_of(data__cache_features="float32", model__backbone__batch_norm="trainable")  # a ViT has none
@@ -204,5 +204,5 @@ def test_features_need_a_folder_and_no_prompts(tmp_path, capsys):
     assert main(["--mode=features", "--config=linear_probe:dataset=digits"]) == 2
     assert "--mode=features needs --output=FOLDER" in capsys.readouterr().err
     assert main(["--mode=features", "--config=vpt:dataset=digits", f"--output={tmp_path / 'out'}"]) == 2
-    assert "needs a config without prompts" in capsys.readouterr().err
+    assert "needs a backbone without deep prompts" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -10,9 +10,9 @@ from helpers.bench import Bench, drawn_batch
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess, prepare
+from mlmoe_jax.models.adapters.prompts import TEMPERATURES, clamped
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.models.prompts import TEMPERATURES, clamped
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.objective import make_objective

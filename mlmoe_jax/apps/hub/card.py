@@ -16,6 +16,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.evaluate import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import Results, SplitScores
+from mlmoe_jax.models.adapters.catalog import adapters_of, described
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.pretrained.hub import Address
 from mlmoe_jax.pretrained.web import HUB
@@ -34,7 +35,7 @@ _CARD = """---
 # {name}
 
 Multi-label image classification with mlmoe_jax {version}: for each of {labels}, the probability that it applies to an
-image. The head is `{head}`{prompts}, on the backbone `{backbone}`. Trained on {images} of {data} at {size} × {size}
+image. The head is `{head}`{adapters}, on the backbone `{backbone}`. Trained on {images} of {data} at {size} × {size}
 pixels.
 
 ## Use
@@ -110,7 +111,7 @@ def write_card(
         version=__version__,
         labels=counted(len(space.names), "label"),
         head=model.head.kind,
-        prompts="" if model.prompts.kind == "none" else f" with `{model.prompts.kind}` prompts",
+        adapters=f" with {described(config)}" if described(config) else "",
         backbone=model.backbone.name,
         data=_plain(config.data.name),
         images=counted(space.images, "image"),
@@ -145,7 +146,7 @@ def _metadata(address: Address, config: ConfigDict, results: Results, main: str,
     from huggingface_hub import EvalResult, ModelCardData
 
     base = HUB.fullmatch(catalog.entry(config.model.backbone.name).address)
-    kinds = [kind for kind in (config.model.head.kind, config.model.prompts.kind) if kind != "none"]
+    kinds = [config.model.head.kind, *adapters_of(config)]
     data = {"dataset_name": config.data.name, "dataset_type": re.sub(r"[^a-z0-9_-]+", "-", config.data.name.lower())}
     measured = [
         EvalResult(

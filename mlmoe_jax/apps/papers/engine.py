@@ -20,6 +20,7 @@ from mlmoe_jax.data.sources.open import count_labels
 from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.explain import write_requested_samples
+from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
@@ -94,7 +95,7 @@ def _require_trainable(run: GridRun, counts: dict[str, int]) -> None:
     require_metric(run.config)
     preprocess_for(run.config)
     prompts, data = run.config.model.prompts, run.config.data
-    if run.results is None and prompts.kind == "group" and prompts.groups == "computed":
+    if run.results is None and prompts_of(run.config).uses_groups and prompts.groups == "computed":
         if (key := data.to_json()) not in counts:
             counts[key] = count_labels(data)
         require_groups(counts[key], prompts.num_groups)

@@ -35,7 +35,7 @@ def groups(files: RunFiles) -> Section:
     parts: list[Any] = [Note(_explain(space, len(shown)))]
     sides = [(side, title, getattr(space, f"{side}_group")[shown]) for side, title in _SIDES]
     if all(len(np.unique(getattr(space, f"{side}_group"))) == 1 for side, _ in _SIDES):
-        parts.append(Note("This model does not group its labels (config.model.prompts.kind is not group)."))
+        parts.append(Note("This model does not group its labels."))
         sides = [("co", "Labels that occur together", sides[0][2])]
     if not space.positives.any():
         parts.append(Note("The label space has no counts, so conditional probabilities are not shown."))

@@ -16,6 +16,7 @@ from mlmoe_jax.apps.report.resampling import Resampled
 from mlmoe_jax.apps.report.run_files import COST, Evaluated, RunFiles
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.split import few_positives
+from mlmoe_jax.models.adapters.catalog import described
 from mlmoe_jax.runs.history import versions
 from mlmoe_jax.runtime.text import percent
 from mlmoe_jax.training.selection import Selection, selection_split
@@ -69,12 +70,8 @@ def _about_numbers(main: Evaluated, resampled: Resampled | None) -> list[str]:
 
 def _facts(files: RunFiles) -> list[tuple[str, str]]:
     config, space, backbone = files.config, files.label_space, files.backbone
-    model, prompts = config.model, config.model.prompts
-    what = f"head {model.head.kind}"
-    if prompts.kind != "none":
-        what += f" on {prompts.kind} prompts"
-    if prompts.kind == "group":
-        what += f" (sides {prompts.sides}, {prompts.num_groups} groups of {prompts.per_group})"
+    model, adapters = config.model, described(config)
+    what = f"head {model.head.kind}{f' on {adapters}' if adapters else ''}"
     labels = "" if space is None else f"{len(space.names):,} labels, {space.images:,} training images"
     frozen = f", {backbone['frozen_parameters']:,} frozen parameters" if backbone else ""
     weights = f" (weights: {model.backbone.weights})"

@@ -16,6 +16,7 @@ from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.features import FeatureExtractor
+from mlmoe_jax.models.adapters.catalog import described
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runtime.sharding import setup_jax
 from mlmoe_jax.runtime.storage import Folder, whole_file
@@ -27,14 +28,10 @@ def write_features(config: ConfigDict, output: str) -> int:
     `classes.txt` lists the K classes. For each split with N images there are `SPLIT.ids.txt`, `SPLIT.labels.npy`, label
     codes i8[N,K] (see data.split), and, as the head of the config reads them, `SPLIT.cls.npy` f32[N,D] and
     `SPLIT.patches.npy` f32[N,h,w,D]. With `data.bad_images=skip`, features of images that cannot be read are nan.
-    Raises UserError if the config has prompts, which features without a training would not have seen.
+    Raises UserError if the config has prompts or other adapters, which features without a training would not have seen.
     """
-    prompts = config.model.prompts.kind
-    if prompts != "none":
-        raise UserError(
-            f"--mode=features needs a config without prompts, and model.prompts.kind is {prompts}; take one such as "
-            "linear_probe"
-        )
+    if adapters := described(config):
+        raise UserError(f"--mode=features needs a backbone without {adapters}; take a config such as linear_probe")
     folder, data = Folder(output), config.data
     folder.require_place()
     splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)

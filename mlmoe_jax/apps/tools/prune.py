@@ -26,6 +26,7 @@ from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
+from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
@@ -221,11 +222,9 @@ def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) 
 def _require_prunable(config: ConfigDict) -> None:
     configuration.validate(config)
     require_metric(config)
-    if config.model.prompts.kind != "e2vpt":
-        raise UserError(
-            f"--mode=prune prunes the prompts of E2VPT, not those of kind {config.model.prompts.kind}; start from "
-            "configs/e2vpt.py"
-        )
+    if not prompts_of(config).prunable:
+        kind = config.model.prompts.kind
+        raise UserError(f"--mode=prune prunes the prompts of E2VPT, not {kind} prompts; start from configs/e2vpt.py")
     if config.model.prompts.pruning != "none":
         raise UserError("--mode=prune sets model.prompts.pruning itself; leave it at none")
     if config.eval.select_on == "none":

@@ -15,7 +15,7 @@ from mlmoe_jax.config.recipes.benchmarks import use_dataset
 from mlmoe_jax.config.recipes.following import follow
 from mlmoe_jax.config.recipes.selection import OPTION, evaluate_like, read_selection, use_selection
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.prompts import SIDES
+from mlmoe_jax.models.adapters.groups import SIDES
 
 PRESETS = ("code", "paper")
 VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the papers

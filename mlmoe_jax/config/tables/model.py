@@ -2,6 +2,7 @@
 
 from mlmoe_jax.config.keys import ANY, Choice, Flag, Integer, Number, Text, Texts, section
 from mlmoe_jax.config.tables.heads import HEAD
+from mlmoe_jax.models.adapters.catalog import PROMPTS as PROMPTS_OF_KIND
 
 BACKBONE = section(
     "The network that turns an image into tokens, usually pretrained and frozen.",
@@ -40,14 +41,10 @@ PROMPTS = section(
     "Learned tokens that are added to the tokens of a frozen ViT.",
     kind=Choice(
         "none",
-        "Which prompts the backbone gets.",
-        of={
-            "none": "no prompts",
-            "deep": "VPT-deep: one set per block",
-            "shallow": "VPT-shallow and GateVPT: one set that passes through all blocks",
-            "e2vpt": "E2VPT: deep prompts with additional keys and values, which can be pruned",
-            "group": "ML-VPT: deep prompts, one set per label group and side",
-        },
+        "Which prompts the backbone gets: deep is VPT-deep, one set per block; shallow is VPT-shallow and GateVPT, "
+        "one set that passes through all blocks; e2vpt is E2VPT, deep prompts with additional keys and values, which "
+        "can be pruned; group is ML-VPT's, deep prompts with one set per label group and side.",
+        of=PROMPTS_OF_KIND,
     ),
     count=Integer(30, "For deep, shallow and e2vpt: the number of prompts per block.", least=0, most=10_000),
     project=Integer(

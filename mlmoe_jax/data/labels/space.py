@@ -101,15 +101,20 @@ class LabelSpace:
         )
 
 
-def label_space_of(train: Split, data_name: str, model_config, seed: int, *, vectors: bool = False) -> LabelSpace:
+def label_space_of(
+    train: Split, data_name: str, model_config, seed: int, *, grouped: bool = False, vectors: bool = False
+) -> LabelSpace:
     """Compute the label space from the labels i8[N,K] of the training split; its images are not read.
 
     model_config: `config.model`; labels are grouped by `groups`, `num_groups` and τ of its prompts, and word vectors
-    come from `graph` of its head. vectors: whether the model needs word vectors.
+    come from `graph` of its head. grouped: whether the model needs label groups; otherwise all labels are in one.
+    vectors: whether it needs word vectors.
     Raises UserError for groups that are not published for this data set, and for a file that does not match the labels.
     """
     together, positives = cooccurrence(train.labels)
-    co_group, dc_group = _groups(together, positives, data_name, model_config.prompts, seed)
+    co_group = dc_group = np.zeros(len(positives), np.int32)
+    if grouped:
+        co_group, dc_group = _groups(together, positives, data_name, model_config.prompts, seed)
     word_vectors = None
     if vectors:
         graph = model_config.head.graph
@@ -131,8 +136,6 @@ def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
 
 def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) -> tuple[np.ndarray, np.ndarray]:
     num_labels, num_groups = len(positives), prompts.num_groups
-    if prompts.kind != "group":
-        return np.zeros(num_labels, np.int32), np.zeros(num_labels, np.int32)
     if prompts.groups == "computed":
         counts = together.toarray()
         status(f"grouping {counted(num_labels, 'label')}")

@@ -59,12 +59,19 @@ class ViTShape(BackboneShape):
     pre_norm: bool = False
     class_token: bool = True
 
-    takes_prompts = True
+    takes_adapters = True
 
     @property
     def hidden(self) -> int:
         """The hidden width of the MLPs."""
         return hidden_width(self.width, self.mlp_ratio, self.mlp)
+
+    @property
+    def layers(self) -> dict[str, tuple[int, int]]:
+        """The linear layers of a block that take deltas, name -> (inputs, outputs)."""
+        width, hidden = self.width, self.hidden
+        attention = dict.fromkeys(("query", "key", "value", "output"), (width, width))
+        return attention | {"fc1": (width, hidden * (2 if self.mlp == "swiglu" else 1)), "fc2": (hidden, width)}
 
     @property
     def leading(self) -> int:
@@ -83,7 +90,7 @@ class ViTShape(BackboneShape):
         All tokens are counted in all blocks, as in the papers; the fast path computes less. An attention pool is
         counted even if the head does not read `cls`.
         """
-        patches, width, tokens = (side // self.patch) ** 2, self.width, self._tokens(side, prompts)
+        patches, width, tokens = (side // self.patch) ** 2, self.width, self.tokens(side, prompts)
         further = 0 if prompts is None else prompts.key_values
         mlp = (3 if self.mlp == "swiglu" else 2) * width * self.hidden
         linear = patches * 3 * self.patch**2 * width + self.depth * tokens * (4 * width**2 + mlp)
@@ -96,9 +103,9 @@ class ViTShape(BackboneShape):
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         """Return 4·tokens·D per LayerNorm."""
         pooled = not self.class_token  # the one token of the attention pool
-        return 4 * self.width * ((2 * self.depth + 1 + self.pre_norm) * self._tokens(side, prompts) + pooled)
+        return 4 * self.width * ((2 * self.depth + 1 + self.pre_norm) * self.tokens(side, prompts) + pooled)
 
-    def _tokens(self, side: int, prompts: nnx.Module | None) -> int:
+    def tokens(self, side: int, prompts: nnx.Module | None) -> int:
         """Return the number of tokens in a block: class token, registers, prompts and patches."""
         return self.leading + (0 if prompts is None else prompts.count) + (side // self.patch) ** 2
 

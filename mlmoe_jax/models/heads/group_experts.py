@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.adapters.groups import SIDES, by_side, groups_by_side
 from mlmoe_jax.models.contracts import PROMPTS, Features, Head, Prediction
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
 from mlmoe_jax.models.layers.initializers import torch_linear
 from mlmoe_jax.models.partition import LABEL, PROMPT, axes
-from mlmoe_jax.models.prompts import SIDES, by_side, groups_by_side
 
 COMBINE = ("mean_logit", "mean_probability")
 

@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.adapters.groups import SIDES, by_side, groups_by_side
 from mlmoe_jax.models.contracts import PROMPTS, Features, Head, Prediction
 from mlmoe_jax.models.heads.group_experts import LabelClassifier, combine_sides, pick
-from mlmoe_jax.models.prompts import SIDES, by_side, groups_by_side
 
 
 class GroupLinearHead(Head):

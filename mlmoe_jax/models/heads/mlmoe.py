@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from flax import nnx
 
+from mlmoe_jax.models.adapters.groups import prompt_groups
 from mlmoe_jax.models.contracts import PATCHES, PROMPTS, Features
 from mlmoe_jax.models.layers.constants import Constant
-from mlmoe_jax.models.prompts import prompt_groups
 from mlmoe_jax.models.query_decoder import QueryDecoder
 
 

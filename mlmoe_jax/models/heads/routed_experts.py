@@ -16,12 +16,13 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.adapters.catalog import prompts_of
+from mlmoe_jax.models.adapters.groups import groups_by_side
 from mlmoe_jax.models.contracts import LABELS, Features, Head, Prediction
 from mlmoe_jax.models.experts import SHARES, Gates, LabelExperts, combine, gate_entropy
 from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder
 from mlmoe_jax.models.layers.initializers import torch_linear
 from mlmoe_jax.models.partition import LABEL, axes
-from mlmoe_jax.models.prompts import groups_by_side
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
 # The sign of λ·H in the loss.
@@ -155,7 +156,7 @@ class RoutedExpertsHead(Head):
         """Build the head of `config.model.head.routing` on a decoder; with group prompts, the decoder of MLMoE."""
         prompts, labels = config.model.prompts, len(space.names)
         settings = decoder_settings(config.model.head.decoder, width) | {"dtype": dtype, "rngs": rngs}
-        if prompts.kind == "group":
+        if prompts_of(config).uses_groups:
             group_of, place = groups_by_side(prompts, space), (prompts.num_groups, prompts.per_group)
             decoder = GroupTokenDecoder(width, group_of, groups=place[0], per_group=place[1], **settings)
         else:

@@ -20,8 +20,8 @@ from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.runtime.npz import read_npz
 
 
-def model(kind="group", groups="computed", num_groups=2, tau_co=2.0, tau_dc=3.0):
-    settings = SimpleNamespace(kind=kind, groups=groups, num_groups=num_groups, tau_co=tau_co, tau_dc=tau_dc)
+def model(groups="computed", num_groups=2, tau_co=2.0, tau_dc=3.0):
+    settings = SimpleNamespace(groups=groups, num_groups=num_groups, tau_co=tau_co, tau_dc=tau_dc)
     return SimpleNamespace(prompts=settings, head=SimpleNamespace(kind="linear"))
 
 
@@ -63,7 +63,7 @@ def assert_equal(one: LabelSpace, other: LabelSpace):
 
 
 def test_a_label_space_counts_positive_labels():
-    space = label_space_of(SMALL, "digits", model(kind="none"), seed=0)
+    space = label_space_of(SMALL, "digits", model(), seed=0)
     assert space.names == SMALL.classes
     assert space.images == 5
     assert space.positives.tolist() == [3, 2, 1, 0]
@@ -90,7 +90,7 @@ def test_save_and_load(tmp_path):
 
 
 def test_label_spaces_of_earlier_versions_with_dense_counts_load(tmp_path):
-    space = label_space_of(SMALL, "digits", model(kind="none"), seed=0)
+    space = label_space_of(SMALL, "digits", model(), seed=0)
     space.save(tmp_path / "new.npz")
     with np.load(tmp_path / "new.npz") as stored:
         before = {name: stored[name] for name in stored if name != "together"}
@@ -103,7 +103,7 @@ def test_memory_does_not_grow_with_the_square_of_the_labels(tmp_path):
     labels[np.arange(50), np.arange(50)] = labels[:, 19_999] = POSITIVE
     split = make_split(labels)
     tracemalloc.start()
-    space = label_space_of(split, "digits", model(kind="none"), seed=0)
+    space = label_space_of(split, "digits", model(), seed=0)
     space.save(tmp_path / "label_space.npz")
     again = load(tmp_path / "label_space.npz")
     peak = tracemalloc.get_traced_memory()[1]
@@ -130,7 +130,7 @@ def random_split(labels: int = 12) -> Split:
 
 def test_computed_groups_use_the_root_of_each_side():
     split = random_split()
-    space = label_space_of(split, "digits", model(num_groups=3, tau_co=1.5, tau_dc=4.0), seed=7)
+    space = label_space_of(split, "digits", model(num_groups=3, tau_co=1.5, tau_dc=4.0), seed=7, grouped=True)
     for side, tau in (("co", 1.5), ("dc", 4.0)):
         expected = group_labels(space.counts, space.positives, num_groups=3, tau=tau, side=side, seed=7)
         group = getattr(space, f"{side}_group")
@@ -140,16 +140,15 @@ def test_computed_groups_use_the_root_of_each_side():
     assert np.any(space.co_group != space.dc_group)
 
 
-@pytest.mark.parametrize("kind", ["none", "deep", "shallow", "e2vpt"])
-def test_without_group_prompts_all_labels_are_in_group_0(kind):
-    space = label_space_of(random_split(), "digits", model(kind=kind, groups="nowhere.json"), seed=0)
+def test_without_label_groups_all_labels_are_in_group_0():
+    space = label_space_of(random_split(), "digits", model(groups="nowhere.json"), seed=0)
     assert space.co_group.tolist() == space.dc_group.tolist() == [0] * 12
 
 
 @pytest.mark.parametrize(("data", "table", "labels"), [("coco2014", "coco", 80), ("voc2012", "voc2007", 20)])
 def test_published_groups_are_used(data, table, labels):
     published = json.loads(PUBLISHED_GROUPS.read_text())[table]["3"]
-    space = label_space_of(random_split(labels), data, model(groups="published", num_groups=3), seed=0)
+    space = label_space_of(random_split(labels), data, model(groups="published", num_groups=3), seed=0, grouped=True)
     assert space.co_group.tolist() == published["co"]
     assert space.dc_group.tolist() == published["dc"]
     assert space.co_group.dtype == np.int32
@@ -169,7 +168,7 @@ def test_published_groups_cover_all_labels():
 def test_groups_from_a_file(tmp_path):
     file = tmp_path / "groups.json"
     file.write_text('{"co": [0, 1, 1, 0], "dc": [1, 1, 0, 0]}')
-    space = label_space_of(SMALL, "digits", model(groups=str(file)), seed=0)
+    space = label_space_of(SMALL, "digits", model(groups=str(file)), seed=0, grouped=True)
     assert space.co_group.tolist() == [0, 1, 1, 0]
     assert space.dc_group.tolist() == [1, 1, 0, 0]
     assert space.dc_group.dtype == np.int32
@@ -177,19 +176,19 @@ def test_groups_from_a_file(tmp_path):
 
 # -------------------------------------------------------------------------------------------------------- mistakes
 def test_groups_that_are_not_published_are_refused(refusal):
-    sentence = refusal(label_space_of, SMALL, "digits", model(groups="published"), seed=0)
+    sentence = refusal(label_space_of, SMALL, "digits", model(groups="published"), seed=0, grouped=True)
     assert sentence == (
         "label groups of digits are not published; set model.prompts.groups=computed to derive them from the "
         "training labels"
     )
-    sentence = refusal(label_space_of, SMALL, "voc2007", model(groups="published", num_groups=99), seed=0)
+    sentence = refusal(label_space_of, SMALL, "voc2007", model(groups="published", num_groups=99), seed=0, grouped=True)
     assert sentence.startswith("label groups of voc2007 are published for 1, 2, 3, ")
     assert "groups, not for 99; set model.prompts.groups=computed" in sentence
 
 
 def test_a_missing_file_of_groups_is_refused(refusal, tmp_path):
     for groups in ("publisht", str(tmp_path)):
-        sentence = refusal(label_space_of, SMALL, "digits", model(groups=groups), seed=0)
+        sentence = refusal(label_space_of, SMALL, "digits", model(groups=groups), seed=0, grouped=True)
         assert sentence == (
             f"model.prompts.groups is '{groups}', which is neither computed, nor published, nor an existing file"
         )
@@ -201,7 +200,7 @@ def test_a_missing_file_of_groups_is_refused(refusal, tmp_path):
 def test_a_file_without_groups_is_refused(refusal, tmp_path, text):
     file = tmp_path / "groups.json"
     file.write_text(text)
-    sentence = refusal(label_space_of, SMALL, "digits", model(groups=str(file)), seed=0)
+    sentence = refusal(label_space_of, SMALL, "digits", model(groups=str(file)), seed=0, grouped=True)
     assert sentence == f'{file} should contain {{"co": [one group number per label], "dc": [...]}}'
 
 
@@ -217,7 +216,7 @@ def test_a_file_without_groups_is_refused(refusal, tmp_path, text):
 def test_groups_that_do_not_fit_the_labels_are_refused(refusal, tmp_path, co, dc, start):
     file = tmp_path / "groups.json"
     file.write_text(json.dumps({"co": co, "dc": dc}))
-    sentence = refusal(label_space_of, SMALL, "digits", model(groups=str(file)), seed=0)
+    sentence = refusal(label_space_of, SMALL, "digits", model(groups=str(file)), seed=0, grouped=True)
     assert sentence == (
         f"the {start.replace('FILE', str(file))}, but the data has 4 labels and model.prompts.num_groups is 2"
     )
@@ -226,7 +225,7 @@ def test_groups_that_do_not_fit_the_labels_are_refused(refusal, tmp_path, co, dc
 # ---------------------------------------------------------------------------------------------------- word vectors
 def graph_model(**graph):
     settings = SimpleNamespace(kind="ml_gcn", graph=SimpleNamespace(**{"word_vectors": "", "vector_width": 6, **graph}))
-    return SimpleNamespace(prompts=model(kind="none").prompts, head=settings)
+    return SimpleNamespace(prompts=model().prompts, head=settings)
 
 
 def test_word_vectors_come_from_the_counts_or_from_a_file(tmp_path):
@@ -237,7 +236,7 @@ def test_word_vectors_come_from_the_counts_or_from_a_file(tmp_path):
     path.write_text("".join(f"{k} {k}.0 0.5\n" for k in range(4)))  # of "label 3", the file has only "3"
     from_file = label_space_of(SMALL, "digits", graph_model(word_vectors=str(path)), seed=0, vectors=True)
     np.testing.assert_array_equal(from_file.vectors[:, 0], np.arange(4))
-    assert label_space_of(SMALL, "digits", model(kind="none"), seed=0).vectors is None
+    assert label_space_of(SMALL, "digits", model(), seed=0).vectors is None
 
 
 def test_vectors_are_saved_with_the_labels(tmp_path):

@@ -15,10 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.models.build import Classifier, backbone_shape
-from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.models.macs import count_macs, forward_macs
 from mlmoe_jax.models.params import module_rows
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.text import text_table
@@ -82,9 +83,17 @@ def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int
     """
     shape, side = backbone_shape(config), config.data.image_size
     layers, extra, patches = shape.published_macs(side, model.prompts)
-    of_head = model.head.published_macs(patches)
+    of_head = model.head.published_macs(patches) or (_head_macs(model, side), 0)
     norms = shape.norm_macs(side, model.prompts) + model.head.norm_macs(patches)
     return layers + of_head[0], extra + of_head[1], norms
+
+
+def _head_macs(model: Classifier, side: int) -> int:
+    """Return all dot products and convolutions of the head for one image of `side` × `side` pixels."""
+    structure, state = nnx.split(model)
+    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+    features = jax.eval_shape(lambda state, image: nnx.merge(structure, state).encode(image), state, image)
+    return forward_macs(model.head, features)[0]
 
 
 def format_summary(rows: dict[str, dict[str, Any]]) -> str:

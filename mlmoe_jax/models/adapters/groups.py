@@ -1,0 +1,94 @@
+"""Group prompts (ML-VPT): deep prompts of label groups, their order, and the masks between them.
+
+Shape letters: P prompts, D width, S sides, G groups per side, M prompts (= experts) per group, K labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.models.adapters.prompts import DeepPrompts, common, place
+from mlmoe_jax.models.contracts import BackboneShape
+
+MASKS = ("none", "all_prompts", "cross_group")
+SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per value of model.prompts.sides
+
+
+class GroupPrompts(DeepPrompts):
+    """Deep prompts, one set per label group and side (ML-VPT, sec. 4.2)."""
+
+    uses_groups = True
+
+    @classmethod
+    def from_config(
+        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        group_of = prompt_groups(len(SIDES[settings.sides]), settings.num_groups, settings.per_group)
+        sizes = common(settings) | {"count": len(group_of)}
+        return cls(*place(shape), mask=prompt_mask(settings.attention_mask, group_of), **sizes, rngs=rngs)
+
+    @classmethod
+    def describe(cls, settings: ConfigDict) -> str:
+        return f"group prompts (sides {settings.sides}, {settings.num_groups} groups of {settings.per_group})"
+
+    @classmethod
+    def group_structure(cls, settings: ConfigDict) -> tuple[str, int, int]:
+        return settings.sides, settings.num_groups, settings.per_group
+
+    @classmethod
+    def mistakes(cls, settings: ConfigDict) -> list[str]:
+        return []  # `count` is not a setting of group prompts
+
+
+def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:
+    """Return the sizes of the axes that number the prompts: side, expert and group, the last one fastest.
+
+    The order is that of the authors' checkpoints: expert e of group t on side s is prompt s·M·G + e·G + t.
+    """
+    return sides, per_group, groups
+
+
+def prompt_places(sides: int, groups: int, per_group: int) -> np.ndarray:
+    """Return i32[P,3], P = sides·groups·per_group: the (side, expert, group) of each prompt, ordered by `_axes`."""
+    return np.indices(_axes(sides, groups, per_group)).reshape(3, -1).T.astype(np.int32)
+
+
+def prompt_groups(sides: int, groups: int, per_group: int) -> np.ndarray:
+    """Return i32[P]: the side and group of each prompt, numbered side·groups + group, see `prompt_places`."""
+    side, _, group = prompt_places(sides, groups, per_group).T
+    return side * groups + group
+
+
+def by_side(tokens: jax.Array, sides: Sequence[str], per_group: int, groups: int) -> dict[str, jax.Array]:
+    """Split prompts f32[B,P,D], in the order of `prompt_places`, by side: f32[B,M,G,D] each."""
+    apart = tokens.reshape(tokens.shape[0], *_axes(len(sides), groups, per_group), tokens.shape[-1])
+    return dict(zip(sides, jnp.moveaxis(apart, 1, 0), strict=True))
+
+
+def groups_by_side(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray]:
+    """Return the group of each label, i32[K], per side of `config.model.prompts`."""
+    both = {"co": space.co_group, "dc": space.dc_group}
+    return {side: both[side] for side in SIDES[settings.sides]}
+
+
+def prompt_mask(kind: str, group_of: np.ndarray) -> np.ndarray | None:
+    """Return bool[P,P], True if a prompt (row) may attend to a prompt (column), or None if all may.
+
+    With `all_prompts`, each prompt attends only to itself (the authors' code). With `cross_group`, prompts attend only
+    to prompts of the same group (ML-VPT, sec. 4.2). `none` has no mask.
+    """
+    if kind not in MASKS:
+        raise ValueError(f"unknown prompt mask {kind!r}; choose from {MASKS}")
+    if kind == "none":
+        return None
+    if kind == "all_prompts":
+        return np.eye(len(group_of), dtype=bool)
+    return group_of[:, None] == group_of[None, :]
