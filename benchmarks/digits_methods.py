@@ -20,10 +20,10 @@ import numpy as np
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.sharding import setup_jax, shard_batch
-from mlmoe_jax.training.setup import build_steps, open_data
+from mlmoe_jax.training.setup import open_experiment, with_steps
 
 METHODS = (
     "linear_probe:dataset=digits",
@@ -54,12 +54,11 @@ def speeds(configs: list[str], pairs: list[tuple[str, str]], *, rounds: int = 5,
     running = []
     for reference in configs:
         config = load_config(reference, pairs)
-        data, mesh = open_data(config, RunFolder("unused"), resumes=False), setup_jax(config)
-        parts, total_steps = assemble(config, data.label_space), config.train.epochs * data.steps_per_epoch
-        train_labels = data.train_split.labels
-        built = build_steps(config, parts, preprocess_for(config), mesh, train_labels, total_steps=total_steps)
+        experiment, mesh = open_experiment(config, RunFolder("unused")), setup_jax(config)
+        parts = assemble(config, experiment.label_space)
+        built = with_steps(experiment, parts, mesh).steps
         size = config.train.batch_size
-        loader = build_loader(config.data, data.train_split, batch_size=size, augment=config.augment)
+        loader = build_loader(config.data, experiment.train_split, batch_size=size, augment=config.augment)
         state = built.place(built.initial_state(parts))
         running.append([built.train_step, state, shard_batch(next(iter(loader)), mesh), size, []])
     for turn in range(rounds + 1):

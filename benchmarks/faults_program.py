@@ -210,7 +210,7 @@ def _prepare(moment: str, strike: Callable[[], None]) -> None:
 
     match moment:
         case "set-up":
-            around(loop, "open_data", first=True)
+            around(loop, "open_experiment", first=True)
         case "compile":
             around(step.TrainStep, "lower")
         case "step":

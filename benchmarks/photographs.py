@@ -33,11 +33,11 @@ from mlmoe_jax.config import load_config
 from mlmoe_jax.data.sources.voc import open_voc
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.sharding import setup_jax
 from mlmoe_jax.training.loop import train
-from mlmoe_jax.training.setup import open_data, with_caches
+from mlmoe_jax.training.setup import open_experiment, with_caches
 
 METHODS = {
     "linear probe": "linear_probe",
@@ -136,9 +136,8 @@ def run(config: ConfigDict, folder: Path) -> SplitScores:
 
 def compute_features(config: ConfigDict) -> None:
     """Fill the cache of features, so that the time of a training does not depend on the methods before it."""
-    mesh, preprocess = setup_jax(config), preprocess_for(config)
-    data = open_data(config, RunFolder("unused"), resumes=False)
-    with_caches(config, data, assemble(config, data.label_space), preprocess, mesh)
+    mesh, experiment = setup_jax(config), open_experiment(config, RunFolder("unused"))
+    with_caches(experiment, assemble(config, experiment.label_space), mesh)
 
 
 def tuned_rate(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray) -> tuple[float, dict]:

@@ -1,4 +1,4 @@
-"""The bookkeeping around the steps of a training, each concern in a hook of its own."""
+"""The bookkeeping around the steps of a training; each concern is a hook, and hooks are equals in a list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _norm = jax.jit(optax.tree.norm)
 
 
 class Hook:
-    """What happens around the steps of a training, besides learning; a hook overrides the events that it needs."""
+    """Reacts to the events of a training; by default to none."""
 
     def before_step(self, step: int, state: TrainState, batch: Mapping[str, jax.Array]) -> None:
         """Called before each step, which donates the state."""
@@ -56,7 +56,7 @@ class Hook:
 
 
 class Hooks:
-    """Hooks that are called in their order; `hooks.after_step(…)` calls that event of each. Closes them at the end."""
+    """A list of hooks: `hooks.after_step(…)` calls this event of each, in order. The context closes them."""
 
     def __init__(self, hooks: Sequence[Hook]):
         self.hooks = hooks
@@ -81,48 +81,28 @@ def training_hooks(
     experiment: Experiment, state: TrainState, manager: ocp.CheckpointManager, progress: Progress, *, finished: bool
 ) -> Hooks:
     """Return the hooks of a training that continues from a state; finished: it takes no further step."""
-    first, total, folder = int(state.step), experiment.steps.total_steps, experiment.folder
-    sanity = Sanity(experiment, manager, state)
-    unfinished = first < total and not finished and distributed.is_first()
+    first, steps, folder = int(state.step), experiment.steps, experiment.folder
+    unfinished = first < experiment.total_steps and not finished and distributed.is_first()
     trackers = open_trackers(folder, experiment.config, first) if unfinished else ()
-    log = MetricLog(
-        folder, experiment.steps.learning_rate, experiment.data.steps_per_epoch, trackers, sanity.require_finite
-    )
-    return Hooks(
-        [
-            Terminal(experiment, log, progress),
-            Trace(experiment.steps.train_step, experiment.profile, folder, done=first, total=total),
-            Ahead(),
-            Rows(experiment, log, progress),
-            Writing(manager),
-            sanity,
-        ]
-    )
+    checks = Checks(experiment, manager, state)
+    log = MetricLog(folder, steps.learning_rate, experiment.steps_per_epoch, trackers, checks.require_finite)
+    trace = Trace(steps.train_step, experiment.profile, folder, done=first, total=experiment.total_steps)
+    return Hooks([Device(steps.train_step), trace, Log(experiment, log, progress), checks])
 
 
-class Terminal(Hook):
-    """Shows the memory of the program, and the progress."""
+class Device(Hook):
+    """Prints the memory of the program, and keeps the host at most two steps ahead of the device."""
 
-    def __init__(self, experiment: Experiment, log: MetricLog, progress: Progress):
-        self._train_step, self._log, self._progress = experiment.steps.train_step, log, progress
-        self._described, self._pause = False, contextlib.ExitStack()
+    def __init__(self, step: TrainStep):
+        self._step, self._ahead, self._described = step, RunAhead(), False
 
     def before_step(self, step, state, batch):
         if not self._described:
-            status(memory.describe("a training step", self._train_step.compile(state, batch)))
+            status(memory.describe("a training step", self._step.compile(state, batch)))
         self._described = True
 
     def after_step(self, step, metrics):
-        self._progress.advance(self._log.summary)
-
-    def before_evaluation(self):
-        self._pause.enter_context(self._progress.paused())
-
-    def after_evaluation(self, row):
-        self._pause.close()
-
-    def close(self):
-        self._progress.close()
+        self._ahead.add(metrics)
 
 
 class Trace(Hook):
@@ -161,28 +141,24 @@ class Trace(Hook):
         self._running.close()
 
 
-class Ahead(Hook):
-    """Keeps the host at most two steps ahead of the device."""
-
-    def __init__(self):
-        self._ahead = RunAhead()
-
-    def after_step(self, step, metrics):
-        self._ahead.add(metrics)
-
-
-class Rows(Hook):
-    """Writes the metric log; the row of a step is written while the device computes the next one."""
+class Log(Hook):
+    """Writes the metric log and the progress; the row of a step is written while the device computes the next one."""
 
     def __init__(self, experiment: Experiment, log: MetricLog, progress: Progress):
         self._experiment, self._log, self._progress = experiment, log, progress
+        self._pause = contextlib.ExitStack()
 
     def after_step(self, step, metrics):
         self._log.write()
         if step % self._experiment.config.train.log_every == 0 or self._experiment.evaluates(step):
             self._log.note(step, metrics, self._progress)
+        self._progress.advance(self._log.summary)
+
+    def before_evaluation(self):
+        self._pause.enter_context(self._progress.paused())
 
     def after_evaluation(self, row):
+        self._pause.close()
         self._log.add(row)
 
     def before_save(self, step, state):
@@ -193,23 +169,11 @@ class Rows(Hook):
 
     def close(self):
         self._log.close()
+        self._progress.close()
 
 
-class Writing(Hook):
-    """Reports errors of checkpoints that are written in the background."""
-
-    def __init__(self, manager: ocp.CheckpointManager):
-        self._manager = manager
-
-    def after_step(self, step, metrics):
-        checkpoint.require_written(self._manager)
-
-    def finish(self):
-        checkpoint.require_written(self._manager, wait=True)
-
-
-class Sanity(Hook):
-    """Ends a training that has diverged, before a row, an evaluation or a checkpoint of its values.
+class Checks(Hook):
+    """Ends a training that has diverged, before its values are evaluated or saved, or whose checkpoints fail.
 
     With `train.skip_nonfinite`, the compiled step leaves the state as it was before a step whose loss or gradient is
     not finite, and the training only ends after more of them. Nothing is fetched from the device for this alone.
@@ -225,6 +189,7 @@ class Sanity(Hook):
         self._last: Mapping[str, jax.Array] = {}
 
     def after_step(self, step, metrics):
+        checkpoint.require_written(self._manager)
         self._unseen.append((step, metrics))
         self._last = metrics
 
@@ -243,6 +208,9 @@ class Sanity(Hook):
             )
         self._saved = step, norm
 
+    def finish(self):
+        checkpoint.require_written(self._manager, wait=True)
+
     def require_finite(self, metrics: Mapping[str, Any]) -> None:
         """Raise UserError if more steps up to that of `metrics` were not finite than may be skipped."""
         allowed, skipped = self._experiment.config.train.skip_nonfinite, int(metrics.get("skipped_steps", 0))
@@ -250,19 +218,19 @@ class Sanity(Hook):
             self._unseen.clear()
             return
         step, first = next(((s, m) for s, m in self._unseen if not _is_finite(m)), self._unseen[-1])
-        config, split = self._experiment.config, self._experiment.data.train_split
+        config, split = self._experiment.config, self._experiment.train_split
         rows = rows_of_step(split, batch_size=config.train.batch_size, seed=config.seed, step=step)
         listed = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])
         more = f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+        rate = float(self._experiment.steps.learning_rate(step - 1))
         name, what = ("gradient_norm", "norm of the gradient") if _is_finite(first, "loss") else ("loss", "loss")
         count = f"{skipped} steps are, and train.skip_nonfinite={allowed} allows fewer; " if allowed else ""
         kept = self._manager.latest_step()
+        state = "no checkpoint was written before it" if kept is None else f"the checkpoint of step {kept} is kept"
         raise UserError(
-            f"the {what} is {float(first[name]):g} at step {step} (learning rate "
-            f"{float(self._experiment.steps.learning_rate(step - 1)):g}, images {listed}{more}); {count}"
-            f"{'no checkpoint was written before it' if kept is None else f'the checkpoint of step {kept} is kept'}; "
-            "lower config.optim.learning_rate and start in a new --workdir, or let the same command skip such steps "
-            "with --config.train.skip_nonfinite=N"
+            f"the {what} is {float(first[name]):g} at step {step} (learning rate {rate:g}, images {listed}{more}); "
+            f"{count}{state}; lower config.optim.learning_rate and start in a new --workdir, or let the same command "
+            "skip such steps with --config.train.skip_nonfinite=N"
         )
 
 

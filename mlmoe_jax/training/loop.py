@@ -18,7 +18,7 @@ from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
 from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import assemble, evaluated_definition, preprocess_for
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, require_same_frozen, write_run_metadata
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
@@ -31,7 +31,7 @@ from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import config_of_run, restore_progress, save_progress
 from mlmoe_jax.training.selection import Selection, require_metric
-from mlmoe_jax.training.setup import Experiment, build_steps, open_data, with_caches
+from mlmoe_jax.training.setup import Experiment, open_experiment, with_caches, with_steps
 from mlmoe_jax.training.step import TrainState, copied
 
 
@@ -67,32 +67,23 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
         root_of(config.data)  # before weights, which may have to be downloaded
         require_source(config)
 
-    # -------------------------------------------------------------------------------------------- data, model, steps
-    mesh, preprocess = setup_jax(config), preprocess_for(config)
-    data = open_data(config, folder, resumes=resumes)
+    preprocess, mesh = preprocess_for(config), setup_jax(config)
+    experiment = open_experiment(config, folder, resumes=resumes, profile=profile)
     status("building the model")
     if resumes:  # (1): the frozen weights of the run; its checkpoint is restored below
-        parts = parts_of_run(folder, config, data.label_space)
+        parts = parts_of_run(folder, config, experiment.label_space)
     elif config.init_from:  # (2)
-        parts = initial_parts(config, data.label_space)
+        parts = initial_parts(config, experiment.label_space)
     else:  # (3), or (4) if model.backbone.weights=none
-        parts = assemble(config, data.label_space)
+        parts = assemble(config, experiment.label_space)
     status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts.frozen)
-    data = with_caches(config, data, parts, preprocess, mesh, resumed=folder if resumes else None)
-    total_steps = config.train.epochs * data.steps_per_epoch
-    evaluated = evaluated_definition(config, parts, data.label_space)
-    labels = data.train_split.labels
-    steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps, evaluated=evaluated)
-    experiment = Experiment(config, folder, data, steps, profile)
-    if profile is not None:
-        profile.require(0, total_steps)
+    experiment = with_steps(with_caches(experiment, parts, mesh, resumes=resumes), parts, mesh)
 
-    # ----------------------------------------------------------------------------------------------------- train
     with memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
         if distributed.is_first():
-            write_run_metadata(folder, config, data.label_space, preprocess, parts.frozen, parts.unpublished)
-        state = steps.awaited_state(parts) if resumes else steps.place(steps.initial_state(parts))
+            write_run_metadata(folder, config, experiment.label_space, preprocess, parts.frozen, parts.unpublished)
+        state = experiment.steps.start(parts, resumes=resumes)
         del parts  # its values would occupy memory in addition to those of the state
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             state, selection = restore_progress(experiment, state, manager)  # (1)
@@ -107,7 +98,7 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
     this one; evaluation and selection; the row of this step and the checkpoint, if it is due; the stop, if requested.
     """
     step, stopping = int(state.step), False
-    progress = Progress("train", experiment.steps.total_steps, experiment.config.train.batch_size, first=step)
+    progress = Progress("train", experiment.total_steps, experiment.config.train.batch_size, first=step)
     batches = () if selection.finished else experiment.batches(step, progress)
     hooks = training_hooks(experiment, state, manager, progress, finished=selection.finished)
     with hooks, asked_to_stop() as asked:
@@ -126,17 +117,15 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
                 break
         hooks.finish()
         if stopping or asked.agreed_at_end():  # a request may arrive while the last checkpoint is written
-            raise Stopped(
-                f"stopped at step {step} of {experiment.steps.total_steps}; the same command resumes from there"
-            )
+            raise Stopped(f"stopped at step {step} of {experiment.total_steps}; the same command resumes from there")
 
 
 def evaluate(experiment: Experiment, state: TrainState, selection: Selection, step: int) -> dict[str, float]:
     """Evaluate raw and averaged weights on the selection split, and update `selection`; return a row of metrics."""
-    config, data, epoch = experiment.config, experiment.data, experiment.data.steps_per_epoch
+    config, epoch = experiment.config, experiment.steps_per_epoch
     kinds = {"raw": state.raw()} | ({"ema": state.ema} if config.ema.decay else {})
-    split, metric = data.selection_split, selection.metric
-    scored = experiment.score(kinds, state.frozen, data.eval_splits[split]) if split else {}
+    split, metric = experiment.selection_split, selection.metric
+    scored = experiment.score(kinds, state.frozen, experiment.eval_splits[split]) if split else {}
     measured = {kind: experiment.measure(scores) for kind, scores in scored.items()}
     results = {kind: values[metric] for kind, values in measured.items()}
     if config.eval.select_on == "none":
@@ -147,7 +136,7 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
         selection.consider(step, split, candidates, patience=config.train.patience * epoch)
     if results:
         shown = ", ".join(f"{kind} {100 * result:.2f}" for kind, result in results.items())
-        few = few_positives(data.eval_splits[split].labels)
+        few = few_positives(experiment.eval_splits[split].labels)
         rough = f" (rough: {few})" if few else ""
         status(f"step {step}, epoch {step / epoch:g}: {split} {metric} {shown} %{rough}")
     if selection.finished:
@@ -157,27 +146,28 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
 
 def finish(experiment: Experiment, selection: Selection, frozen: Params) -> Results:
     """Evaluate the selected values on every evaluation split, fit thresholds if requested, and write all results."""
-    config, folder, data = experiment.config, experiment.folder, experiment.data
+    config, folder = experiment.config, experiment.folder
     status(f"evaluating the {selection}")
     selected = {selection.kind: selection.values}
     scored = {
-        name: experiment.score(selected, frozen, split)[selection.kind] for name, split in data.eval_splits.items()
+        name: experiment.score(selected, frozen, split)[selection.kind]
+        for name, split in experiment.eval_splits.items()
     }
     fitted = _fit_thresholds(experiment, scored) if config.thresholds.at_end else None
-    skipped = data.skipped.everywhere()
+    skipped = experiment.skipped.everywhere()
     backbone = _backbone_file({**selection.values, **frozen}) if config.train.save_backbone else None
     if distributed.is_first():
         list_skipped(folder, [skipped, *(item.skipped for item in scored.values())])
         if backbone is not None:
             folder.write_bytes("backbone.safetensors", backbone)
-    results = measure_and_write(folder, scored, data.label_space, config, fitted=fitted)
+    results = measure_and_write(folder, scored, experiment.label_space, config, fitted=fitted)
     distributed.barrier("results")  # from here on, every process may read the results
     return results
 
 
 def _fit_thresholds(experiment: Experiment, scored: Mapping[str, SplitScores]) -> Thresholds:
     """Fit thresholds to the scores of the split that the config names, and write them."""
-    fitted = fit_split(scored[split_to_fit(experiment.config)], experiment.data.label_space.names, experiment.config)
+    fitted = fit_split(scored[split_to_fit(experiment.config)], experiment.label_space.names, experiment.config)
     if distributed.is_first():
         write_thresholds(experiment.folder, fitted)
     status(f"thresholds fitted on {fitted.source['split']}; --mode=predict uses them")

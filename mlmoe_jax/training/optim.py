@@ -29,26 +29,10 @@ def one_cycle(
     """Return one-cycle learning rate and beta1: PyTorch's OneCycleLR with cosine phases and its default momentum cycle.
 
     The rate goes peak/div → peak at step pct_start·total_steps − 1 (rarely an integer) → peak/div/final_div at the
-    last step, total_steps − 1, and stays there. beta1 mirrors it, 0.95 → 0.85 → 0.95.
+    last step, total_steps − 1, and stays there. beta1 mirrors it, 0.95 → 0.85 → 0.95. Both are functions of the number
+    of steps already taken, to f32[], that work inside jit.
     If pct_start·total_steps = 1, the first step is the peak (PyTorch divides by zero).
-
-    Args:
-      peak: highest learning rate.
-      total_steps: number of optimizer steps, ≥ 1.
-      pct_start: fraction of the steps in which the rate rises, in [0, 1).
-      div: peak / first rate.
-      final_div: first rate / last rate.
-
-    Returns:
-      (rate, beta1), functions of the number of steps already taken, to f32[]; they work inside jit.
-
-    Raises:
-      UserError: total_steps or pct_start outside its range.
     """
-    if total_steps < 1:
-        raise UserError(f"training must have at least one step, not {total_steps}")
-    if not 0 <= pct_start < 1:
-        raise UserError(f"the rising fraction of the one-cycle schedule must be in [0, 1), not {pct_start}")
     last = float(total_steps - 1)
     top = pct_start * total_steps - 1
 
@@ -73,21 +57,19 @@ def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
     `optim.schedule`: "one_cycle" (also cycles beta1, so `optim.b1` is not used), "constant", "cosine" (to 0 at
     total_steps), or "multi_step" (times MILESTONE_FACTOR after each fraction of the training in
     `optim.milestones`). All but the first rise linearly from 0 over `optim.warmup_steps` and keep beta1 = `optim.b1`.
-    Raises UserError for another schedule or too many warm-up steps.
+    Raises UserError for too many warm-up steps.
     """
     peak = optim.learning_rate
     if optim.schedule == "one_cycle":
         return one_cycle(peak, total_steps)
-    if optim.schedule not in ("constant", "cosine", "multi_step"):
-        raise UserError(f"optim.schedule is {optim.schedule!r}; choose one_cycle, constant, cosine or multi_step")
     if not 0 <= optim.warmup_steps < total_steps:
         raise UserError(f"optim.warmup_steps is {optim.warmup_steps}, but the whole training has {total_steps} steps")
-    after = optax.constant_schedule(peak)
-    if optim.schedule == "cosine":
-        after = optax.cosine_decay_schedule(peak, total_steps - optim.warmup_steps)
-    elif optim.schedule == "multi_step":
-        falls = {round(share * total_steps) - optim.warmup_steps: MILESTONE_FACTOR for share in optim.milestones}
-        after = optax.piecewise_constant_schedule(peak, falls)
+    falls = {round(share * total_steps) - optim.warmup_steps: MILESTONE_FACTOR for share in optim.milestones}
+    after = {
+        "constant": optax.constant_schedule(peak),
+        "cosine": optax.cosine_decay_schedule(peak, total_steps - optim.warmup_steps),
+        "multi_step": optax.piecewise_constant_schedule(peak, falls),
+    }[optim.schedule]
     warmup = optax.linear_schedule(0.0, peak, max(optim.warmup_steps, 1))
     return optax.join_schedules([warmup, after], [optim.warmup_steps]), optax.constant_schedule(optim.b1)
 
@@ -95,45 +77,34 @@ def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
 def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.GradientTransformation:
     """Return the optimizer of a config, for flat dicts {path: array} with exactly `paths`.
 
+    adamw (decoupled decay), adam and sgd with momentum beta1 (decay added to the gradient) equal torch.optim's at every
+    step; muon is Muon (see `_scale_by_muon`) for the paths that `muon_rules` choose, and AdamW for the others.
     Rate and weight decay of a parameter are the global ones times the value of the first rule that matches its path, or
     times 1. The rate also multiplies the decay, as in PyTorch.
 
     Args:
-      optim: has the attributes
-        name: "adamw" (decoupled decay), "adam" or "sgd" with momentum beta1 (decay added to the gradient), each equal
-          to torch.optim's at every step, or "muon": Muon (see `_scale_by_muon`) for the paths that `muon_rules`
-          choose, AdamW for the others,
-        learning_rate: peak rate,
-        schedule, warmup_steps, milestones: see `make_schedules`,
-        weight_decay,
-        b1, b2: of AdamW; b1 is also the momentum of SGD,
-        clip_norm: largest global norm of the gradients, 0 = no clipping,
-        rate_rules, decay_rules: lists of (regex over paths, factor),
-        muon_rules: list of (regex over paths, bool), for `muon` only.
+      optim: `config.optim`.
       total_steps: number of optimizer steps of the whole training.
       paths: of the trainable parameters.
 
     Raises:
-      UserError: unknown name or schedule, impossible step counts, a regex that does not compile.
+      UserError: too many warm-up steps, a regex that does not compile.
     """
-    rate, beta1 = make_schedules(optim, total_steps)
     paths = list(paths)
     rate_factor = {path: rules.first_match(optim.rate_rules, path, 1.0) for path in paths}
     decay = {path: optim.weight_decay * rules.first_match(optim.decay_rules, path, 1.0) for path in paths}
+    matrices = {path for path in paths if optim.name == "muon" and rules.first_match(optim.muon_rules, path, False)}
+    rate, beta1 = make_schedules(optim, total_steps)
+    adam = _scale_by_adam(beta1, optim.b2)
     add_decay = optax.stateless(lambda updates, params: {p: u + decay[p] * params[p] for p, u in updates.items()})
     scale_rate = optax.stateless(lambda updates, _: {p: rate_factor[p] * u for p, u in updates.items()})
-    if optim.name == "adamw":
-        core = (_scale_by_adam(beta1, optim.b2), add_decay)
-    elif optim.name == "adam":
-        core = (add_decay, _scale_by_adam(beta1, optim.b2))
-    elif optim.name == "muon":
-        matrices = {path for path in paths if rules.first_match(optim.muon_rules, path, False)}
-        adam = _scale_by_adam(beta1, optim.b2)
-        core = (_divide(matrices, _scale_by_muon(), adam), add_decay)
-    elif optim.name == "sgd":
-        core = (add_decay, optax.inject_hyperparams(optax.trace, hyperparam_dtype=jnp.float32)(decay=beta1))
-    else:
-        raise UserError(f"optim.name is {optim.name!r}; choose adamw, adam, sgd or muon")
+    momentum = optax.inject_hyperparams(optax.trace, hyperparam_dtype=jnp.float32)(decay=beta1)
+    core = {
+        "adamw": (adam, add_decay),
+        "adam": (add_decay, adam),
+        "muon": (_divide(matrices, _scale_by_muon(), adam), add_decay),
+        "sgd": (add_decay, momentum),
+    }[optim.name]
     return optax.chain(
         optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
         *core,

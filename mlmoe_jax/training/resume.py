@@ -28,7 +28,7 @@ def save_progress(
     experiment: Experiment, manager: ocp.CheckpointManager, step: int, state: TrainState, selection: Selection
 ) -> None:
     """Write a checkpoint from which `restore_progress` resumes."""
-    notes = {**selection.notes(), "skipped": sorted(experiment.data.skipped.everywhere().rows)}
+    notes = {**selection.notes(), "skipped": sorted(experiment.skipped.everywhere().rows)}
     stored = experiment.steps.stored_form({"state": state.replace(frozen={}), "selected": selection.values})
     checkpoint.save(manager, step, stored["state"], stored["selected"], notes)
     machine.return_freed_memory()
@@ -39,9 +39,8 @@ def restore_progress(
 ) -> tuple[TrainState, Selection]:
     """Return state and selection from the newest good checkpoint, or the initial ones if there are no checkpoints.
 
-    state: the one before the first step, placed, or `Steps.awaited_state` if there is a checkpoint. Rows of
-    metrics.jsonl after the restored step are removed, and the start is recorded. Raises UserError if all checkpoints
-    are damaged.
+    state: of `Steps.start`. Rows of metrics.jsonl after the restored step are removed, and the start is recorded.
+    Raises UserError if all checkpoints are damaged.
     """
     steps, like = experiment.steps, {"selected": state.ema, "state": state.replace(frozen={})}
     restored = checkpoint.restore_newest(manager, **steps.stored_form(like), check=_require_progress)
@@ -50,11 +49,11 @@ def restore_progress(
     else:
         state = steps.place(restored.state).replace(frozen=state.frozen)
         selection = Selection.from_notes(steps.place(restored.selected), restored.notes)
-        experiment.data.skipped.rows.update(restored.notes.get("skipped", ()))
-        status(f"resuming from step {restored.step} of {steps.total_steps}")
+        experiment.skipped.rows.update(restored.notes.get("skipped", ()))
+        status(f"resuming from step {restored.step} of {experiment.total_steps}")
     if distributed.is_first():
         experiment.folder.drop_rows_after(int(state.step))
-        if int(state.step) < steps.total_steps and not selection.finished:
+        if int(state.step) < experiment.total_steps and not selection.finished:
             record_start(experiment.folder, int(state.step), steps.mesh)
     return state, selection
 

@@ -14,9 +14,10 @@ result of 0 is a best here, while their code requires more than 0.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -25,8 +26,6 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.groups import selectable_metrics
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runtime.registry import suggestion
-
-_DEFAULT_METRIC = "mAP"  # also that of all checkpoints without the name of a metric
 
 
 def selection_split(config: ConfigDict) -> str:
@@ -54,7 +53,7 @@ class Selection:
     """
 
     values: Params
-    metric: str = _DEFAULT_METRIC
+    metric: str = "mAP"
     step: int = 0
     kind: str = "ema"
     split: str = ""
@@ -86,36 +85,16 @@ class Selection:
 
     def notes(self) -> dict[str, Any]:
         """Return all fields except the values, as plain JSON for a checkpoint; `from_notes` is the inverse."""
-        return {
-            "metric": self.metric,
-            "step": self.step,
-            "kind": self.kind,
-            "split": self.split,
-            "best": dict(self.best),
-            "best_step": dict(self.best_step),
-            "finished": self.finished,
-        }
+        return {name: copy.copy(getattr(self, name)) for name in _NOTES}
 
     @classmethod
     def from_notes(cls, values: Params, notes: Mapping[str, Any]) -> Selection:
-        """Return the selection of a checkpoint from its values and `notes`, which may hold further keys.
-
-        Checkpoints of earlier versions know neither the metric, which was mAP, nor `best_step`, for which the step of
-        the selected values stands, the last one that is certain.
-        """
-        return cls(
-            values,
-            metric=notes.get("metric", _DEFAULT_METRIC),
-            step=notes["step"],
-            kind=notes["kind"],
-            split=notes["split"],
-            best=dict(notes["best"]),
-            best_step=dict(notes.get("best_step", dict.fromkeys(notes["best"], notes["step"]))),
-            finished=notes["finished"],
-        )
+        """Return the selection of a checkpoint from its values and `notes`, which may hold further keys."""
+        return cls(values, **{name: copy.copy(notes[name]) for name in _NOTES})
 
     def __str__(self) -> str:
-        best = (
-            f"best {self.metric} on {self.split}, {100 * max(self.best.values()):.2f} %" if self.split else "the last"
-        )
-        return f"{self.kind} weights of step {self.step} ({best})"
+        best = f"best {self.metric} on {self.split}, {100 * max(self.best.values()):.2f} %"
+        return f"{self.kind} weights of step {self.step} ({best if self.split else 'the last'})"
+
+
+_NOTES = tuple(entry.name for entry in fields(Selection) if entry.name != "values")

@@ -49,24 +49,63 @@ from mlmoe_jax.training.step import TrainState, TrainStep, initial_state, make_t
 ANY_LENGTH = 10**9
 
 
-# -------------------------------------------------------------------------------------------------------------- data
+# -------------------------------------------------------------------------------------------------------- experiment
 @dataclass(frozen=True)
-class TrainingData:
-    """The opened splits of a training.
+class Experiment:
+    """A training without its values, which are in a `TrainState`.
 
     eval_splits: the splits to evaluate at the end, by name. selection_split: the name of the one to evaluate during
-    training; "" = none. skipped: images of the training split that could not be read.
+    training; "" = none. skipped: images of the training split that could not be read. steps: None until there is a
+    model. profile: steps to trace.
     """
 
+    config: ConfigDict
+    folder: RunFolder
     train_split: Split
     eval_splits: dict[str, Split]
     selection_split: str
     label_space: LabelSpace
     skipped: SkippedImages
-    steps_per_epoch: int
+    steps: Steps | None = None
+    profile: Window | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of steps per pass over the training split."""
+        return steps_per_epoch(len(self.train_split), self.config.train.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps of the whole training."""
+        return self.config.train.epochs * self.steps_per_epoch
+
+    def batches(self, first: int, progress: Progress) -> Iterator[tuple[int, dict[str, jax.Array]]]:
+        """Yield the number and the batch, on the devices, of each step after the first `first` steps."""
+        batches = training_batches(self.config, self.train_split, self.skipped, first_step=first)
+        numbers = range(first + 1, self.total_steps + 1)
+        return zip(numbers, device_batches(batches, self.steps.mesh, progress), strict=False)
+
+    def evaluates(self, step: int) -> bool:
+        """Return whether the state after a step is evaluated."""
+        return step % (self.config.eval.every_epochs * self.steps_per_epoch) == 0 or step == self.total_steps
+
+    def saves(self, step: int) -> bool:
+        """Return whether the state after a step is saved, besides at the end and when training is stopped."""
+        every = max(1, round(self.config.checkpoint.every_epochs * self.steps_per_epoch))
+        return step % every == 0 or step == self.total_steps
+
+    def score(self, candidates: Mapping[str, Params], frozen: Params, split: Split) -> dict[str, SplitScores]:
+        """Return the scores of a split for each of the given values, in one pass over its images."""
+        return score_split(self.steps.eval_step, candidates, frozen, split, self.config, self.steps.mesh)
+
+    def measure(self, scored: SplitScores) -> dict[str, float]:
+        """Return the metrics of a scored split."""
+        return measure(scored, self.label_space, self.config)
 
 
-def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> TrainingData:
+def open_experiment(
+    config: ConfigDict, folder: RunFolder, *, resumes: bool = False, profile: Window | None = None
+) -> Experiment:
     """Open the splits of a training, and print warnings about them and about the config.
 
     resumes: take the label space from the run in the folder. Another version of a library may group labels differently,
@@ -76,41 +115,33 @@ def open_data(config: ConfigDict, folder: RunFolder, *, resumes: bool) -> Traini
     selecting = selection_split(config)
     fitting = split_to_fit(config) if config.thresholds.at_end else ""
     names = [name for name in (selecting, fitting, *config.data.test_splits) if name]
-    status(f"reading {config.data.name}")
+    head, name = head_of(config), config.data.name
+    status(f"reading {name}")
     splits = open_splits(config.data, names, seed=config.seed)
-    _tell_missing(config.data.name, splits.values())
+    _tell_missing(name, splits.values())
     require_readable(splits.values(), config.data)
     train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
-    if resumes:
-        label_space = read_label_space(folder)
-        if label_space.names != tuple(train_split.classes):
-            raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
-        if label_space.images != len(train_split):
-            status(
-                f"warning: the run in {folder} started with {label_space.images:,} training images and now has "
-                f"{len(train_split):,}, so it continues with another order of images"
-            )
-    else:
-        label_space = label_space_for(config, train_split)
-    if head_of(config).unknown_labels and (train_split.labels == UNKNOWN).any():
-        status(f"warning: {config.model.head.kind} {head_of(config).unknown_labels}")
+    space = read_label_space(folder) if resumes else label_space_for(config, train_split)
+    if resumes and space.names != tuple(train_split.classes):
+        raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
+    if resumes and space.images != len(train_split):
+        status(
+            f"warning: the run in {folder} started with {space.images:,} training images and now has "
+            f"{len(train_split):,}, so it continues with another order of images"
+        )
+    if head.unknown_labels and (train_split.labels == UNKNOWN).any():
+        status(f"warning: {config.model.head.kind} {head.unknown_labels}")
     for warning in [*configuration.warnings(config), *check_splits(train_split, list(eval_splits.values()))]:
         status(f"warning: {warning}")
     where = f" in {root}" if (root := root_of(config.data)) else ""
-    images, labels = counted(len(train_split), "training image"), counted(len(label_space.names), "label")
-    status(f"{config.data.name}{where}: {images}, {labels}")
-    return TrainingData(
-        train_split,
-        eval_splits,
-        selecting,
-        label_space,
-        SkippedImages(train_split),
-        steps_per_epoch(len(train_split), config.train.batch_size),
+    status(f"{name}{where}: {counted(len(train_split), 'training image')}, {counted(len(space.names), 'label')}")
+    return Experiment(
+        config, folder, train_split, eval_splits, selecting, space, SkippedImages(train_split), profile=profile
     )
 
 
 def _tell_missing(name: str, splits: Iterable[Split]) -> None:
-    """Print in one line how many images were left out because they have no file; all processes must call it.
+    """Print how many images were left out because they have no file; all processes must call it.
 
     Raises UserError if the processes do not find the same images.
     """
@@ -120,54 +151,35 @@ def _tell_missing(name: str, splits: Iterable[Split]) -> None:
             raise UserError(
                 f"the processes find different images of {name} ({counts} and {other}); give all hosts the same files"
             )
-    parts = [f"{lost:,} of the {lost + left:,} images of {split}" for split, (left, lost) in counts.items() if lost]
-    if parts:
+    if parts := [
+        f"{lost:,} of the {lost + rest:,} images of {split}" for split, (rest, lost) in counts.items() if lost
+    ]:
         status(f"{name}: {' and '.join(parts)} have no file and are left out")
 
 
-def with_caches(
-    config: ConfigDict,
-    data: TrainingData,
-    parts: Parts,
-    preprocess: Preprocess,
-    mesh: Mesh,
-    *,
-    resumed: RunFolder | None = None,
-) -> TrainingData:
-    """Return the data with features, or decoded images, from a cache, as `data.cache_features` and `data.cache` say.
+def with_caches(experiment: Experiment, parts: Parts, mesh: Mesh, *, resumes: bool = False) -> Experiment:
+    """Return the experiment with features or decoded images from a cache, as its config says; compute what is missing.
 
-    What is not in the cache is computed.
-
-    Args:
-      config: of the training.
-      data: of `open_data`.
-      parts: the model; its backbone computes the features.
-      preprocess: as `preprocess_for` returns it.
-      mesh: where features are computed.
-      resumed: the folder of the run, if it resumes; its checkpoint has the statistics of the backbone.
-
-    Raises:
-      UserError: training would change the features, or there is no space for the cache.
+    parts: its backbone computes the features. resumes: the checkpoint of the run has the statistics of the backbone.
+    Raises UserError if training would change the features, or if there is no space.
     """
-    splits = [(data.train_split, config.augment), *((split, None) for split in data.eval_splits.values())]
+    config, evaluated = experiment.config, experiment.eval_splits
+    splits = [(experiment.train_split, config.augment), *((split, None) for split in evaluated.values())]
     if config.data.cache_features != "no":
         require_frozen(parts)
-        if resumed and parts.stats:
-            selected = restored_values(resumed, parts, mesh).selected
+        if resumes and parts.stats:
+            selected = restored_values(experiment.folder, parts, mesh).selected
             parts = replace(parts, stats={path: selected[path] for path in parts.stats})
-        extractor = FeatureExtractor(config, parts, preprocess, mesh)
+        extractor = FeatureExtractor(config, parts, preprocess_for(config), mesh)
         splits = [(extractor.cached(split), augment) for split, augment in splits]
     cached = [split for split, _ in splits] if config.data.cache == "none" else with_cache(splits, config.data)
-    return replace(data, train_split=cached[0], eval_splits=dict(zip(data.eval_splits, cached[1:], strict=True)))
+    return replace(experiment, train_split=cached[0], eval_splits=dict(zip(evaluated, cached[1:], strict=True)))
 
 
 def training_batches(
     config: ConfigDict, split: Split, skipped: SkippedImages, *, first_step: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Return this process's part of the training batches after `first_step` steps.
-
-    skipped: collects the images that could not be read.
-    """
+    """Return this process's part of the training batches after `first_step` steps; `skipped` collects bad images."""
     data_config = config.data
     if has_batch_statistics(config):  # the blank of an unreadable image would be in them
         data_config = data_config.copy_and_resolve_references()
@@ -192,6 +204,14 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     return label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
 
 
+def with_steps(experiment: Experiment, parts: Parts, mesh: Mesh) -> Experiment:
+    """Return the experiment with the steps of a model, which are not compiled yet."""
+    config, labels = experiment.config, experiment.train_split.labels
+    evaluated = evaluated_definition(config, parts, experiment.label_space)
+    options = {"total_steps": experiment.total_steps, "evaluated": evaluated}
+    return replace(experiment, steps=build_steps(config, parts, preprocess_for(config), mesh, labels, **options))
+
+
 # ------------------------------------------------------------------------------------------------------------- steps
 @dataclass(frozen=True)
 class Steps:
@@ -204,7 +224,6 @@ class Steps:
     mesh: Mesh
     label_axes: LabelAxes | None
     preprocess: Preprocess
-    total_steps: int
     optimizer: optax.GradientTransformation
     learning_rate: Callable[[int], jax.Array]
     train_step: TrainStep
@@ -215,14 +234,15 @@ class Steps:
         opt = jax.jit(self.optimizer.init)(parts.trainable)
         return initial_state(parts.trainable, parts.frozen, parts.stats, opt)
 
-    def awaited_state(self, parts: Parts) -> TrainState:
-        """Return the state of a model whose trainable parameters and statistics are ShapeDtypeStructs.
+    def start(self, parts: Parts, *, resumes: bool) -> TrainState:
+        """Return the state before the first step, on the mesh.
 
-        All of it but its frozen weights, which are placed, is ShapeDtypeStructs with shardings.
+        resumes: a checkpoint has its values; all but the frozen weights are ShapeDtypeStructs with shardings.
         """
-        awaited = jax.eval_shape(self.initial_state, parts).replace(frozen={})
-        awaited = sharding.abstract(awaited, self.mesh, self.label_axes)
-        return awaited.replace(frozen=self.place(parts.frozen))
+        if not resumes:
+            return self.place(self.initial_state(parts))
+        state = jax.eval_shape(self.initial_state, parts).replace(frozen={})
+        return sharding.abstract(state, self.mesh, self.label_axes).replace(frozen=self.place(parts.frozen))
 
     def place(self, tree: Any) -> Any:
         """Place a tree of values on the mesh as the steps expect them."""
@@ -252,9 +272,10 @@ def build_steps(
     label_axes = label_axes_for(parts.definition, num_labels, mesh)
     optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
     learning_rate, _ = make_schedules(config.optim, total_steps)
+    objective = training_objective(config, train_labels)
     train_step = make_train_step(
         parts.definition,
-        training_objective(config, train_labels),
+        objective,
         optimizer,
         preprocess,
         ema_decay=config.ema.decay,
@@ -269,7 +290,6 @@ def build_steps(
         mesh=mesh,
         label_axes=label_axes,
         preprocess=preprocess,
-        total_steps=total_steps,
         optimizer=optimizer,
         learning_rate=jax.jit(learning_rate),
         train_step=train_step,
@@ -289,41 +309,3 @@ def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple
     evaluated, preprocess = evaluated_definition(config, parts, space), preprocess_for(config)
     steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=ANY_LENGTH, evaluated=evaluated)
     return parts, steps
-
-
-# -------------------------------------------------------------------------------------------------------- experiment
-@dataclass(frozen=True)
-class Experiment:
-    """The constant parts of a training: its values are in a `TrainState`. profile: the steps to trace, if any."""
-
-    config: ConfigDict
-    folder: RunFolder
-    data: TrainingData
-    steps: Steps
-    profile: Window | None = None
-
-    def batches(self, first: int, progress: Progress) -> Iterator[tuple[int, dict[str, jax.Array]]]:
-        """Yield the number and the batch, on the devices, of each step after the first `first` steps."""
-        batches = training_batches(self.config, self.data.train_split, self.data.skipped, first_step=first)
-        return zip(
-            range(first + 1, self.steps.total_steps + 1),
-            device_batches(batches, self.steps.mesh, progress),
-            strict=False,
-        )
-
-    def evaluates(self, step: int) -> bool:
-        """Return whether the state after a step is evaluated."""
-        return step % (self.config.eval.every_epochs * self.data.steps_per_epoch) == 0 or step == self.steps.total_steps
-
-    def saves(self, step: int) -> bool:
-        """Return whether the state after a step is saved, besides at the end and when training is stopped."""
-        every = max(1, round(self.config.checkpoint.every_epochs * self.data.steps_per_epoch))
-        return step % every == 0 or step == self.steps.total_steps
-
-    def score(self, candidates: Mapping[str, Params], frozen: Params, split: Split) -> dict[str, SplitScores]:
-        """Return the scores of a split for each of the given values, in one pass over its images."""
-        return score_split(self.steps.eval_step, candidates, frozen, split, self.config, self.steps.mesh)
-
-    def measure(self, scored: SplitScores) -> dict[str, float]:
-        """Return the metrics of a scored split."""
-        return measure(scored, self.data.label_space, self.config)

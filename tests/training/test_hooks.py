@@ -14,7 +14,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.training import setup
-from mlmoe_jax.training.hooks import DIVERGENCE_LIMIT, Hook, Hooks, Sanity, Trace
+from mlmoe_jax.training.hooks import DIVERGENCE_LIMIT, Checks, Hook, Hooks, Trace
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.profiling import FOLDER, Window
 
@@ -116,31 +116,32 @@ def state_of(factor: float, step: int = 0) -> SimpleNamespace:
     return SimpleNamespace(step=step, trainable={name: value * factor for name, value in VALUES.items()})
 
 
-def sanity(state: SimpleNamespace) -> Sanity:
-    hook = Sanity(SimpleNamespace(config=default_config()), None, state)
+def checks(state: SimpleNamespace) -> Checks:
+    writing = SimpleNamespace(is_saving_in_progress=lambda: True)
+    hook = Checks(SimpleNamespace(config=default_config()), writing, state)
     hook.after_step(state.step + 1, {"loss": 1.0, "gradient_norm": 1.0})
     return hook
 
 
 def test_growth_counts_from_the_state_that_was_saved_before(refusal):
-    hook = sanity(state_of(1, 3))
+    hook = checks(state_of(1, 3))
     hook.before_save(4, state_of(0.7 * DIVERGENCE_LIMIT))
     hook.before_save(6, state_of((0.7 * DIVERGENCE_LIMIT) ** 2))
-    assert refusal(sanity(state_of(2, 3)).before_save, 6, state_of(2.1 * DIVERGENCE_LIMIT)) == (
+    assert refusal(checks(state_of(2, 3)).before_save, 6, state_of(2.1 * DIVERGENCE_LIMIT)) == (
         "the norm of the parameters has grown 1.05e+03 times between steps 3 and 6; this state is not saved, and the "
         "checkpoints before it are kept; lower config.optim.learning_rate and start in a new --workdir"
     )
 
 
 def test_parameters_near_zero_may_grow_to_a_norm_of_the_limit(refusal):
-    hook = sanity(state_of(1e-9))
+    hook = checks(state_of(1e-9))
     refusal(hook.before_save, 1, state_of(0.101 * DIVERGENCE_LIMIT))
     hook.before_save(1, state_of(0.099 * DIVERGENCE_LIMIT))
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_numbers_that_are_not_finite_are_refused(refusal, bad):
-    assert f"has grown {float(bad)} times" in refusal(sanity(state_of(1)).before_save, 2, state_of(bad))
+    assert f"has grown {float(bad)} times" in refusal(checks(state_of(1)).before_save, 2, state_of(bad))
 
 
 # --------------------------------------------------------------------------------------------------------- traces

@@ -3,7 +3,6 @@ import math
 
 import numpy as np
 import pytest
-from helpers.paths import FIXTURES
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -78,20 +77,6 @@ def test_notes_restore_all_fields_except_the_values():
         consider(again, 4, raw=0.2, ema=0.1, patience=1)
     assert resumed == uninterrupted
     assert not resumed.finished
-
-
-def test_notes_of_earlier_versions_are_read():
-    """They count rounds without a gain instead of keeping the steps of the best results, and name no metric."""
-    notes = json.loads((FIXTURES / "run_before_rooms/stopped/checkpoints/5/notes/metadata").read_text())
-    assert notes["rounds_without_gain"] == 0
-    selection = Selection.from_notes(START, notes)
-    assert (selection.step, selection.kind, selection.split, selection.metric) == (4, "raw", "val", "mAP")
-    assert selection.best == notes["best"]
-    assert selection.best_step == {"raw": 4, "ema": 4}
-    consider(selection, 8, raw=0.1, ema=0.1, patience=4)
-    assert not selection.finished
-    consider(selection, 12, raw=0.1, ema=0.1, patience=4)
-    assert selection.finished
 
 
 def test_notes_do_not_change_with_later_rounds():
