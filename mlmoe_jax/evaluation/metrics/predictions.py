@@ -46,7 +46,7 @@ def measure(entries: Entries) -> dict[str, float]:
 
 
 def _selectable(config: ConfigDict) -> list[str]:
-    k, minimum = config.metrics.top_k, config.metrics.top_k_minimum
+    k, minimum = config.metrics.top_k, Entries.minimum
     cuts = (f"{config.eval.threshold:g}", "prior_matched_transductive", f"top{k}", f"top{k}_min{minimum:g}")
     return [f"{figure}@{cut}" for cut in cuts for figure in FIGURES]
 
