@@ -98,13 +98,13 @@ def test_features_are_computed_once_and_what_is_lost_again(tmp_path, cache, monk
     monkeypatch.setattr(inference_features.FeatureExtractor, "batches", counted)
     config = config_of(data__cache_features="float32", train__epochs="1")
     train(config, RunFolder(tmp_path / "one"))
-    assert computed == [("val", 20), ("test", 20), ("train", 50)]
+    assert computed == [("train", 50), ("val", 20), ("test", 20)]
     said = capsys.readouterr().err
     assert "features of train, without augmentation: 50 images, 0.0 MB as float32 in " in said
 
     computed.clear()
     train(config_of(data__cache_features="float32", train__epochs="1", seed="1"), RunFolder(tmp_path / "two"))
-    assert computed == [("val", 20), ("test", 20), ("train", 50)], "with weights=none, the seed draws the backbone"
+    assert computed == [("train", 50), ("val", 20), ("test", 20)], "with weights=none, the seed draws the backbone"
 
     computed.clear()
     config.optim.learning_rate = 1e-3
