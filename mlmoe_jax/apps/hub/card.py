@@ -1,4 +1,4 @@
-"""The model card of a shared model: README.md with metadata that the Hugging Face hub reads.
+"""The model card of a shared model: card.md, filled in, with metadata that the Hugging Face hub reads.
 
 Names of labels and data sets are escaped, since anybody may have chosen them.
 """
@@ -6,9 +6,11 @@ Names of labels and data sets are escaped, since anybody may have chosen them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.batch import targets
@@ -25,63 +27,9 @@ from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.text import counted, percent
 from mlmoe_jax.runtime.version import __version__
 
+_TEMPLATE = Path(__file__).with_name("card.md")
 _MOST_LABELS = 1000  # rows of the table
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
-
-_CARD = """---
-{metadata}
----
-
-# {name}
-
-Multi-label image classification with mlmoe_jax {version}: for each of {labels}, the probability that it applies to an
-image. The head is `{head}`{adapters}, on the backbone `{backbone}`. Trained on {images} of {data} at {size} × {size}
-pixels.
-
-## Use
-
-```bash
-python -m mlmoe_jax.main --mode=predict --workdir={address} --images=photos/
-python -m mlmoe_jax.main --mode=serve --workdir={address}
-python -m mlmoe_jax.main --config=configs/own_csv.py:root=my_images --init-from={address}
-```
-
-```python
-import mlmoe_jax as mm
-
-predictor = mm.Predictor.from_run("{address}")
-print(predictor("photo.jpg").labels)
-```
-
-This repository has the trained values; {frozen}.
-Only weights with the fingerprint `{fingerprint}` are accepted.
-
-## Results
-
-In percent, at the threshold {threshold:g} where one is needed{selected}. `results.json` has all metrics.
-
-{results}
-
-## Intended use and limits
-
-It tells which of the labels below apply to a photograph of the kind that it was trained on. A label is assigned if its
-probability reaches its threshold; {thresholds}.
-
-- It knows no other labels, and answers for any image, also for one that is unlike its training data.
-- Nothing makes its probabilities calibrated; `results.json` has the calibration errors.
-- Labels that occur together in training raise one another's scores; `cooccurrence/…` in `results.json` measures this.
-- Measure on images of your own before you rely on it, and do not let it alone decide about people.
-
-## Labels
-
-AP is the average precision on {split}, with a dash for labels without positive images there.
-
-{table}
-{more}
-## License
-
-{license}
-"""
 
 
 def write_card(
@@ -99,14 +47,17 @@ def write_card(
 
     results, scores: of the run. thresholds: by label. license_name: an identifier of the hub; "" = none was chosen.
     """
-    model, main = config.model, _main_split(config, results)
-    entry = catalog.entry(model.backbone.name)
-    published = not (folder / FROZEN).exists()
+    model = config.model
+    main = next((name for name in config.data.test_splits if name in results), next(iter(results)))
+    entry, fitted, published = (
+        catalog.entry(model.backbone.name),
+        thresholds.source.get("split"),
+        not (folder / FROZEN).exists(),
+    )
     where = f"the published weights of the backbone ({entry.address or entry.package or 'part of mlmoe_jax'}) are "
-    chosen = f"The trained values are under `{license_name}`." if license_name else "The owner has not chosen one yet."
-    fitted = thresholds.source.get("split")
-    return _CARD.format(
-        metadata=_metadata(address, config, results, main, license_name),
+    card = ModelCard.from_template(
+        _metadata(address, config, results, main, license_name),
+        template_path=str(_TEMPLATE),
         name=_plain(address.repository.partition("/")[2]),
         version=__version__,
         labels=counted(len(space.names), "label"),
@@ -119,50 +70,40 @@ def write_card(
         address=address,
         frozen=f"{where}found or downloaded on first use" if published else "frozen.safetensors has the frozen weights",
         fingerprint=folder.read_json("backbone.json")["fingerprint"],
-        threshold=config.eval.threshold,
+        threshold=f"{config.eval.threshold:g}",
         selected="; selected on test, as published" if config.eval.select_on == "test" else "",
-        results=_results_table(results),
+        splits=[_plain(split) for split in results],
+        metrics_table=[
+            [_plain(name), *(percent(metrics.get(name, np.nan)) for metrics in results.values())]
+            for name in headlines(results)
+        ],
         thresholds=f"thresholds were fitted on {_plain(fitted)}" if fitted else "thresholds were not fitted",
-        split=", ".join([_plain(main), *(counted(len(scores[name]), "image") for name in scores if name == main)]),
-        table=_label_table(space, thresholds, scores.get(main), config.data.difficult_eval),
-        more=_more(len(space.names)),
-        license=f"{chosen} The backbone is not part of this repository"
-        f"{f' and is under {_plain(entry.licence)}' if entry.licence else ''}."
-        if published
-        else f"{chosen} `frozen.safetensors` has weights of the backbone{_of(entry.licence)}.",
+        main=", ".join([_plain(main), *([counted(len(scores[main]), "image")] if main in scores else [])]),
+        label_table=_label_table(space, thresholds, scores.get(main), config.data.difficult_eval),
+        more="" if len(space.names) <= _MOST_LABELS else f"\n`labels.txt` has all {len(space.names):,} labels.\n",
+        terms=_terms(license_name, _plain(entry.licence), published),
     )
+    return f"{card}\n"
 
 
-def _of(licence: str) -> str:
-    return f", which is published under {_plain(licence)}" if licence else ""
-
-
-def _main_split(config: ConfigDict, results: Results) -> str:
-    return next((name for name in config.data.test_splits if name in results), next(iter(results)))
-
-
-def _metadata(address: Address, config: ConfigDict, results: Results, main: str, license_name: str) -> str:
-    """Return the YAML at the top of the card."""
-    from huggingface_hub import EvalResult, ModelCardData
-
+def _metadata(address: Address, config: ConfigDict, results: Results, main: str, license_name: str) -> ModelCardData:
     base = HUB.fullmatch(catalog.entry(config.model.backbone.name).address)
     kinds = [config.model.head.kind, *adapters_of(config)]
-    data = {"dataset_name": config.data.name, "dataset_type": re.sub(r"[^a-z0-9_-]+", "-", config.data.name.lower())}
     measured = [
         EvalResult(
             task_type="image-classification",
             task_name="Multi-label image classification",
-            **data,
-            dataset_split=split,
+            dataset_name=config.data.name,
+            dataset_type=re.sub(r"[^a-z0-9_-]+", "-", config.data.name.lower()),
+            dataset_split=main,
             metric_type=name,
-            metric_value=round(100 * metrics[name], 2),
+            metric_value=round(100 * results[main][name], 2),
             metric_name=f"{name}, %",
         )
-        for split, metrics in results.items()
         for name in headlines(results)
-        if split == main and np.isfinite(metrics.get(name, np.nan))
+        if np.isfinite(results[main].get(name, np.nan))
     ]
-    metadata = ModelCardData(
+    return ModelCardData(
         license=license_name or "other",
         license_name=None if license_name else "not-chosen",
         library_name="mlmoe_jax",
@@ -173,38 +114,31 @@ def _metadata(address: Address, config: ConfigDict, results: Results, main: str,
         model_name=address.repository.partition("/")[2],
         eval_results=measured or None,
     )
-    return metadata.to_yaml().strip()
 
 
-def _results_table(results: Results) -> str:
-    rows = [
-        [_plain(name), *(percent(metrics.get(name, np.nan)) for metrics in results.values())]
-        for name in headlines(results)
-    ]
-    return _table(["metric", *map(_plain, results)], rows)
+def _terms(license_name: str, licence: str, published: bool) -> str:
+    """Return the license of the trained values, and the license of the backbone (if known)."""
+    chosen = f"The trained values are under `{license_name}`." if license_name else "The owner has not chosen one yet."
+    if published:
+        return f"{chosen} The backbone is not part of this repository{f' and is under {licence}' if licence else ''}."
+    of = f", which is published under {licence}" if licence else ""
+    return f"{chosen} `frozen.safetensors` has weights of the backbone{of}."
 
 
-def _label_table(space: LabelSpace, thresholds: Thresholds, scored: SplitScores | None, difficult: str) -> str:
-    """Return the labels with their training images, AP on a split and thresholds as a Markdown table."""
+def _label_table(
+    space: LabelSpace, thresholds: Thresholds, scored: SplitScores | None, difficult: str
+) -> list[list[str]]:
+    """Return the labels with their training images, AP on a split, and thresholds."""
     precision = np.full(len(space.names), np.nan)
     if scored is not None:
         label, mask = targets(scored.codes[scored.read], difficult)
         precision = multilabel.per_class(scored.scores[scored.read], label, mask=mask)["AP"]
-    cuts = thresholds.of(space.names)
+    columns = zip(space.names, space.positives, precision, thresholds.of(space.names), strict=True)
     rows = [
         [_plain(name), f"{count:,}", percent(ap), f"{cut:.3g}" if np.isfinite(cut) else "never"]
-        for name, count, ap, cut in zip(space.names, space.positives, precision, cuts, strict=True)
+        for name, count, ap, cut in columns
     ]
-    return _table(["label", "training images", "AP, %", "threshold"], rows[:_MOST_LABELS])
-
-
-def _more(labels: int) -> str:
-    return "" if labels <= _MOST_LABELS else f"\n`labels.txt` has all {labels:,} labels.\n"
-
-
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return rows[:_MOST_LABELS]
 
 
 def _plain(text: object) -> str:

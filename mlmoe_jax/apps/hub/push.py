@@ -13,7 +13,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.hub.card import write_card
-from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.results import hidden_evaluations, read_results, read_scores
 from mlmoe_jax.pretrained import hub
@@ -42,12 +42,20 @@ def push(
 ) -> int:
     """Upload a run to the hub as user/name, or only write what would be uploaded to the new folder `output`.
 
-    revision: a branch, which is created; "" = main. private: show the repository to its owner only. license_name: an
-    identifier of the hub such as apache-2.0, for the model card. Prints what was done, and returns the exit code: 3 if
-    the newest checkpoint is damaged and an older one was used.
+    Args:
+      folder: of the run.
+      repository: user/name.
+      revision: a branch, which is created; "" = main.
+      private: show the repository to its owner only.
+      license_name: an identifier of the hub such as apache-2.0, for the model card.
+      output: a folder that does not exist.
 
-    Raises UserError for a name that is not user/name, a run without results or values, an output that exists, a missing
-    token, and a hub that refuses or cannot be reached.
+    Returns:
+      The exit code: 3 if the newest checkpoint is damaged and an older one was used.
+
+    Raises:
+      UserError: for a name that is not user/name, a run without results or values, an output that exists, a missing
+        token, and a hub that refuses or cannot be reached.
     """
     hub.require_repository(repository)
     address = hub.Address(repository, hub.require_revision(revision) if revision else "main")
@@ -97,14 +105,8 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
 def _portable(config: ConfigDict) -> ConfigDict:
     """Return a config without places, devices and logs of this machine, which stores unpublished frozen weights."""
     shared, default = config.copy_and_resolve_references(), default_config()
-    for section in ("mesh", "log"):
-        shared[section] = default[section]
-    for key in _PLACES:
-        *sections, name = key.split(".")
-        here, there = shared, default
-        for section in sections:
-            here, there = here[section], there[section]
-        here[name] = there[name]
+    shared.mesh, shared.log = default.mesh, default.log
+    shared.update_from_flattened_dict({key: flatten(default)[key] for key in _PLACES})
     if shared.model.prompts.groups not in ("computed", "published"):
         shared.model.prompts.groups = "computed"  # the label space has the groups
     shared.model.backbone.weights = Path(shared.model.backbone.weights).name
