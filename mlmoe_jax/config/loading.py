@@ -20,9 +20,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS, default_config, key_named
 from mlmoe_jax.config.keys import Key, key_like, tuples
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.registry import suggestion
-from mlmoe_jax.runtime.storage import damage_explained
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

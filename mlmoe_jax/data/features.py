@@ -21,7 +21,7 @@ from etils import epath
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.cache import cache_folder
+from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.storage import whole_file
 
 PART_BYTES = 2**27  # the most that is computed again after an interruption, and that a part needs in memory

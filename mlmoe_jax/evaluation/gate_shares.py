@@ -20,7 +20,7 @@ from mlmoe_jax.data.batch import targets
 from mlmoe_jax.evaluation.results import PREFIXES, SplitScores
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.runs.folder import GATES, SCORES, RunFolder
-from mlmoe_jax.runtime.npz import PACKED, USUAL
+from mlmoe_jax.runtime.formats import PACKED, USUAL
 
 Floats = NDArray[np.float64]
 _SHARED = "shared/"

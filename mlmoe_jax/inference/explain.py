@@ -43,9 +43,9 @@ from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolde
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes
-from mlmoe_jax.runtime.storage import to_json
 
 MOST_SAMPLES, MOST_SIDE = 64, 224  # maximum number of images, and maximum side of a thumbnail in pixels
 MOST_NUMBERS = 20_000_000  # entries of one array of explained.npz; a larger array is left out

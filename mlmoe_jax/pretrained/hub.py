@@ -18,9 +18,7 @@ from typing import Any
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained import web
 from mlmoe_jax.pretrained.download import fetch
-from mlmoe_jax.runtime.cache import cache_folder
-from mlmoe_jax.runtime.files import MIB
-from mlmoe_jax.runtime.locations import HUB
+from mlmoe_jax.runtime.files import HUB, MIB, cache_folder
 from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__

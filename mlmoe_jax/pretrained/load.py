@@ -22,10 +22,9 @@ from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 from mlmoe_jax.pretrained.torch_pickle import Unreadable
 from mlmoe_jax.pretrained.weights import find_weights
-from mlmoe_jax.runtime.files import open_regular
-from mlmoe_jax.runtime.npz import read_npz
+from mlmoe_jax.runtime.files import damage_explained, open_regular
+from mlmoe_jax.runtime.formats import read_npz
 from mlmoe_jax.runtime.registry import Registry
-from mlmoe_jax.runtime.storage import damage_explained
 
 # The first layout that matches the names in a file is used, so whole models precede the backbones that they contain.
 RULES: Registry[tuple[Source, ...]] = Registry(

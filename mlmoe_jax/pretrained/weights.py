@@ -6,7 +6,7 @@ from pathlib import Path
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.catalog import Entry, entry
 from mlmoe_jax.pretrained.download import Unreachable, check_pinned, fetch
-from mlmoe_jax.runtime.cache import cache_folder
+from mlmoe_jax.runtime.files import cache_folder
 
 
 def find_weights(name: str) -> Path:

@@ -28,7 +28,7 @@ from etils import epath
 
 from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
-from mlmoe_jax.runtime import disk, distributed, watchdog
+from mlmoe_jax.runtime import distributed, files, watchdog
 from mlmoe_jax.runtime.progress import status
 
 Notes = Mapping[str, Any]
@@ -72,7 +72,7 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
     path = path.resolve() if folder.is_local else path
     with _failures_kept_quiet():
         try:
-            with disk.writing(path):
+            with files.full_disk_explained(path):
                 manager = ocp.CheckpointManager(path, options=options)
         except RecursionError as error:  # of the JSON in it; Orbax ignores other damage there
             raise UserError(
@@ -92,7 +92,7 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
 def _close(manager: ocp.CheckpointManager) -> None:
     """Wait for the last checkpoint and end the threads of the manager, also if the checkpoint could not be written."""
     try:
-        with disk.writing(manager.directory):
+        with files.full_disk_explained(manager.directory):
             manager.close()
     except NoRoom:
         manager.close()  # the first call ends at the error, which is raised once, and leaves threads behind
@@ -111,7 +111,7 @@ def _remove_partial(path: epath.Path) -> None:
 def require_written(manager: ocp.CheckpointManager, *, wait: bool = False) -> None:
     """Raise NoRoom if the last checkpoint could not be written; without `wait`, one that is being written counts."""
     if wait or not manager.is_saving_in_progress():
-        with disk.writing(manager.directory):
+        with files.full_disk_explained(manager.directory):
             manager.wait_until_finished()
 
 
@@ -127,7 +127,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
         notes=ocp.args.JsonSave(notes),
         digests=ocp.args.JsonSave(digests),
     )
-    with disk.writing(manager.directory):
+    with files.full_disk_explained(manager.directory):
         manager.save(step, args=items)
 
 
@@ -295,7 +295,7 @@ def _failures_kept_quiet() -> Iterator[None]:
 
     def not_of_disk(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return error is None or disk.no_room(error) is None
+        return error is None or files.no_room(error) is None
 
     def restore() -> None:
         sys.unraisablehook = show

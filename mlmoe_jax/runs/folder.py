@@ -18,9 +18,11 @@ from typing import Any
 from etils import epath
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import disk, distributed
+from mlmoe_jax.runtime import distributed, files
+from mlmoe_jax.runtime.files import open_to_append
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import Folder, open_to_append, to_json
+from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.text import counted
 
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
@@ -68,7 +70,7 @@ class RunFolder(Folder):
         line = to_json(row) + "\n"
         path = self / METRICS
         if self.is_local:
-            with disk.writing(path), open_to_append(path) as file:
+            with files.full_disk_explained(path), open_to_append(path) as file:
                 file.write(line)
         else:
             path.write_text((path.read_text() if path.exists() else "") + line)

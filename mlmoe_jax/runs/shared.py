@@ -20,8 +20,7 @@ from mlmoe_jax.runs.folder import (
     THRESHOLDS,
     RunFolder,
 )
-from mlmoe_jax.runtime.files import MIB, MOST_DATA
-from mlmoe_jax.runtime.locations import DEMO, HUB
+from mlmoe_jax.runtime.files import DEMO, HUB, MIB, MOST_DATA
 from mlmoe_jax.runtime.text import printable
 
 CARD = "README.md"

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime import disk
+from mlmoe_jax.runtime import files
 
 TENSORBOARD, WANDB = "tensorboard", "wandb.json"
 
@@ -43,7 +43,7 @@ class EventFiles:
         self._folder, self._event = folder, event_pb2.Event
         self._kept = None if folder.is_local else tempfile.TemporaryDirectory()
         self._where = where = Path(self._kept.name if self._kept else folder.writable_folder(TENSORBOARD))
-        with disk.writing(where):
+        with files.full_disk_explained(where):
             where.mkdir(parents=True, exist_ok=True)
             self._file = EventsWriter(str(where / "events"), f".from{first_step}")
         if first_step:
@@ -65,7 +65,7 @@ class EventFiles:
             self._kept.cleanup()
 
     def _write(self, event: Any) -> None:
-        with disk.writing(self._where):
+        with files.full_disk_explained(self._where):
             self._file.write_event(event)
             self._file.flush()
         for path in Path(self._kept.name).iterdir() if self._kept is not None else ():

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mlmoe_jax.errors import INTERRUPTED, UserError
-from mlmoe_jax.runtime import disk, watchdog
+from mlmoe_jax.runtime import files, watchdog
 from mlmoe_jax.runtime.cluster import VARIABLES, Cluster, find_cluster, number
 
 HEARTBEAT_SECONDS, SHUTDOWN_SECONDS = 10, 5  # after these a silent process counts as dead
@@ -127,7 +127,7 @@ def _leave() -> None:
 def _end(error: BaseException, who: str) -> NoReturn:
     """Exit at once after a failure in one process of a job; a normal exit would wait for the others."""
     code = 1
-    known = error if isinstance(error, UserError) else disk.no_room(error)
+    known = error if isinstance(error, UserError) else files.no_room(error)
     if known is not None:
         code = known.exit_code
         print(f"error: {known}", file=sys.stderr)

@@ -1,18 +1,23 @@
-"""Files that somebody else may have written: only regular files are read, and never more bytes than expected.
+"""Files on local disk or in an object store: where they may be, how they are opened, and what their errors mean.
 
-A device or a pipe under the name of a file has no end, or waits for ever. All errors are an OSError, whose `strerror`
-is the reason, so that callers need to know of no further kinds of failure.
+Only regular files are read, and never more bytes than expected: a device or a pipe under the name of a file has no end,
+or waits for ever. All errors of reading are an OSError, whose `strerror` is the reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
-from typing import BinaryIO, TextIO
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
 
 from etils import epath
+
+from mlmoe_jax.errors import NoRoom, UserError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -20,6 +25,34 @@ MOST_TEXT = 512 * MIB  # of a text or JSON file in a run folder
 MOST_LIST = 256 * MIB  # of a list of paths, about four million
 MOST_DATA = 8 * GIB  # of weights, or of the labels of a data set in one file; the largest published ones have 6 GB
 MOST_LINE = 16 * MIB  # letters of one line of a table
+
+# Prefixes of what has a name and no path: models on the Hugging Face hub, and what comes with installed packages.
+HUB, DEMO = "hf:", "demo:"
+
+_LONGEST_NAME = 255  # bytes, on common file systems
+_NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a symbolic link, a pipe, a folder
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room and repeat the same command"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable or name another folder"),
+    errno.EIO: "check the disk and repeat the same command",
+}
+
+
+def cache_folder() -> Path:
+    """Return $MLMOE_CACHE, or mlmoe_jax in the user's cache folder if that is not set; it may not exist yet."""
+    if chosen := os.environ.get("MLMOE_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlmoe_jax"
+
+
+def is_file_name(value: Any) -> bool:
+    """Return whether a value that was read from a file is the name of a file in a folder, and not a path."""
+    if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
+        return False
+    try:
+        return len(os.fsencode(value)) <= _LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
@@ -77,3 +110,93 @@ def _read_remote(path: str | os.PathLike, most: int) -> bytes:
 def _refuse_more(size: int, most: int) -> None:
     if size > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+
+
+def open_to_append(path: str | os.PathLike) -> TextIO:
+    """Open a local text file to append to it; UserError if it is a symbolic link, a pipe or a folder.
+
+    Appending is the only way in which a file is changed in place, so a link of the same name must not be followed.
+    """
+    try:
+        return open(path, "a", opener=_open_without_links)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE:
+            raise UserError(f"{path} is not a regular file, and only such a file is written to; remove it") from error
+        raise
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    # O_NONBLOCK: opening a pipe that has no reader fails instead of waiting for one.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+@contextlib.contextmanager
+def damage_explained(path: Any) -> Iterator[None]:
+    """Turn any error of reading and parsing a file into a UserError that names the file.
+
+    The block should hold only that, completely: also the conversion of every value that is used later.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # parsers raise errors of many types for truncated or changed content
+        first = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
+        reason = f"it has no {first}" if isinstance(error, KeyError) else first
+        raise UserError(f"{path} is damaged: {reason}") from error
+
+
+def no_room(error: BaseException, place: object = "") -> NoRoom | None:
+    """Return the sentence about a disk that is full, read-only or failing if that caused an error, otherwise None.
+
+    place: the file or folder that was written; by default the one that the error names.
+    """
+    if isinstance(error, UserError):  # whoever raised it knew the reason
+        return error if isinstance(error, NoRoom) else None
+    cause: BaseException | None = error
+    while cause is not None:
+        if number := _number(cause):
+            what = f"cannot write {place}" if place else "cannot read or write"
+            if not place and (name := getattr(cause, "filename", None)):
+                what += f" {os.fsdecode(name)}"
+            return NoRoom(f"{what}: {os.strerror(number)}; {_REMEDIES[number]}")
+        cause = cause.__cause__
+    return None
+
+
+def _number(error: BaseException) -> int | None:
+    """Return the errno of an error if it is one of these; libraries in C++ raise other types with the same text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno if error.errno in _REMEDIES else None
+    text = str(error)
+    return next((number for number in _REMEDIES if os.strerror(number) in text), None)
+
+
+@contextlib.contextmanager
+def full_disk_explained(place: object) -> Iterator[None]:
+    """Turn any error of a full, read-only or failing disk in the block, which writes `place`, into NoRoom."""
+    try:
+        yield
+    except Exception as error:
+        if (reason := no_room(error, place)) is None:
+            raise
+        raise reason from error
+
+
+def flush_output() -> None:
+    """Write what is printed so far; NoRoom if that fails, which at exit would have no sentence."""
+    try:
+        with full_disk_explained("standard output"):
+            sys.stdout.flush()
+    except (OSError, NoRoom):
+        discard_output()
+        raise
+
+
+def discard_output() -> None:
+    """Discard what standard output's buffers hold and will hold, so that writing them at exit cannot fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

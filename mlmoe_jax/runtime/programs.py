@@ -16,7 +16,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.cache import cache_folder
+from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.memory import GIB
 from mlmoe_jax.runtime.progress import status
 

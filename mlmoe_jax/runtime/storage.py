@@ -1,23 +1,19 @@
-"""Folders and files on local disk or in an object store; files are replaced whole."""
+"""Folders on local disk or in an object store, whose files are replaced whole, and the targets of outputs."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import importlib.util
 import io
 import json
-import math
 import os
 import secrets
 import shutil
-import struct
+import sys
 import tempfile
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,96 +21,20 @@ import numpy as np
 from etils import epath
 
 from mlmoe_jax.errors import NoRoom, UserError
-from mlmoe_jax.runtime import disk
-from mlmoe_jax.runtime.files import MOST_TEXT, open_regular, read_bytes
-from mlmoe_jax.runtime.npz import read_npz
-from mlmoe_jax.runtime.spreadsheet import row_writer
-
-_LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
-
-
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return strict JSON: a number that is not finite, such as the mAP of a split without positives, becomes null."""
-
-    def plain(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {key: plain(inner) for key, inner in item.items()}
-        if isinstance(item, list | tuple):
-            return [plain(inner) for inner in item]
-        return None if isinstance(item, float) and not math.isfinite(item) else item
-
-    return json.dumps(plain(value), indent=indent, allow_nan=False)
-
-
-# ------------------------------------------------------------------------------------------------- damaged content
-# All that parsers raise for content that a crash or somebody else has changed, and that assigning its parts raises.
-_DAMAGE = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
+from mlmoe_jax.runtime.files import (
+    MOST_TEXT,
+    damage_explained,
+    discard_output,
+    full_disk_explained,
+    is_file_name,
+    open_regular,
+    open_to_append,
+    read_bytes,
 )
+from mlmoe_jax.runtime.formats import read_npz, row_writer, to_json
 
-
-@contextlib.contextmanager
-def damage_explained(path: Any) -> Iterator[None]:
-    """Turn any error of reading and parsing a file into a UserError that names the file.
-
-    The block should hold only that, completely: also the conversion of every value that is used later.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except _DAMAGE as error:
-        first = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
-        reason = f"it has no {first}" if isinstance(error, KeyError) else first
-        raise UserError(f"{path} is damaged: {reason}") from error
-
-
-# ------------------------------------------------------------------------------------------- names and links of others
-_LONGEST_NAME = 255  # bytes, on common file systems
-_NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a symbolic link, a pipe, a folder
-
-
-def is_file_name(value: Any) -> bool:
-    """Return whether a value that was read from a file is the name of a file in a folder, and not a path."""
-    if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
-        return False
-    try:
-        return len(os.fsencode(value)) <= _LONGEST_NAME
-    except UnicodeEncodeError:
-        return False
-
-
-def open_to_append(path: str | os.PathLike) -> TextIO:
-    """Open a local text file to append to it; UserError if it is a symbolic link, a pipe or a folder.
-
-    Appending is the only way in which a file is changed in place, so a link of the same name must not be followed.
-    """
-    try:
-        return open(path, "a", opener=_open_without_links)
-    except OSError as error:
-        if error.errno in _NOT_A_FILE:
-            raise UserError(f"{path} is not a regular file, and only such a file is written to; remove it") from error
-        raise
-
-
-def _open_without_links(path: str, flags: int) -> int:
-    # O_NONBLOCK: opening a pipe that has no reader fails instead of waiting for one.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
+STANDARD_OUTPUT = "-"
+_LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
 _JSON_KINDS = {dict: "an object", list: "a list"}
 
 
@@ -178,14 +98,14 @@ class Folder:
         If another process holds the lock, raises InUse, or waits for it with `wait`.
         """
         try:
-            with disk.writing(self):
+            with full_disk_explained(self):
                 self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the {self.kind} {self}: {error.strerror or error}") from error
         if not self.is_local:  # object stores have no locks
             yield
             return
-        with disk.writing(self.path / ".lock"):
+        with full_disk_explained(self.path / ".lock"):
             lock = open_to_append(self.path / ".lock")
         with lock:
             try:
@@ -247,7 +167,7 @@ class Folder:
         self.write_bytes(name, buffer.getvalue())
 
     def write_csv(self, name: str, columns: list[str], rows: list[list]) -> None:
-        """Replace a CSV file whole; see `spreadsheet.row_writer` for its cells."""
+        """Replace a CSV file whole; see `formats.row_writer` for its cells."""
         buffer = io.StringIO()
         write = row_writer(buffer)
         for row in (columns, *rows):
@@ -307,7 +227,7 @@ def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
     containers that share a folder have the same process numbers.
     """
     local = "://" not in str(path)
-    with disk.writing(path), contextlib.ExitStack() as stack:
+    with full_disk_explained(path), contextlib.ExitStack() as stack:
         if local:
             partial = Path(path).with_name(f".{path.name}.{'' if alone else f'{secrets.randbits(64)}.'}tmp")
             partial.unlink(missing_ok=True)  # that of a process that was killed
@@ -359,3 +279,52 @@ def whole_folder(path: Path) -> Iterator[Path]:
         partial.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target of an output: a file, or standard output if `path` is None; `kind` is its format, such as csv."""
+
+    path: epath.Path | None
+    kind: str
+
+    def __str__(self) -> str:
+        return "standard output" if self.path is None else str(self.path)
+
+
+@contextlib.contextmanager
+def opened(target: Target) -> Iterator[TextIO]:
+    """Open a target for writing.
+
+    A file gets its name only if the block succeeds, see `whole_file`. Standard output is written line by line; if its
+    reader closes it, the block ends without an error. Paths that are not UTF-8 keep their bytes. Raises UserError if
+    writing fails.
+    """
+    with _standard_output() if target.path is None else _text_file(target.path) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _text_file(path: epath.Path) -> Iterator[TextIO]:
+    try:
+        with (
+            whole_file(path, alone=False) as partial,
+            open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        ):
+            yield file
+    except OSError as error:  # a full disk is explained already
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _standard_output() -> Iterator[TextIO]:
+    sys.stdout.flush()
+    file = io.TextIOWrapper(
+        sys.stdout.buffer, encoding="utf-8", errors="surrogateescape", newline="", line_buffering=True
+    )
+    try:
+        yield file
+    except BrokenPipeError:  # `… | head`
+        discard_output()
+    finally:
+        file.detach()

@@ -18,7 +18,7 @@ from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run
-from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.watchdog import HUNG
 from mlmoe_jax.training.loop import train
 

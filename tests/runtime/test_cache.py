@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlmoe_jax.runtime.cache import cache_folder
+from mlmoe_jax.runtime.files import cache_folder
 
 
 def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mlmoe_jax.errors import NO_ROOM, NoRoom, UserError
-from mlmoe_jax.runtime import disk
+from mlmoe_jax.runtime import files
 from mlmoe_jax.runtime.storage import Folder
 
 
@@ -24,24 +24,24 @@ from mlmoe_jax.runtime.storage import Folder
 )
 def test_the_sentence_names_the_file_the_reason_and_the_remedy(number, remedy):
     reason = os.strerror(number)
-    named = disk.no_room(OSError(number, reason, "/data/x.csv"))
+    named = files.no_room(OSError(number, reason, "/data/x.csv"))
     assert str(named) == f"cannot read or write /data/x.csv: {reason}; {remedy}"
     assert named.exit_code == NO_ROOM
     # as TensorStore and ArrayRecord report it, and as the cause of something else
     other = ValueError(f'RESOURCE_EXHAUSTED: Failed writing: "d/8": {reason} [os_error_code=x]')
     outer = RuntimeError("a thread failed")
     outer.__cause__ = other
-    assert str(disk.no_room(outer, "/run/checkpoints")) == f"cannot write /run/checkpoints: {reason}; {remedy}"
+    assert str(files.no_room(outer, "/run/checkpoints")) == f"cannot write /run/checkpoints: {reason}; {remedy}"
 
 
 def test_other_errors_stay():
     reason = os.strerror(errno.EACCES)
     for other in (OSError(errno.ENOENT, "No such file"), ValueError("x"), UserError(f"cannot read a: {reason}")):
-        assert disk.no_room(other) is None
-        with pytest.raises(type(other)), disk.writing("x"):
+        assert files.no_room(other) is None
+        with pytest.raises(type(other)), files.full_disk_explained("x"):
             raise other
     known = NoRoom("cannot write a")
-    assert disk.no_room(known, "b") is known
+    assert files.no_room(known, "b") is known
 
 
 def test_a_partial_file_is_removed_and_the_old_one_kept(tmp_path, refusal):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import files, npz
-from mlmoe_jax.runtime.files import lines_of, open_regular, read_bytes, read_stream
-from mlmoe_jax.runtime.npz import read_npz
-from mlmoe_jax.runtime.storage import Folder, damage_explained
+from mlmoe_jax.runtime import files, formats
+from mlmoe_jax.runtime.files import damage_explained, lines_of, open_regular, read_bytes, read_stream
+from mlmoe_jax.runtime.formats import read_npz
+from mlmoe_jax.runtime.storage import Folder
 
 
 @pytest.fixture(params=["pipe", "socket", "device", "folder", "long name", "NUL", "surrogate"])
@@ -142,7 +142,7 @@ def test_methods_and_members_that_numpy_does_not_write_are_refused(method):
 def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(monkeypatch):
     bomb = stored(a=np.zeros(1_000_000, np.int8))
     assert read_npz(bomb)["a"].nbytes == 1_000_000
-    monkeypatch.setattr(npz, "USUAL", 0)
+    monkeypatch.setattr(formats, "USUAL", 0)
     with pytest.raises(ValueError, match="would unpack to 1,000,128 bytes"):
         read_npz(bomb, usual=0)
     noise = np.random.default_rng(0).bytes(5000)

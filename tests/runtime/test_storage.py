@@ -3,15 +3,8 @@ import os
 import pytest
 from etils import epath
 
-from mlmoe_jax.runtime.storage import (
-    Folder,
-    is_file_name,
-    open_to_append,
-    require_new,
-    whole_file,
-    whole_folder,
-)
-from mlmoe_jax.runtime.targets import Target, opened
+from mlmoe_jax.runtime.files import is_file_name, open_to_append
+from mlmoe_jax.runtime.storage import Folder, Target, opened, require_new, whole_file, whole_folder
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
-from mlmoe_jax.runtime import disk
+from mlmoe_jax.runtime import files
 from mlmoe_jax.runtime.text import printable
 
 # Modes in which all processes take part; in every other mode only the first one works.
@@ -239,7 +239,7 @@ def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
         raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
     import mlmoe_jax.config as configuration
     from mlmoe_jax.apps.tools.preflight.cost import format_summary, summarize
-    from mlmoe_jax.runtime.storage import to_json
+    from mlmoe_jax.runtime.formats import to_json
 
     rows = {}
     for reference in [flags.config] if flags.config else configuration.split_references(flags.configs):
@@ -319,7 +319,7 @@ def _push(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 def _print_results(results: dict, flags: argparse.Namespace) -> None:
     from mlmoe_jax.evaluation.evaluate import format_results
-    from mlmoe_jax.runtime.storage import to_json
+    from mlmoe_jax.runtime.formats import to_json
 
     print(to_json(results, indent=2) if flags.json else format_results(results, every=flags.verbose))
     if not (flags.json or flags.verbose):
@@ -354,13 +354,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with interruptible():
             code = _run(arguments)
-            disk.flush_output()
+            files.flush_output()
             return code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        known = error if isinstance(error, UserError) else disk.no_room(error)
+        known = error if isinstance(error, UserError) else files.no_room(error)
         if known is None:
             raise
         print(f"error: {printable(str(known))}", file=sys.stderr)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.locations import DEMO, HUB
+from mlmoe_jax.runtime.files import DEMO, HUB
 from mlmoe_jax.runtime.version import __version__
 
 # Mode -> its sentence in --help.

@@ -19,8 +19,9 @@ from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST, Run
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import require_new, to_json, whole_file, whole_folder
+from mlmoe_jax.runtime.storage import require_new, whole_file, whole_folder
 
 SAFETENSORS = "safetensors"
 ALWAYS, AUTO, NEVER = "always", "auto", "never"  # as in checkpoint.include_frozen

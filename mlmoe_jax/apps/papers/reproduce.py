@@ -21,8 +21,8 @@ from mlmoe_jax.apps.papers.request import Request, commands_after
 from mlmoe_jax.apps.papers.tables import format_text, heading, listed, write_tables
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import to_json
 
 
 def reproduce(request: Request, folder: RunFolder, *, as_json: bool = False) -> int:

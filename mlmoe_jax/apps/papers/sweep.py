@@ -21,8 +21,8 @@ from mlmoe_jax.apps.papers.plot import Mark, draw
 from mlmoe_jax.evaluation.metrics.rates import sample_deviation
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.text import percent, text_table
 
 TABLE, PLOT = "sweep.csv", "sweep.png"

@@ -19,7 +19,7 @@ from mlmoe_jax.apps.report.resampling import resample
 from mlmoe_jax.apps.report.run_files import COST, RunFiles
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.storage import to_json
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.version import __version__
 
 REPORT = "report.html"

@@ -48,8 +48,8 @@ from mlmoe_jax.runs.folder import (
 from mlmoe_jax.runs.history import read_starts
 from mlmoe_jax.runs.restore import read_config, read_label_space
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
-from mlmoe_jax.runtime.spreadsheet import read_rows
-from mlmoe_jax.runtime.storage import is_file_name
+from mlmoe_jax.runtime.files import is_file_name
+from mlmoe_jax.runtime.formats import read_rows
 
 COST = "cost.json"
 NO_SCORES = "scores.npz is written when training ends, or by an evaluation:"

@@ -15,8 +15,8 @@ from mlmoe_jax.data.sources.open import open_splits, root_of
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.data.split_checks import EXAMPLES, check_splits, count_labels, label_warnings
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import Progress
-from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.text import text_table
 
 TOP = 10  # listed co-occurrences, and pairs of labels that never occur together

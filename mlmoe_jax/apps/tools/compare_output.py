@@ -13,10 +13,9 @@ from mlmoe_jax.apps.tools.compare import RESAMPLES, Change, ComparedRun, Compari
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import hidden_evaluations
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.formats import row_writer, to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.spreadsheet import row_writer
-from mlmoe_jax.runtime.storage import to_json
-from mlmoe_jax.runtime.targets import Target, opened
+from mlmoe_jax.runtime.storage import Target, opened
 from mlmoe_jax.runtime.text import percent, text_table
 
 _SHOWN = 10  # rows of a printed table

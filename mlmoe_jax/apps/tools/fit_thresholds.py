@@ -13,8 +13,8 @@ from mlmoe_jax.evaluation.results import read_labels, read_scores, require_split
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.text import some, text_table
 
 _SHOWN = 10  # names in a sentence

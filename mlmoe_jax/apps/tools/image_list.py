@@ -29,8 +29,7 @@ from etils import epath
 
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_LIST, read_bytes, read_stream
-from mlmoe_jax.runtime.locations import DEMO
+from mlmoe_jax.runtime.files import DEMO, MOST_LIST, read_bytes, read_stream
 
 # Photographs of scikit-image, which also has the license of each.
 PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")

@@ -25,7 +25,7 @@ from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED, PackedFile
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import disk
+from mlmoe_jax.runtime import files
 from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import status
@@ -79,7 +79,7 @@ def _plain_errors(folder: Folder) -> Iterator[None]:
     except ImportError as error:  # etils imports the packages for object stores on demand
         raise UserError(f"cannot write to {folder}: {error}") from error
     except OSError as error:
-        if full := disk.no_room(error, folder):
+        if full := files.no_room(error, folder):
             raise full from error
         reason = error.strerror or error
         raise UserError(f"cannot write to {folder}: {reason}; correct this and repeat the command") from error

@@ -19,10 +19,10 @@ from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.predict import BATCH, Predictor, Result, by_label
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import BEST
-from mlmoe_jax.runtime import distributed, spreadsheet
+from mlmoe_jax.runtime import distributed, formats
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.storage import to_json
-from mlmoe_jax.runtime.targets import STANDARD_OUTPUT, Target, opened
+from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target, opened
 from mlmoe_jax.runtime.text import counted, printable, text_table
 
 SHOWN = 20  # maximum number of printed rows, and of printed errors
@@ -143,14 +143,14 @@ def _require_distinct_columns(names: Sequence[str]) -> None:
 def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
     """Return a function that writes a result as a row of `kind` csv or jsonl; write the heading of a CSV.
 
-    Columns of a CSV: image, labels (see `spreadsheet.join_names`), error and one score per label; with top_k, the
+    Columns of a CSV: image, labels (see `formats.join_names`), error and one score per label; with top_k, the
     number of labels per result: image, error, and label_1, score_1, label_2, …, best first.
     Keys in JSONL: image, and either error, or labels and scores (with top_k only those of the best labels, best first),
     and gates {name: {label: weights}} if a result has them.
     """
     if kind == "jsonl":
         return lambda result: print(json.dumps(_json_row(result, names, top_k), allow_nan=False), file=file)
-    write_row = spreadsheet.row_writer(file)
+    write_row = formats.row_writer(file)
     ranks = range(1, (top_k or 0) + 1)
     ranked = [column for rank in ranks for column in (f"label_{rank}", f"score_{rank}")]
     write_row(["image", "error", *ranked] if top_k else [*_COLUMNS, *names])
@@ -161,7 +161,7 @@ def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None 
             cells = [cell for name in result.labels for cell in (name, score[name])]
             write_row([result.image, result.error, *(cells or [""] * len(ranked))])
         else:
-            labels = spreadsheet.join_names(result.labels)
+            labels = formats.join_names(result.labels)
             write_row([result.image, labels, result.error, *(score.get(name, "") for name in names)])
 
     return write

@@ -23,8 +23,7 @@ from mlmoe_jax.data.sources.published import Published
 from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.split import POSITIVE, Split, has_positive
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
-from mlmoe_jax.runtime.storage import damage_explained
+from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
 
 SPLITS = ("train", "val")
 PUBLISHED = Published(

@@ -40,7 +40,7 @@ from mlmoe_jax.data.images import STRICT, ArrayImages, Decoding, Images
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.cache import cache_folder
+from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.progress import status
 
 NAME = "digits-v1"

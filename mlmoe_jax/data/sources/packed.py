@@ -31,10 +31,9 @@ from mlmoe_jax.data.images import BadImage, EncodedImages
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.cache import cache_folder
-from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
-from mlmoe_jax.runtime.npz import USUAL, read_npz
-from mlmoe_jax.runtime.storage import Folder, damage_explained, is_file_name
+from mlmoe_jax.runtime.files import MOST_DATA, cache_folder, damage_explained, is_file_name, read_bytes
+from mlmoe_jax.runtime.formats import USUAL, read_npz
+from mlmoe_jax.runtime.storage import Folder
 
 MANIFEST, UNFINISHED, FORMAT = "manifest.json", "unfinished.json", 1
 

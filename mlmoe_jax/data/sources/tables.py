@@ -48,7 +48,7 @@ from mlmoe_jax.data.sources.listed import ids_of, images_folder, refuse_other_sp
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import spreadsheet
+from mlmoe_jax.runtime import formats
 from mlmoe_jax.runtime.files import lines_of, open_regular
 from mlmoe_jax.runtime.text import some
 
@@ -206,12 +206,10 @@ def _csv_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row
     if not separator:
         raise UserError("data.separator is empty; set it to the text between the label names in a cell, such as ;")
     for line, cells in rows:
-        names = spreadsheet.split_names(spreadsheet.plain(cells[labels_at]), separator)
+        names = formats.split_names(formats.plain(cells[labels_at]), separator)
         labels = {name.strip(): POSITIVE for name in names}
         labels.pop("", None)
-        yield Row(
-            line, spreadsheet.plain(cells[image_at]), None if split_at is None else cells[split_at], labels, NEGATIVE
-        )
+        yield Row(line, formats.plain(cells[image_at]), None if split_at is None else cells[split_at], labels, NEGATIVE)
 
 
 def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row]:
@@ -286,7 +284,7 @@ def _by_column(
     codes = {cell: code % 256 for cell, code in CELLS.items()}
     table = bytearray()
     for line, cells in rows:
-        if chosen.admits(line, spreadsheet.plain(cells[image_at]), None if split_at is None else cells[split_at]):
+        if chosen.admits(line, formats.plain(cells[image_at]), None if split_at is None else cells[split_at]):
             try:
                 table.extend(map(codes.__getitem__, compress(cells, is_class)))
             except KeyError as error:
@@ -329,7 +327,7 @@ def _csv_table(file: TextIO, path: Path) -> tuple[list[str], Iterator[tuple[int,
     """Return the header of a CSV, and its other rows with their line numbers; blank lines are skipped."""
     rows = _csv_lines(file, path)
     _, header = next(rows, (0, []))
-    header = [spreadsheet.plain(name.strip()) for name in header]
+    header = [formats.plain(name.strip()) for name in header]
     if not header:
         raise UserError(f"{path} is empty; write a line with the column names, then one line per image")
     if repeated := _first_repeated(header):

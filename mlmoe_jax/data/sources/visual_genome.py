@@ -29,8 +29,7 @@ from mlmoe_jax.data.sources.source import Source, kept_and_checked
 from mlmoe_jax.data.sources.tables import read_classes
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
-from mlmoe_jax.runtime.storage import damage_explained
+from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
 
 SPLITS = ("train", "test")
 CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"

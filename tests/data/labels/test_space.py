@@ -17,7 +17,7 @@ from mlmoe_jax.data.labels.space import (
 )
 from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
-from mlmoe_jax.runtime.npz import read_npz
+from mlmoe_jax.runtime.formats import read_npz
 
 
 def model(groups="computed", num_groups=2, tau_co=2.0, tau_dc=3.0):

@@ -25,9 +25,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.tools.preflight import hlo
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import sharding
+from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import to_json
 from mlmoe_jax.runtime.text import counted
 from mlmoe_jax.training.setup import abstract_steps
 

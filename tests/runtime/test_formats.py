@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlmoe_jax.runtime.spreadsheet import guarded, join_names, plain, read_rows, row_writer, split_names
+from mlmoe_jax.runtime.formats import guarded, join_names, plain, read_rows, row_writer, split_names
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''+1")
 HARMLESS = ("cat", "", "a=b", "'t Hooft", "'", "x-y", " =1", "é")

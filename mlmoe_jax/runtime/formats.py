@@ -1,0 +1,143 @@
+"""Formats of files: strict JSON, npz files that somebody else may have written, and the cells of CSV tables.
+
+`numpy.load` allocates whatever a header asks for, and unpacks a file of 2 MB to 2 GB. Here the size of every array is
+compared with that of its member, and the sum of all with the size of the file, before anything is allocated.
+
+A spreadsheet runs a cell that begins with = + - or @, or with one of these after a tab or a carriage return. The names
+of labels and images are not ours, so such a text is written with an apostrophe before it, which `plain` removes again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, BinaryIO, TextIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from mlmoe_jax.runtime.files import MIB
+
+USUAL = 256 * MIB  # unpacked; also of a file that is much smaller, such as the labels of a data set, mostly zeros
+PACKED = 100  # larger ones unpack to at most this many times the size of the file
+_MEMBER = ".npy"
+_LONGEST_HEADER = 10_000  # bytes; numpy's own limit for headers that are not trusted
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")  # an apostrophe before it is text of ours or of the user's: one more is added
+_ESCAPED = re.compile(r"'+[=+\-@\t\r]")
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return strict JSON: a number that is not finite, such as the mAP of a split without positives, becomes null."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: plain(inner) for key, inner in item.items()}
+        if isinstance(item, list | tuple):
+            return [plain(inner) for inner in item]
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
+    """Return all arrays of an npz file that is open for reading; nothing is unpickled.
+
+    usual: the number of bytes to which any file may unpack; beyond it, at most PACKED times the size of the file.
+    Raises the errors that `files.damage_explained` turns into a sentence, before anything is allocated.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        most = max(usual, PACKED * file.seek(0, os.SEEK_END))
+        if (unpacked := sum(member.file_size for member in members)) > most:
+            raise ValueError(f"it would unpack to {unpacked:,} bytes, more than {most:,}")
+        return {member.filename.removesuffix(_MEMBER): _array(archive, member, most) for member in members}
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> np.ndarray:
+    name = repr(member.filename[:100])
+    if not member.filename.endswith(_MEMBER) or member.compress_type not in _METHODS or member.flag_bits & 1:
+        raise ValueError(f"its member {name} is not one that numpy writes")
+    with archive.open(member) as file:
+        read_header = _HEADERS.get(version := npy.read_magic(file))
+        if read_header is None:
+            raise ValueError(f"its array {name} has the unknown version {version}")
+        shape, fortran_order, dtype = read_header(file, max_header_size=_LONGEST_HEADER)
+        if dtype.hasobject or dtype.fields or dtype.subdtype or not dtype.itemsize or min(shape, default=0) < 0:
+            raise ValueError(f"its array {name} is not one of numbers or text")
+        # Sides next to one of 0 need no memory, but make lists and loops as long as they say.
+        size, sides = math.prod(shape) * dtype.itemsize, math.prod(side or 1 for side in shape)
+        if size != member.file_size - file.tell() or sides * dtype.itemsize > most:
+            raise ValueError(f"its array {name} has not the size that its header gives")
+        content = bytearray(size)
+        if _fill(file, memoryview(content)) != size:
+            raise EOFError(f"its array {name} is cut short")
+        return np.ndarray(shape, dtype, content, order="F" if fortran_order else "C")
+
+
+def _fill(file: BinaryIO, place: memoryview) -> int:
+    """Read into `place` until it is full or the file ends; return the number of bytes."""
+    filled = 0
+    while filled < len(place) and (count := file.readinto(place[filled : filled + MIB])):
+        filled += count
+    file.read(1)  # zipfile compares its checksum at the end of the member
+    return filled
+
+
+def guarded(cell: Any) -> Any:
+    """Return a cell as it is written: text that would be a formula gets an apostrophe; numbers stay numbers."""
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+
+def plain(cell: str) -> str:
+    """Return the text that `guarded` turned into this cell."""
+    return cell[1:] if _ESCAPED.match(cell) else cell
+
+
+def row_writer(file: TextIO) -> Callable[[Iterable[Any]], None]:
+    """Return a function that writes a row of guarded cells to a CSV file."""
+    line = io.StringIO(newline="")
+    table = csv.writer(line, lineterminator="\r\n")  # of which csv quotes both; with "\n" it leaves "\r" bare
+
+    def write(cells: Iterable[Any]) -> None:
+        table.writerow([guarded(cell) for cell in cells])
+        file.write(line.getvalue().removesuffix("\r\n") + "\n")
+        line.seek(0)
+        line.truncate()
+
+    return write
+
+
+def read_rows(lines: Iterable[str]) -> list[dict[str, str]]:
+    """Return the rows of a table of `row_writer`, with its heading as keys. Raises ValueError if it is damaged."""
+    try:
+        rows = [[plain(cell) for cell in row] for row in csv.reader(lines, strict=True)]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    heading = rows[0] if rows else []
+    return [dict(zip(heading, row, strict=True)) for row in rows[1:]]
+
+
+def join_names(names: Sequence[str]) -> str:
+    r"""Return names as one cell, separated by `;`; this and backslashes in a name get a backslash, as in `a\;b`."""
+    return ";".join(name.replace("\\", r"\\").replace(";", r"\;") for name in names)
+
+
+def split_names(cell: str, separator: str = ";") -> list[str]:
+    """Return the names of a cell, as `join_names` writes them; other backslashes are part of the names."""
+    if "\\" not in cell:
+        return cell.split(separator)
+    names, escaped = [""], re.escape(separator)
+    for part in re.split(rf"(\\\\|\\{escaped}|{escaped})", cell):
+        if part == separator:
+            names.append("")
+        else:
+            names[-1] += part[1:] if part in ("\\\\", f"\\{separator}") else part
+    return names
