@@ -22,7 +22,8 @@ from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.sharding import setup_jax, shard_batch
+from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.runtime.sharding import shard_batch
 from mlmoe_jax.training.setup import open_experiment, with_steps
 
 METHODS = (

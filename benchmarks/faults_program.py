@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
-
 from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES
+from PIL import Image
 
 COMMAND = (
     "--config=mlvpt_digits",

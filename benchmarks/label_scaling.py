@@ -15,8 +15,8 @@ import jax
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.preflight.compile_check import Programs, capacity_elsewhere, examine, tpu_compiler
-from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, device_bytes
+from mlmoe_jax.runtime.setup import setup_jax
 
 SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16")]
 
@@ -30,7 +30,7 @@ def row(topology: str, spread: str, batch: int, labels: int) -> str:
     local = here == "here"
     with contextlib.nullcontext(jax.devices()[: int(count)]) if local else tpu_compiler(topology) as devices:
         capacity = None if local else capacity_elsewhere(devices[0])[0]
-        programs = Programs(config, sharding.setup_jax(config, devices, training=False), labels)
+        programs = Programs(config, setup_jax(config, devices, training=False), labels)
         report = examine(programs.training(batch), len(devices), capacity, quick=True)
     if report["refused"]:
         return f"| {topology} | {len(devices)} | {spread} | does not fit |"

@@ -27,15 +27,15 @@ from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
-
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
+
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.sources.voc import open_voc
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.sharding import setup_jax
+from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.setup import open_experiment, with_caches
 

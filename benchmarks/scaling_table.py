@@ -23,8 +23,8 @@ from pathlib import Path
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_compiler
-from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.setup import setup_jax
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "scaling_table.jsonl"
@@ -93,7 +93,7 @@ def compiled(row: Row, topology: str) -> dict:
     configuration.validate(config)
     with tpu_compiler(topology) as devices:
         capacity, _ = capacity_elsewhere(devices[0])
-        programs = Programs(config, sharding.setup_jax(config, devices, training=False), row.labels)
+        programs = Programs(config, setup_jax(config, devices, training=False), row.labels)
         report = examine(programs.training(row.images * len(devices)), len(devices), capacity, quick=True)
     packages = {name: _version(name) for name in ("jax", "flax", "libtpu")}
     return {

@@ -54,7 +54,8 @@ set -m
 jobs=()
 tell() { local job; for job in "${jobs[@]}"; do kill "-$1" -- "-$job" 2>/dev/null || true; done; }
 trap 'tell INT' INT
-trap 'tell TERM' TERM
+asked=""
+trap 'if [ -z "$asked" ]; then asked=yes; tell TERM; else tell KILL; running=0 failed=137; fi' TERM # the second: a process hangs
 for ((number = 0; number < count; number++)); do
   { { work "$number" "$@" 2>&1 >&4 4>&- | mark "$number" >&2; } 4>&1 | mark "$number"; } &
   jobs+=($!)

@@ -32,7 +32,8 @@ from mlmoe_jax.models.layers.transformer import Block
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runtime.memory import capacity_here, memory_parts
-from mlmoe_jax.runtime.sharding import place, setup_jax, shard_batch
+from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.runtime.sharding import place, shard_batch
 from mlmoe_jax.training.setup import ANY_LENGTH, build_steps
 
 CONFIGS = {"ml-vpt": "mlvpt_dinov2", "q2l": "q2l_resnet101", "dr-moe": "drmoe_resnet101"}

@@ -16,7 +16,7 @@ from mlmoe_jax.models.adapters.catalog import described, prompts_of
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.contracts import PROMPTS, Adapter, Backbone, BackboneShape, Features, Head, Prediction
 from mlmoe_jax.models.heads.catalog import head_of
-from mlmoe_jax.runtime import precision
+from mlmoe_jax.runtime.setup import dtypes
 
 
 class Classifier(nnx.Module):
@@ -98,7 +98,7 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     Raises UserError for adapters of a backbone that is not a ViT.
     """
     settings = config.model
-    products, _ = precision.types(config)
+    products, _ = dtypes(config)
     dtype = None if products == "float32" else jnp.dtype(products)
     shape = backbone_shape(config)
     prompts = build_prompts(config, dtype=dtype, rngs=rngs)

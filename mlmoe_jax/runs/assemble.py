@@ -26,8 +26,8 @@ from mlmoe_jax.models.params import ModelDef, Params, split_trainable
 from mlmoe_jax.models.partition import label_axes
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.weights import find_weights
-from mlmoe_jax.runtime import precision
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.setup import dtypes
 from mlmoe_jax.runtime.sharding import LabelAxes
 
 # Mean and standard deviation of the choices of model.backbone.normalization; `auto` takes those of the backbone.
@@ -88,7 +88,7 @@ def evaluated_definition(config: ConfigDict, parts: Parts, label_space: LabelSpa
 
     parts: the model of the config for the labels of `label_space`; its values fit both structures.
     """
-    products, _ = precision.types(config)
+    products, _ = dtypes(config)
     if config.eval.dtype in ("same", products):
         return parts.definition
     evaluated = copy.deepcopy(config)
@@ -148,7 +148,7 @@ def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
     Values may be abstract. Only these kernels change, because bfloat16 products round them anyway; classifiers, gates
     and projections of prompts compute in float32.
     """
-    _, dtype = precision.types(config)
+    _, dtype = dtypes(config)
 
     def cast(value: jax.Array) -> jax.Array:
         if value.dtype == dtype:

@@ -10,13 +10,9 @@ checkpoint of another step, the one before it is used.
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import json
-import logging
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +24,9 @@ from etils import epath
 
 from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
-from mlmoe_jax.runtime import distributed, files, watchdog
-from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.files import full_disk_explained
+from mlmoe_jax.runtime.progress import heartbeat, status
 
 Notes = Mapping[str, Any]
 _LAST_WRITES_SECONDS = 60
@@ -60,39 +57,40 @@ class Restored:
 
 @contextlib.contextmanager
 def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> Iterator[ocp.CheckpointManager]:
-    """Open the checkpoints of a run folder, of which the newest `keep` are kept, and close them at the end.
+    """Open the checkpoints of a run folder and close them at the end.
 
-    writing: make the folder, and remove checkpoints that a killed run left half written. This must be False if a
-    training may be writing to the folder, because its checkpoint would be removed. While the manager is open,
-    `sys.unraisablehook` and the logs of asyncio and absl are filtered; see `_failures_kept_quiet`. Raises NoRoom if a
-    checkpoint could not be written, after its partial files have been removed.
+    Args:
+      folder: the run folder.
+      keep: the number of checkpoints to keep, the newest ones.
+      writing: make the folder, and remove checkpoints that a killed run left half written. This must be False if a
+        training may be writing to the folder, because its checkpoint would be removed.
+
+    Raises:
+      NoRoom: a checkpoint could not be written; its partial files have been removed.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
     path = path.resolve() if folder.is_local else path
-    with _failures_kept_quiet():
+    try:
+        with full_disk_explained(path):
+            manager = ocp.CheckpointManager(path, options=options)
+    except RecursionError as error:  # of the JSON in it; Orbax ignores other damage there
+        raise UserError(f"a _CHECKPOINT_METADATA in {path} is damaged; remove the checkpoint that has it") from error
+    try:
         try:
-            with files.full_disk_explained(path):
-                manager = ocp.CheckpointManager(path, options=options)
-        except RecursionError as error:  # of the JSON in it; Orbax ignores other damage there
-            raise UserError(
-                f"a _CHECKPOINT_METADATA in {path} is damaged; remove the checkpoint that has it"
-            ) from error
-        try:
-            try:
-                yield manager
-            finally:
-                _close(manager)
-        except NoRoom:
-            if writing:
-                _remove_partial(path)
-            raise
+            yield manager
+        finally:
+            _close(manager)
+    except NoRoom:
+        if writing:
+            _remove_partial(path)
+        raise
 
 
 def _close(manager: ocp.CheckpointManager) -> None:
     """Wait for the last checkpoint and end the threads of the manager, also if the checkpoint could not be written."""
     try:
-        with files.full_disk_explained(manager.directory):
+        with full_disk_explained(manager.directory):
             manager.close()
     except NoRoom:
         manager.close()  # the first call ends at the error, which is raised once, and leaves threads behind
@@ -111,7 +109,7 @@ def _remove_partial(path: epath.Path) -> None:
 def require_written(manager: ocp.CheckpointManager, *, wait: bool = False) -> None:
     """Raise NoRoom if the last checkpoint could not be written; without `wait`, one that is being written counts."""
     if wait or not manager.is_saving_in_progress():
-        with files.full_disk_explained(manager.directory):
+        with full_disk_explained(manager.directory):
             manager.wait_until_finished()
 
 
@@ -119,7 +117,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     """Start writing a checkpoint, which counts once it is complete; an existing checkpoint of the step is kept."""
     if step in manager.all_steps():
         return
-    watchdog.sign("save", f"it began to write the checkpoint of step {step}")
+    heartbeat()
     digests = {"step": step, "notes": _digest_of_notes(notes), "state": _digests(state), "selected": _digests(selected)}
     items = ocp.args.Composite(
         state=ocp.args.StandardSave(state),
@@ -127,7 +125,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
         notes=ocp.args.JsonSave(notes),
         digests=ocp.args.JsonSave(digests),
     )
-    with files.full_disk_explained(manager.directory):
+    with full_disk_explained(manager.directory):
         manager.save(step, args=items)
 
 
@@ -146,8 +144,8 @@ def restore_newest(
     Raises UserError if all of them are damaged.
     """
     steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
-    wanted = {"selected": selected} | ({} if state is None else {"state": state})
-    restored = _first_good(manager, steps, wanted, check)
+    items = {"selected": selected} | ({} if state is None else {"state": state})
+    restored = _first_good(manager, steps, items, check)
     if restored is not None and state is not None:
         for damaged in steps[: steps.index(restored.step)]:
             manager.delete(damaged)
@@ -176,73 +174,61 @@ def restore_step(
 
 
 def _first_good(
-    manager: ocp.CheckpointManager, steps: Sequence[int], wanted: dict[str, Any], check: Callable[[Notes], Any]
+    manager: ocp.CheckpointManager, steps: Sequence[int], items: dict[str, Any], check: Callable[[Notes], Any]
 ) -> Restored | None:
     """Restore the first undamaged checkpoint of `steps`; None without steps, UserError if all are damaged."""
     for step in steps:
-        if (items := _restore_good(manager, step, wanted, check)) is None:
+        if (restored := _restore_good(manager, step, items, check)) is None:
             continue
-        state, notes = items.get("state"), items["notes"]
+        state, notes = restored.get("state"), restored["notes"]
         if isinstance(state, _Averages):
-            notes = {**notes, "step": step, "kind": "ema", "split": ""}
-            return Restored(step, steps[0], state.ema, notes)
-        return Restored(step, steps[0], items["selected"], notes, state)
+            return Restored(step, steps[0], state.ema, {**notes, "step": step, "kind": "ema", "split": ""})
+        return Restored(step, steps[0], restored["selected"], notes, state)
     if steps:
         raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, steps))})")
     return None
 
 
 def _restore_good(
-    manager: ocp.CheckpointManager, step: int, wanted: dict[str, Any], check: Callable[[Notes], Any]
+    manager: ocp.CheckpointManager, step: int, items: dict[str, Any], check: Callable[[Notes], Any]
 ) -> dict[str, Any] | None:
-    """Restore the items `wanted` and the notes of one checkpoint; None, with a message, if it is damaged.
+    """Restore the given items and the notes of one checkpoint; None, with a message, if it is damaged.
 
     No process uses a checkpoint that one of them cannot read.
     """
-    watchdog.sign("restore", "it began to restore a checkpoint")
-    args = {name: _restore_args(tree) for name, tree in wanted.items()}
+    heartbeat()
+    args = {name: _restore_args(tree) for name, tree in items.items()}
     plain = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
-    items, damage = None, ""
+    restored, damage = {}, ""
     try:
-        restored = manager.restore(step, args=ocp.args.Composite(**args, **plain))
-        items = {name: restored[name] for name in (*wanted, "notes")}
-        _require_undamaged(step, items, restored["digests"])
-        check(items["notes"])
+        stored = manager.restore(step, args=ocp.args.Composite(**args, **plain))
+        restored = {name: stored[name] for name in (*items, "notes")}
+        _require_undamaged(step, restored, stored["digests"])
+        check(restored["notes"])
     except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
         reason = error.__cause__ or error
         damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-            gc.collect()  # otherwise Python would warn about these objects at exit
     if damages := [damage for damage in distributed.gather(damage) if damage]:
         status(f"checkpoint {step} is damaged and was skipped: {damages[0]}")
         return None
-    return items
+    return restored
 
 
 def _require_undamaged(step: int, items: dict[str, Any], digests: dict[str, Any]) -> None:
-    """Raise ValueError if the items of a checkpoint are not those that were saved.
-
-    Checkpoints of earlier versions have digests of their arrays only.
-    """
-    if (recorded := digests.get("step", step)) != step:
-        raise ValueError(f"it is the checkpoint of step {recorded}")
-    notes = items["notes"]
-    if not isinstance(notes, dict):
-        raise ValueError("its notes are not an object")
-    if digests.get("notes", _digest_of_notes(notes)) != _digest_of_notes(notes):
+    """Raise ValueError if the items of a checkpoint are not those that were saved."""
+    if digests["step"] != step:
+        raise ValueError(f"it is the checkpoint of step {digests['step']}")
+    if digests["notes"] != _digest_of_notes(items["notes"]):
         raise ValueError("its notes differ from the saved ones")
-    arrays = {name: tree for name, tree in items.items() if name != "notes"}
     changed = [
         f"{name}: {leaf}"
-        for name, tree in arrays.items()
+        for name, tree in items.items()
+        if name != "notes"
         for leaf, digest in _digests(tree).items()
         if digests[name].get(leaf) != digest
     ]
     if changed:
         raise ValueError(f"{len(changed)} arrays differ from the saved ones, the first is {changed[0]}")
-    recorded = getattr(arrays.get("state"), "step", step)  # of checkpoints whose digests have no step too
-    if int(recorded) != step:
-        raise ValueError(f"it is the checkpoint of step {int(recorded)}")
 
 
 def selected_of(notes: Notes) -> dict[str, Any]:
@@ -271,48 +257,6 @@ def newest_notes(folder: RunFolder, check: Callable[[Notes], Any] = dict) -> dic
             check(notes)
             return notes
     return {}
-
-
-@contextlib.contextmanager
-def _failures_kept_quiet() -> Iterator[None]:
-    """Suppress the tracebacks that follow an error which is also raised.
-
-    Orbax closes its event loop at the first array that it cannot read, and raises. TensorStore still reads the other
-    arrays and notifies the closed loop later, and the coroutines that wait for them never finish. Each thread that
-    cannot write because the disk is full logs its own traceback. Until the end of the block, or of the process if it
-    raises NoRoom, `sys.unraisablehook` is replaced and the logs of asyncio and absl are filtered; unrelated messages
-    pass.
-    """
-    show, asyncio_log, absl_log = sys.unraisablehook, logging.getLogger("asyncio"), logging.getLogger("absl")
-
-    def show_others(what: Any) -> None:
-        unfinished = "orbax" in getattr(getattr(what.object, "cr_code", None), "co_filename", "")
-        if not (unfinished or str(what.exc_value) == "Event loop is closed"):
-            show(what)
-
-    def log_others(record: logging.LogRecord) -> bool:
-        return not record.getMessage().partition("\n")[0].endswith("exception was never retrieved")
-
-    def not_of_disk(record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return error is None or files.no_room(error) is None
-
-    def restore() -> None:
-        sys.unraisablehook = show
-        asyncio_log.removeFilter(log_others)
-        absl_log.removeFilter(not_of_disk)
-
-    sys.unraisablehook = show_others
-    asyncio_log.addFilter(log_others)
-    absl_log.addFilter(not_of_disk)
-    try:
-        yield
-    except NoRoom:
-        raise  # what Orbax leaves behind reports when it is destroyed, at the end of the process
-    except BaseException:
-        restore()
-        raise
-    restore()
 
 
 def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:

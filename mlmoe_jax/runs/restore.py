@@ -52,7 +52,8 @@ from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, setup_jax, without_padding
+from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, without_padding
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
 # Sections that do not change a trained model.

@@ -1,95 +1,125 @@
-"""Run one job on several processes: start, agree, and end together.
+"""Several processes that work on one job: how they find one another, and how they agree.
 
-Every process runs the same program on its part of every batch; the first one writes, and prints the results. A process
-that fails exits at once. The others detect it within seconds by a broken connection or a missing heartbeat, and exit
-too, since none can continue alone. See `cluster` for how processes find one another, `watchdog` for hanging processes.
+Every process runs the same program on its part of every batch; the first one writes, and prints the results. JAX
+connects the processes, and ends all of them within seconds after one has died. A process that hangs is detected by the
+age of its heartbeat, see `progress.heartbeat`.
 
-Environment variables: MLMOE_START_SECONDS, how long to wait for the other processes (default 300), and
-MLMOE_HANG_SECONDS, how long a step may take (default 45; 0 = no limit; if set, a single process is watched as well).
+The processes of a job are, in this order: those that MLMOE_COORDINATOR=HOST:PORT, MLMOE_PROCESSES=N and
+MLMOE_PROCESS=0…N−1 name; the tasks of srun; the ranks of Open MPI; the hosts of a TPU slice. MLMOE_START_SECONDS is the
+time to wait for the others (default 300).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Callable
-from typing import Any, NoReturn
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from mlmoe_jax.errors import INTERRUPTED, UserError
-from mlmoe_jax.runtime import files, watchdog
-from mlmoe_jax.runtime.cluster import VARIABLES, Cluster, find_cluster, number
+from mlmoe_jax.errors import UserError
 
+VARIABLES = ("MLMOE_COORDINATOR", "MLMOE_PROCESSES", "MLMOE_PROCESS")
 HEARTBEAT_SECONDS, SHUTDOWN_SECONDS = 10, 5  # after these a silent process counts as dead
+_METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
 
 
 # ------------------------------------------------------------------------------------------------- start and end
-def run(work: Callable[[], int], *, together: bool) -> int:
-    """Join the other processes of the job, if there are any, and return the exit code of `work`.
+@dataclass(frozen=True)
+class Job:
+    """A job of several processes: the index of this one, and how `jax.distributed.initialize` connects them."""
 
-    together: whether the processes share this work; otherwise the first one does it alone and the others do nothing.
-    If one of several processes fails, this does not return but prints the reason and ends the process.
-    """
-    cluster = find_cluster(os.environ)
-    if cluster is None:
-        if os.environ.get("MLMOE_HANG_SECONDS"):
-            watchdog.start("the process", _hang_seconds())
-        try:
-            return work()
-        finally:
-            watchdog.stop()
-    if not together:
-        # The accelerators of several hosts can only be initialized by all of them together.
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        return work() if cluster.index == 0 else 0
-    who = f"process {cluster.index} of {cluster.count}"
+    index: int
+    arguments: dict[str, Any]
+
+
+def find_job(environment: Mapping[str, str]) -> Job | None:
+    """Return the job of this process, None if it is alone; UserError for inconsistent variables."""
+    if any(environment.get(name) for name in VARIABLES):
+        return _job_of_variables(environment)
+    if "SLURM_STEP_NODELIST" in environment:  # only srun sets it
+        return _job("slurm", environment["SLURM_PROCID"], environment["SLURM_NTASKS"])
+    if "OMPI_COMM_WORLD_SIZE" in environment:  # Open MPI 5 gives its processes no address
+        method = "ompi" if "OMPI_MCA_orte_hnp_uri" in environment else "mpi4py"
+        return _job(method, environment["OMPI_COMM_WORLD_RANK"], environment["OMPI_COMM_WORLD_SIZE"])
+    if not _has_tpu(environment):
+        return None
+    if hosts := environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES"):
+        return _job("gketpu", environment.get("TPU_WORKER_ID", 0), len(hosts.split(",")))
+    if "TPU_SKIP_MDS_QUERY" in environment:
+        return None
     try:
-        _join(cluster, who)
-        code = work()
-        _leave()
-        return code
-    except BaseException as error:
-        _end(error, who)
+        return _job("gcetpu", _metadata("agent-worker-number"), len(_metadata("worker-network-endpoints").split(",")))
+    except urllib.error.URLError:  # a TPU, but not on Google's cloud
+        return None
 
 
-def _join(cluster: Cluster, who: str) -> None:
-    """Connect to the other processes; UserError if they do not start in time."""
-    seconds = number(os.environ, "MLMOE_START_SECONDS", float, 300)
-    _results_only_from(cluster.index == 0)
-    watchdog.start(who, _hang_seconds())
-    # JAX's own timeout ends the process with a stack trace, so it has to be longer than those with a message here.
-    watchdog.sign("wait", f"it began to wait for the {cluster.count} processes of the job", seconds)
-    if (address := cluster.arguments.get("coordinator_address")) and cluster.index > 0:
-        _wait_for(address, seconds, who)
+def _job(method: str, index: str | int, count: str | int) -> Job | None:
+    return Job(int(index), {"cluster_detection_method": method}) if int(count) > 1 else None
 
+
+def _job_of_variables(environment: Mapping[str, str]) -> Job | None:
+    if missing := [name for name in VARIABLES if not environment.get(name)]:
+        raise UserError(f"{missing[0]} is not set; set all of {', '.join(VARIABLES)}, or none")
+    address, *numbers = (environment[name] for name in VARIABLES)
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise UserError(f"MLMOE_COORDINATOR={address} is not HOST:PORT, such as 10.0.0.1:5000")
+    if not all(number.isdigit() for number in numbers) or not int(numbers[1]) < int(numbers[0]):
+        count, index = numbers
+        raise UserError(f"MLMOE_PROCESS={index} is not one of the {count} processes, which count from 0")
+    count, index = map(int, numbers)
+    names = {"coordinator_address": address, "num_processes": count, "process_id": index}
+    return Job(index, {**names, "cluster_detection_method": "deactivate"}) if count > 1 else None
+
+
+def _has_tpu(environment: Mapping[str, str]) -> bool:
+    """Return whether JAX uses a TPU here: this machine has a PCI device of Google, and libtpu is installed."""
+    platforms = environment.get("JAX_PLATFORMS", "")
+    usable = "TPU_LIBRARY_PATH" in environment or importlib.util.find_spec("libtpu") is not None
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    return (
+        usable
+        and (not platforms or "tpu" in platforms.split(","))
+        and any(path.read_text().strip() == "0x1ae0" for path in vendors)
+    )
+
+
+def _metadata(name: str) -> str:
+    request = urllib.request.Request(_METADATA + name, headers={"Metadata-Flavor": "Google"})
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        return answer.read().decode()
+
+
+def join(job: Job) -> None:
+    """Connect to the other processes of a job; UserError if the first one cannot be reached in time."""
     import jax
 
+    seconds = int(os.environ.get("MLMOE_START_SECONDS", 300))
+    if (address := job.arguments.get("coordinator_address")) and job.index > 0:
+        _wait_for(address, seconds)
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        jax.distributed.initialize(
-            **cluster.arguments,
-            initialization_timeout=int(seconds) + 60,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-        )
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise UserError(f"{who} cannot join the others: {reason}") from error
+    jax.distributed.initialize(
+        **job.arguments,
+        initialization_timeout=seconds,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+    )
     signal.signal(signal.SIGTERM, before)  # JAX's handler only takes note of SIGTERM; here it ends or saves
-    watchdog.sign("begin", "it joined the others")
 
 
-def _hang_seconds() -> float:
-    return number(os.environ, "MLMOE_HANG_SECONDS", float, watchdog.SECONDS)
-
-
-def _wait_for(address: str, seconds: float, who: str) -> None:
+def _wait_for(address: str, seconds: float) -> None:
+    """Wait for the first process: JAX ends the process with a native stack trace if there is none."""
     host, _, port = address.rpartition(":")
     end = time.monotonic() + seconds
     while True:
@@ -99,53 +129,18 @@ def _wait_for(address: str, seconds: float, who: str) -> None:
         except OSError as error:
             if time.monotonic() > end:
                 raise UserError(
-                    f"{who} cannot reach {VARIABLES[0]}={address} after {seconds:g} s ({error.strerror or error}); "
+                    f"cannot reach {VARIABLES[0]}={address} after {seconds:g} s ({error.strerror or error}); "
                     "start process 0, and give all processes its address"
                 ) from error
         time.sleep(0.2)
 
 
-def _results_only_from(first: bool) -> None:
-    """Reserve stdout for the results of the first process; messages that C++ libraries print there go to stderr."""
-    sys.stdout.flush()
-    results = os.dup(1) if first else os.open(os.devnull, os.O_WRONLY)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(results, "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)
-
-
-def _leave() -> None:
+def leave() -> None:
     """Wait for the other processes, then disconnect."""
     import jax
 
-    sys.stdout.flush()
-    watchdog.sign("leave", "it was done and began to wait for the others")
     barrier("leave")  # JAX itself would wait only seconds for a process that is still writing
     jax.distributed.shutdown()
-    watchdog.stop()
-
-
-def _end(error: BaseException, who: str) -> NoReturn:
-    """Exit at once after a failure in one process of a job; a normal exit would wait for the others."""
-    code = 1
-    known = error if isinstance(error, UserError) else files.no_room(error)
-    if known is not None:
-        code = known.exit_code
-        print(f"error: {known}", file=sys.stderr)
-    elif isinstance(error, KeyboardInterrupt):
-        code = INTERRUPTED
-        print(f"{who} was interrupted", file=sys.stderr)
-    elif isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 1
-    else:
-        traceback.print_exception(error)
-        print(
-            f"error: {who} ends, since it or another one failed: {str(error).splitlines()[0] if str(error) else ''} "
-            f"({type(error).__name__}); rerun the same command to resume from the last checkpoint",
-            file=sys.stderr,
-        )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 # -------------------------------------------------------------------------------------------------------- identity

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -183,20 +182,3 @@ def full_disk_explained(place: object) -> Iterator[None]:
         if (reason := no_room(error, place)) is None:
             raise
         raise reason from error
-
-
-def flush_output() -> None:
-    """Write what is printed so far; NoRoom if that fails, which at exit would have no sentence."""
-    try:
-        with full_disk_explained("standard output"):
-            sys.stdout.flush()
-    except (OSError, NoRoom):
-        discard_output()
-        raise
-
-
-def discard_output() -> None:
-    """Discard what standard output's buffers hold and will hold, so that writing them at exit cannot fail again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -6,6 +6,7 @@ All of it goes to stderr: bars on a terminal, and lines through the logger `mlmo
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from datetime import timedelta
 
 from tqdm import tqdm
 
-from mlmoe_jax.runtime import distributed, watchdog
+from mlmoe_jax.runtime import distributed
 
 # Seconds between lines if stderr is not a terminal, during the first minute and afterwards.
 SOON, LINE_EVERY = 5.0, 15.0
@@ -55,7 +56,7 @@ class Progress:
         self._silence = threading.Timer(SOON, status, (f"{what}: compiling and reading the first batches",))
         self._silence.daemon = True
         self._silence.start()
-        watchdog.sign(f"begin to {what}", f"it began to {what}")
+        heartbeat()
 
     def waiting(self, batches: Iterable) -> Iterator:
         """Yield the batches and measure the time spent waiting for each."""
@@ -78,7 +79,7 @@ class Progress:
         self.done += 1
         now = time.perf_counter()
         self._steps.append((now - self._paused, self.waited))
-        watchdog.sign(self.what, f"step {self.done} of {self.total}, {self.what}")
+        heartbeat()
         self.note = note or self.note
         self.bar.set_postfix_str(f"{self.figures()} {self.note}".strip(), refresh=False)
         self.bar.update()
@@ -91,7 +92,7 @@ class Progress:
         """Exclude the time spent inside, such as an evaluation, from the figures."""
         began = time.perf_counter()
         yield
-        watchdog.sign(f"continue to {self.what}", f"it continued to {self.what} after step {self.done}")
+        heartbeat()
         self._paused += time.perf_counter() - began
 
     def speed(self) -> dict[str, float]:
@@ -116,7 +117,7 @@ class Progress:
         """Remove the bar."""
         self._silence.cancel()
         self.bar.close()
-        watchdog.sign(f"end of {self.what}", f"the end of {self.what}")
+        heartbeat()
 
     def _line(self) -> None:
         shown = [f"{self.what} {self.done}/{self.total}"]
@@ -145,7 +146,7 @@ class Meter:
     def add(self, count: int) -> None:
         """Count bytes that have arrived."""
         self.done += count
-        watchdog.sign("download", f"{megabytes(self.done)} of {self.name} had arrived")
+        heartbeat()
         self.bar.update(count)
         now = time.perf_counter()
         if self.bar.disable and now - self.last_line > LINE_EVERY:
@@ -158,6 +159,13 @@ class Meter:
     def close(self) -> None:
         """Remove the bar."""
         self.bar.close()
+
+
+def heartbeat() -> None:
+    """Touch the file that MLMOE_HEARTBEAT names, by whose age `launch/supervise.sh` detects a process that hangs."""
+    path = os.environ.get("MLMOE_HEARTBEAT")
+    if path and os.path.exists(path):  # only on the machine that looks at it
+        os.utime(path)
 
 
 def megabytes(count: float) -> str:

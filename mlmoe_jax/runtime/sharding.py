@@ -21,11 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import precision
-from mlmoe_jax.runtime.programs import keep_programs
 from mlmoe_jax.runtime.text import counted
 
 AXES = ("data", "fsdp", "expert")
@@ -207,35 +204,3 @@ class RunAhead:
         self._results.append(result)
         if len(self._results) > self._most:
             jax.block_until_ready(self._results.popleft())
-
-
-def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
-    """Set the precision of matrix products, for the whole process, and return the mesh, see `make_mesh`.
-
-    In the config, types that are `auto` are replaced by those for the platform of the devices.
-    Programs that are compiled for the devices of this process are kept, see `keep_programs`.
-    training: check that `train.batch_size` divides over the devices and `train.accumulate` (`eval.batch_size` is per
-    device). Raises UserError if it does not, or the mesh does not fit the devices.
-    """
-    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
-    if devices is None:
-        keep_programs(config.compile.cache)
-    mesh = make_mesh(config.mesh, devices)
-    precision.settle(config, (jax.devices() if devices is None else devices)[0].platform)
-    if training:
-        require_whole_batch(config, mesh.size)
-    return mesh
-
-
-def require_whole_batch(config: ConfigDict, devices: int) -> None:
-    """Raise UserError unless a training batch splits into equal parts for all devices and accumulations."""
-    size, parts = config.train.batch_size, config.train.accumulate
-    if size % (devices * parts):
-        near = max(1, round(size / devices / parts)) * devices * parts
-        over = " and ".join(
-            f"{count} {what}" for count, what in ((devices, "devices"), (parts, "accumulations")) if count > 1
-        )
-        raise UserError(
-            f"train.batch_size is {size}, which does not split over {over}; {near} does: set "
-            f"--config.train.batch_size={near}"
-        )

@@ -24,7 +24,6 @@ from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.runtime.files import (
     MOST_TEXT,
     damage_explained,
-    discard_output,
     full_disk_explained,
     is_file_name,
     open_regular,
@@ -297,8 +296,8 @@ def opened(target: Target) -> Iterator[TextIO]:
     """Open a target for writing.
 
     A file gets its name only if the block succeeds, see `whole_file`. Standard output is written line by line; if its
-    reader closes it, the block ends without an error. Paths that are not UTF-8 keep their bytes. Raises UserError if
-    writing fails.
+    reader closes it, as in `… | head`, BrokenPipeError ends the command. Paths that are not UTF-8 keep their bytes.
+    Raises UserError if writing fails.
     """
     with _standard_output() if target.path is None else _text_file(target.path) as file:
         yield file
@@ -324,7 +323,5 @@ def _standard_output() -> Iterator[TextIO]:
     )
     try:
         yield file
-    except BrokenPipeError:  # `… | head`
-        discard_output()
     finally:
         file.detach()

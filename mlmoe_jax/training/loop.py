@@ -25,7 +25,7 @@ from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.sharding import setup_jax
+from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.training.hooks import training_hooks
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.profiling import Window

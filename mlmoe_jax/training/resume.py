@@ -16,8 +16,9 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.history import record_start
 from mlmoe_jax.runs.naming import TOLD_KEYS, is_free
 from mlmoe_jax.runs.restore import stored_config
-from mlmoe_jax.runtime import distributed, machine, precision
+from mlmoe_jax.runtime import distributed, machine
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.setup import stored_dtypes
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Experiment
 from mlmoe_jax.training.step import TrainState, copied
@@ -109,5 +110,5 @@ def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
 
 def _with_values(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
     config = copy.deepcopy(config)
-    config.update_from_flattened_dict(precision.kept(config, stored))
+    config.update_from_flattened_dict(stored_dtypes(config, stored))
     return config

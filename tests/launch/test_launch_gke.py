@@ -2,7 +2,10 @@
 
 import copy
 import json
+import os
 import re
+import subprocess
+import time
 
 import jsonschema
 import pytest
@@ -79,6 +82,19 @@ def test_a_user_error_fails_the_jobset_and_any_other_failure_restarts_it(machine
     assert last["onJobFailureReasons"] == ["PodFailurePolicy"]
     assert pod["terminationGracePeriodSeconds"] >= 60
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_a_pod_without_a_heartbeat_fails(machines, tmp_path):
+    _, _, container = parts(render(machines))
+    [variable] = container["env"]
+    assert variable["name"] == "MLMOE_HEARTBEAT"
+    file = tmp_path / "heartbeat"
+    probe = [word.replace("/tmp", str(tmp_path)) for word in container["livenessProbe"]["exec"]["command"]]
+    assert variable["value"] == "/tmp/heartbeat"
+    assert subprocess.run(probe).returncode == 0, "the first probe makes the file"
+    for minutes, code in ((14, 0), (16, 1)):
+        os.utime(file, (time.time() - 60 * minutes,) * 2)
+        assert subprocess.run(probe).returncode == code
 
 
 def test_spot_and_account_are_set_only_if_requested(machines):

@@ -69,6 +69,15 @@ def test_only_a_crash_is_restarted(machines, code, starts):
     assert (machines.fake / "run.exit").read_text() == f"{code}\n"
 
 
+def test_a_program_without_a_heartbeat_is_ended_and_restarted(machines):
+    script = 'trap "" TERM; echo start; for i in 1 2 3; do sleep 1; touch $MLMOE_HEARTBEAT; done; echo hangs; sleep 99'
+    variables = {"MLMOE_HANG_SECONDS": "2", "MLMOE_GRACE_SECONDS": "0"}
+    done = machines(f"bash launch/supervise.sh --restarts=1 -- bash -c '{script}'", **variables)
+    assert done.returncode == 75
+    assert done.stdout.split() == ["start", "hangs"] * 2
+    assert done.stderr.count("no step has ended for 2 s; the program hangs and is ended") == 2
+
+
 def test_restarts_can_be_disabled(machines):
     assert supervise(machines, "--restarts=0", "echo start; exit 1").stdout == "start\n"
 
@@ -101,3 +110,5 @@ def test_user_errors_are_one_sentence(machines):
         "--again -- true": "no flag --again",
     }.items():
         assert part in machines.refused(f"bash launch/supervise.sh {flags}")
+    sentence = machines.refused("bash launch/supervise.sh -- true", MLMOE_HANG_SECONDS="long")
+    assert "MLMOE_HANG_SECONDS=long is not a number" in sentence

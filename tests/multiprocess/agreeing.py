@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 
+from mlmoe_jax.apps.cli.process import run_job
 from mlmoe_jax.runtime import distributed
 
 
@@ -69,4 +70,4 @@ def work(folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(distributed.run(lambda: work(sys.argv[1]), together=True))
+    sys.exit(run_job(lambda: work(sys.argv[1]), together=True))

@@ -19,7 +19,6 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runtime.formats import to_json
-from mlmoe_jax.runtime.watchdog import HUNG
 from mlmoe_jax.training.loop import train
 
 STEPS = 4  # of the config
@@ -158,7 +157,7 @@ def test_prediction_on_three_processes_equals_that_of_one(start_job, config_file
             np.testing.assert_allclose(ours, wanted, atol=2e-6)  # the file has six digits
 
 
-# --------------------------------------------------------------------------------------------------- death and hanging
+# --------------------------------------------------------------------------------------------------- -----------death
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "victim"), [(4, 2), (2, 0)])
 def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
@@ -195,20 +194,6 @@ def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
     close(selected(other), selected(tmp_path / "whole"), 1e-5)
 
 
-@pytest.mark.slow
-def test_a_hanging_process_ends_the_whole_job(start_job, config_file, tmp_path):
-    folder = tmp_path / "hangs"
-    flags = [f"--config={config_file}", "--config.train.epochs=100", f"--workdir={folder}"]
-    job = start_job(2, *flags, own={1: {"HANG_AFTER": "9"}}, MLMOE_HANG_SECONDS="10")
-    until(lambda: len(rows(folder)) >= 7)
-    began = time.monotonic()
-    codes = job.wait(90)
-    print(f"all gone {time.monotonic() - began:.1f} s after the last step, with {codes}")
-    assert HUNG in codes
-    assert 0 not in codes
-    assert any("has made no progress for" in job.messages(number) for number in range(2))
-
-
 # ----------------------------------------------------------------------------------------------------------- stopping
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -241,10 +226,10 @@ def test_a_process_without_its_peers_ends_and_reports_the_missing_ones(start_job
     own = {"MLMOE_PROCESSES": "2", "MLMOE_START_SECONDS": "5"}
     alone = start_job(1, *flags, own={0: own | {"MLMOE_PROCESS": "1", "MLMOE_COORDINATOR": "127.0.0.1:9"}})
     assert alone.wait(60) == [2]
-    assert "error: process 1 of 2 cannot reach MLMOE_COORDINATOR=127.0.0.1:9 after 5 s" in alone.messages(0)
+    assert "error: cannot reach MLMOE_COORDINATOR=127.0.0.1:9 after 5 s" in alone.messages(0)
     first = start_job(1, *flags, own={0: own | {"MLMOE_PROCESS": "0", "MLMOE_COORDINATOR": "127.0.0.1:45671"}})
-    assert first.wait(60) == [HUNG]
-    assert "since it began to wait for the 2 processes of the job" in first.messages(0)
+    assert first.wait(60) == [-signal.SIGABRT], "JAX ends it"
+    assert "another task died" in first.messages(0)
 
 
 @pytest.mark.slow

@@ -79,6 +79,16 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(script):
     assert running.returncode == 3
 
 
+def test_a_second_sigterm_kills_a_job_that_hangs(script):
+    running = script("2", do='trap "" TERM; echo hangs; while true; do sleep 0.1; done')
+    assert [running.stdout.readline() for _ in range(4)].count("[0] hangs\n") == 1
+    for _ in range(2):
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    running.communicate(timeout=30)
+    assert running.returncode not in (0, 130)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_all_processes(script, number):
     running = script("2", do="while true; do sleep 0.1; done")

@@ -14,7 +14,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import MetricLog
 from mlmoe_jax.runtime import progress as progress_module
 from mlmoe_jax.runtime.preemption import asked_to_stop
-from mlmoe_jax.runtime.progress import RECENT, Progress, status
+from mlmoe_jax.runtime.progress import RECENT, Meter, Progress, status
 
 
 class Clock:
@@ -152,6 +152,18 @@ def test_a_bar_on_a_terminal(monkeypatch):
 def test_messages_go_to_stderr(capsys):
     status("hello")
     assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_steps_and_downloads_touch_the_heartbeat(monkeypatch, tmp_path):
+    file = tmp_path / "heartbeat"
+    monkeypatch.setenv("MLMOE_HEARTBEAT", str(file))
+    progress, meter = Progress("train", 9, 4), Meter("weights", 0, 4_000_000)
+    assert not file.exists(), "only the supervisor makes it"
+    for sign in (progress.advance, lambda: meter.add(1), progress.close, lambda: Progress("evaluate", 1, 1)):
+        file.touch()
+        os.utime(file, (1, 1))
+        sign()
+        assert file.stat().st_mtime > 1
 
 
 # ------------------------------------------------------------------------------------------------------------ rows

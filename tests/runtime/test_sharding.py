@@ -1,5 +1,4 @@
 import json
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from mlmoe_jax.runtime.sharding import (
     make_mesh,
     place,
     placements,
-    setup_jax,
     shard_batch,
     unpadded,
     without_padding,
@@ -191,25 +189,3 @@ def test_the_host_is_at_most_two_steps_ahead_of_the_device(monkeypatch):
     for step in range(6):
         ahead.add(step)
         assert waited == list(range(step - 1)), "the steps that are known to be done"
-
-
-def test_setup_sets_the_precision_and_checks_the_batches(refusal, monkeypatch):
-    config, precision = default_config(), jax.config.jax_default_matmul_precision
-    config.model.matmul_precision = "highest"
-    try:
-        mesh = setup_jax(config)
-        assert mesh.size == len(jax.devices())
-        assert jax.config.jax_default_matmul_precision == "highest"
-    finally:
-        jax.config.update("jax_default_matmul_precision", precision)
-    config.model.matmul_precision = precision
-    monkeypatch.setattr(
-        "mlmoe_jax.runtime.sharding.make_mesh", lambda sizes, devices: SimpleNamespace(size=len(devices or "abc"))
-    )
-    config.train.batch_size, config.eval.batch_size = 9, 6
-    assert setup_jax(config).size == 3
-    assert setup_jax(config, jax.devices()[:1]).size == 1
-    config.train.batch_size, config.eval.batch_size = 10, 7
-    sentence = "train.batch_size is 10, which does not split over 3 devices; 9 does: set --config.train.batch_size=9"
-    assert refusal(setup_jax, config) == sentence
-    assert setup_jax(config, training=False).size == 3

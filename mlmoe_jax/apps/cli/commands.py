@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
-from mlmoe_jax.apps.cli.large_pages import use_large_pages
+from mlmoe_jax.apps.cli.process import explain, run_job, use_large_pages
+from mlmoe_jax.apps.cli.quiet import flush_output, quiet_libraries
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
-from mlmoe_jax.runtime import files
-from mlmoe_jax.runtime.text import printable
+from mlmoe_jax.runtime.preemption import interruptible
 
 # Modes in which all processes take part; in every other mode only the first one works.
 TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
@@ -349,22 +349,15 @@ MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
-    from mlmoe_jax.runtime.preemption import interruptible
-
     try:
-        with interruptible():
+        with quiet_libraries(), interruptible():
             code = _run(arguments)
-            files.flush_output()
+            flush_output()
             return code
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:
-        known = error if isinstance(error, UserError) else files.no_room(error)
-        if known is None:
+    except (Exception, KeyboardInterrupt) as error:
+        if (code := explain(error)) is None:
             raise
-        print(f"error: {printable(str(known))}", file=sys.stderr)
-        return known.exit_code
+        return code
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -374,9 +367,7 @@ def _run(arguments: Sequence[str]) -> int:
         print("\n\n".join(map(describe, topics)))
         return DONE
     flags, overrides = parse(arguments)
-    from mlmoe_jax.runtime import distributed
-
-    return distributed.run(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
+    return run_job(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
 
 
 def console() -> None:

@@ -27,7 +27,8 @@ from mlmoe_jax.runs.restore import (
 )
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.sharding import make_mesh, place, setup_jax
+from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.runtime.sharding import make_mesh, place
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import build_steps, label_space_for

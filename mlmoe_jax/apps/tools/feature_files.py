@@ -18,7 +18,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.features import FeatureExtractor
 from mlmoe_jax.models.adapters.catalog import described
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
-from mlmoe_jax.runtime.sharding import setup_jax
+from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.storage import Folder, whole_file
 
 

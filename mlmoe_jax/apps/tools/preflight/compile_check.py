@@ -28,6 +28,7 @@ from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.text import counted
 from mlmoe_jax.training.setup import abstract_steps
 
@@ -259,7 +260,7 @@ def check(
     if num_labels < 0:
         raise UserError(f"--labels={num_labels} is not a number of labels; give 1 or more")
     with tpu_compiler(topology) if topology else contextlib.nullcontext(jax.devices()) as devices:
-        mesh = sharding.setup_jax(config, devices, training=not find_batch)
+        mesh = setup_jax(config, devices, training=not find_batch)
         capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
         if find_batch and capacity is None:
             raise UserError(f"--find-batch needs the memory of a device, which is {source}; name a --topology")

@@ -1,6 +1,6 @@
-"""Compiled programs are kept for later processes; where that fails, one line tells it and the work goes on."""
+"""JAX is set up as a config says, and compiled programs are kept for later processes."""
 
-import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.runtime import programs
-from mlmoe_jax.runtime.programs import keep_programs
-from mlmoe_jax.runtime.sharding import setup_jax
+from mlmoe_jax.runtime import setup
+from mlmoe_jax.runtime.setup import dtypes, keep_programs, setup_jax, stored_dtypes
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -24,12 +23,11 @@ SETTINGS = (
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
     """A new cache folder, in a JAX that has no cache of compiled programs yet."""
-    before, show = {name: getattr(jax.config, name) for name in SETTINGS}, warnings.showwarning
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(programs, "SHORTEST", 0)
+    monkeypatch.setattr(setup, "SHORTEST", 0)
     jax.config.update("jax_compilation_cache_dir", None)
     yield tmp_path / "cache" / "programs"
-    warnings.showwarning = show
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
@@ -106,33 +104,50 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_line(folder, capsys):
     assert run_anew().tolist() == [0, 3, 9, 18, 30]
 
 
-def test_a_damaged_program_is_compiled_again_and_replaced(folder, capsys):
-    keep_programs(1)
-    first = run_anew()
-    [file] = files(folder)
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])  # as a full disk leaves it
-    np.testing.assert_array_equal(run_anew(), first)
-    shown = capsys.readouterr().err
-    assert shown.startswith(f"compiled programs in {folder} that cannot be read are compiled again (")
-    assert shown.count("\n") == 1
-    assert len(file.read_bytes()) > len(whole) // 2
-    np.testing.assert_array_equal(run_anew(), first)
-    assert not capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("platform", "settings", "types"),
+    [
+        ("cpu", {}, ("float32", "float32")),
+        ("gpu", {}, ("bfloat16", "bfloat16")),
+        ("tpu", {}, ("bfloat16", "bfloat16")),
+        ("tpu", {"model.dtype": "float32"}, ("float32", "float32")),
+        ("cpu", {"model.dtype": "bfloat16"}, ("bfloat16", "bfloat16")),
+        ("gpu", {"eval.dtype": "float16"}, ("bfloat16", "float32")),
+        ("gpu", {"model.frozen_dtype": "float32"}, ("bfloat16", "float32")),
+    ],
+)
+def test_types_by_platform(platform, settings, types):
+    config = default_config()
+    config.update_from_flattened_dict(settings)
+    assert dtypes(config, platform) == types
 
 
-def test_a_disk_that_fills_up_is_told_once_and_other_warnings_pass(folder, capsys, monkeypatch):
-    passed: list[str] = []
-    monkeypatch.setattr(warnings, "showwarning", lambda message, *_, **__: passed.append(str(message)))
-    keep_programs(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        for name in "ab":
-            reason = "OSError: [Errno 28] No space left on device"
-            warnings.warn(f"Error writing persistent compilation cache entry for 'jit_{name}': {reason}", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-    assert capsys.readouterr().err == (
-        f"compiled programs are not kept for later runs: {folder} cannot be written "
-        "(OSError: [Errno 28] No space left on device)\n"
+def test_a_stored_config_replaces_only_auto():
+    config, stored = default_config(), default_config()
+    stored.model.dtype, stored.model.frozen_dtype = "bfloat16", "float32"
+    config.model.frozen_dtype = "bfloat16"
+    config.update_from_flattened_dict(stored_dtypes(config, stored))
+    assert (config.model.dtype, config.model.frozen_dtype) == ("bfloat16", "bfloat16")
+
+
+def test_setup_sets_the_precision_and_checks_the_batches(refusal, monkeypatch):
+    config, precision = default_config(), jax.config.jax_default_matmul_precision
+    config.model.matmul_precision = "highest"
+    try:
+        mesh = setup_jax(config)
+        assert mesh.size == len(jax.devices())
+        assert jax.config.jax_default_matmul_precision == "highest"
+        assert config.model.dtype != "auto"
+    finally:
+        jax.config.update("jax_default_matmul_precision", precision)
+    config.model.matmul_precision = precision
+    monkeypatch.setattr(
+        "mlmoe_jax.runtime.setup.make_mesh", lambda sizes, devices: SimpleNamespace(size=len(devices or "abc"))
     )
-    assert passed == ["something else"]
+    config.train.batch_size, config.eval.batch_size = 9, 6
+    assert setup_jax(config).size == 3
+    assert setup_jax(config, jax.devices()[:1]).size == 1
+    config.train.batch_size, config.eval.batch_size = 10, 7
+    sentence = "train.batch_size is 10, which does not split over 3 devices; 9 does: set --config.train.batch_size=9"
+    assert refusal(setup_jax, config) == sentence
+    assert setup_jax(config, training=False).size == 3
