@@ -98,7 +98,6 @@ def use_widths(head: ConfigDict) -> None:
     """Give all heads the same widths."""
     decoder = head.decoder
     decoder.width, decoder.heads, decoder.hidden = WIDTH, 8, 2 * WIDTH
-    decoder.project = "linear_relu" if decoder.fixed_queries else "auto"  # as published
     head.routing.expert_hidden = head.routing.gate_hidden = WIDTH // 4
     head.graph.hidden = head.sequence.hidden = WIDTH
     head.graph.vector_width, head.sequence.max_labels = 20, 6

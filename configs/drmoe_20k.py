@@ -21,7 +21,7 @@ def get_config(arg=""):
     config, _ = feature_map(arg, dataset="synthetic", backbone="dinov2_vitb14", resolution=224)
     use_routed_experts(config, "recommended")
     decoder, routing = config.model.head.decoder, config.model.head.routing
-    decoder.width, decoder.hidden, decoder.self_attention = 256, 1024, "none"
+    decoder.width, decoder.hidden, decoder.style = 256, 1024, "independent"
     routing.expert_hidden, routing.gate_hidden, routing.gate_share = 64, 64, "shared"
     config.loss.kind, config.loss.reduce = "asymmetric", "sum"
     config.loss.gamma_neg, config.loss.clip, config.loss.eps = 4.0, 0.05, 1e-8

@@ -37,7 +37,6 @@ RENAMED = {
     "data.difficult": ("data.difficult_train", "data.difficult_eval"),
     "data.val_seed": ("data.split_seed",),
 }
-# How a run that stored none of these keys drew its held-out images.
 # Keys of earlier versions that are constants now: key -> the value that stayed. A stored config may still have them.
 CONSTANT: dict[str, Any] = {
     "augment.crop_ratio": (0.75, 1.3333333333333333),
@@ -56,7 +55,25 @@ CONSTANT: dict[str, Any] = {
     "metrics.pair_support": 20,
     "metrics.top_k_minimum": 0.5,
     "report.sample_side": 224,
+    "model.head.graph.share": 0.2,
+    "model.head.graph.threshold": 0.4,
+    "model.head.routing.spread": "compiler",
+    "model.head.sequence.beam_width": 4,
+    "model.head.sequence.dropout": 0.5,
 }
+# The keys that `model.head.decoder.style` has replaced, and their values for each style.
+_STYLE = "model.head.decoder.style"
+_STYLE_KEYS = (
+    *("self_attention", "query_role", "fixed_queries", "positions", "pre_norm"),
+    *("decoder_norm", "activation", "project", "init"),
+)
+_STYLES = {
+    ("all", "input", False, "once", False, True, "relu", "auto", "xavier"): "dr_moe",
+    ("none", "input", False, "once", False, True, "relu", "auto", "xavier"): "independent",
+    ("none", "added", False, "detr", False, True, "relu", "auto", "xavier"): "q2l",
+    ("identity", "input", True, "none", False, False, "relu", "linear_relu", "torch"): "ml_decoder",
+}
+RENAMED |= {f"model.head.decoder.{name}": (_STYLE,) for name in _STYLE_KEYS}
 # Sections whose keys do not change a trained model, so that a stored value other than the constant is only reported.
 _HARMLESS = (
     "data",
@@ -226,7 +243,7 @@ def from_json(text: str, source: str = "the stored config") -> ConfigDict:
     warning. source: its name in messages. Raises UserError, which names the key, for a value of another type.
     """
     with damage_explained(source):
-        stored = _without_constants(flatten(json.loads(text)), source)
+        stored = _with_style(_without_constants(flatten(json.loads(text)), source), source)
     if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
         stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # once the exponent of focal too
     if stored.get("data.cache") == "ram":
@@ -267,6 +284,26 @@ def _without_constants(stored: dict[str, Any], source: str) -> dict[str, Any]:
             raise UserError(f"{differs}; use the version that trained the run")
         status(f"warning: {differs}")
     return {name: value for name, value in stored.items() if name not in CONSTANT}
+
+
+def _with_style(stored: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return a stored config with `model.head.decoder.style` in place of the keys of which it was composed.
+
+    Raises UserError for a combination that is none of the styles, if the head has a decoder.
+    """
+    names = [f"model.head.decoder.{name}" for name in _STYLE_KEYS]
+    first = dict(zip(names, next(iter(_STYLES)), strict=True))
+    if not first.keys() & stored.keys():
+        return stored
+    values = tuple(stored.get(name, first[name]) for name in names)
+    style = next((style for earlier, style in _STYLES.items() if earlier == values), "")
+    if not style and stored.get("model.head.kind") in ("query", "routed_experts"):
+        raise UserError(
+            f"{source} has a query decoder ({', '.join(map(str, values))}) that is none of the styles of this version, "
+            f"{', '.join(_STYLES.values())}; use the version that trained the run"
+        )
+    rest = {name: value for name, value in stored.items() if name not in first}
+    return rest | {_STYLE: style or "dr_moe"}
 
 
 def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,7 +18,6 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from mlmoe_jax.models import partition
 from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.initializers import torch_linear
 from mlmoe_jax.models.losses import _as_float
@@ -26,11 +25,7 @@ from mlmoe_jax.models.partition import LABEL, PROMPT, axes
 
 GATES = ("static", "linear", "mlp")
 
-
 SHARES = ("per_label", "shared")
-
-
-SPREADS = ("compiler", "shard_map")
 
 
 class BottleneckExpert(nnx.Module):
@@ -151,9 +146,7 @@ class LabelExperts(nnx.Module):
     kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so that O = hidden. Its text
     describes a feed-forward network with that hidden width: `ffn` is one, `ffn_relu` adds the printed outer ReLU, and
     O = width in both.
-    spread: how the task experts are sharded by label over the mesh axis `expert`: by the `compiler`, or by `shard_map`,
-    which is partition.each_label around the same function.
-    Raises ValueError for another kind or spread, and if there is no expert.
+    Raises ValueError for another kind, and if there is no expert.
     """
 
     def __init__(
@@ -165,12 +158,9 @@ class LabelExperts(nnx.Module):
         hidden: int = 256,
         shared: int = 4,
         task: int = 1,
-        spread: str = "compiler",
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
-        if spread not in SPREADS:
-            raise ValueError(f"spread is one of {', '.join(SPREADS)}, not {spread!r}")
         if kind not in EXPERTS:
             raise ValueError(f"an expert is one of {', '.join(EXPERTS)}, not {kind!r}")
         if shared < 0 or task < 0 or shared + task == 0:
@@ -183,7 +173,7 @@ class LabelExperts(nnx.Module):
             return make_bank(expert, task, rngs)
 
         self.out_width = hidden if kind == "relu_linear" else width
-        self.entries, self.spread = shared + task, spread
+        self.entries = shared + task
         self._macs = labels * self.entries * width * hidden * (1 if kind == "relu_linear" else 2)
         self.shared = make_bank(expert, shared, rngs) if shared else None
         self.task = make_bank(label_experts, labels, rngs, LABEL) if task else None
@@ -194,9 +184,7 @@ class LabelExperts(nnx.Module):
         if self.shared is not None:
             outputs.append(_apply_each(self.shared, features))
         if self.task is not None:
-            of_labels = jax.vmap(_apply_each, in_axes=(0, 1), out_axes=1)
-            spread = self.spread == "shard_map"
-            outputs.append((partial(partition.each_label, of_labels) if spread else of_labels)(self.task, features))
+            outputs.append(jax.vmap(_apply_each, in_axes=(0, 1), out_axes=1)(self.task, features))
         return tuple(outputs)
 
     def macs(self) -> int:

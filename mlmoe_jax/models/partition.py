@@ -14,13 +14,12 @@ heads whose labels interact, and raises an error if a head that is sharded by la
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -105,33 +104,6 @@ def gathered(tokens: jax.Array) -> jax.Array:
 def by_label(values: jax.Array) -> jax.Array:
     """Shard the batch of f32[B,K,…] over `data` × `fsdp` and its labels over `expert`."""
     return _constrained(values, ("data", "fsdp"), "expert")
-
-
-def each_label(function: Callable[[Any, jax.Array], jax.Array], values: Any, features: jax.Array) -> jax.Array:
-    """Apply a function that treats labels independently, on each device to its shard of the labels, by `jax.shard_map`.
-
-    function: (values, features) -> result. Labels are the leading axis K of every leaf of `values`, and axis 1 of
-    `features` f32[B,K,…] and of the result f32[B,K,…]. If K is not a multiple of the size of `expert`, the axes are
-    padded with zeros. Data is moved only if the arguments have another sharding. If labels are not sharded over a mesh,
-    this is a plain call.
-    """
-    mesh = label_mesh()
-    if mesh is None:
-        return function(values, features)
-    labels = features.shape[1]
-    missing = -labels % mesh.shape["expert"]
-
-    def filled(leaf: jax.Array, axis: int) -> jax.Array:
-        return jnp.pad(leaf, [(0, missing if at == axis else 0) for at in range(leaf.ndim)]) if missing else leaf
-
-    batch = None if features.shape[0] == 1 else ("data", "fsdp")
-    alone = jax.shard_map(
-        function,
-        mesh=mesh,
-        in_specs=(PartitionSpec("expert"), PartitionSpec(batch, "expert")),
-        out_specs=PartitionSpec(batch, "expert"),
-    )
-    return alone(jax.tree.map(lambda leaf: filled(leaf, 0), values), filled(features, 1))[:, :labels]
 
 
 def _constrained(values: jax.Array, *axes: str | tuple[str, ...]) -> jax.Array:

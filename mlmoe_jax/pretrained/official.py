@@ -41,9 +41,7 @@ POSITION_TABLE = "backbone/pos_embed"
 
 def _of_decoder(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a query decoder that change its outputs, but not the shape of a parameter."""
-    unseen = ("heads", "self_attention", "query_role", "positions", "pre_norm", "decoder_norm", "activation", "project")
-    common = {"pre_norm": False, "decoder_norm": True, "activation": "relu"}
-    return {f"head.decoder.{key}": value for key, value in (common | settings).items() if key in unseen}
+    return {f"head.decoder.{key}": settings[key] for key in ("heads", "style")}
 
 
 # The values of keys of `config.model` that correspond to the authors' code: (pattern of layouts, {key: value}).

@@ -166,7 +166,7 @@ def test_twenty_thousand_labels_need_nothing_of_their_square():
     _, params, _ = ModelDef.split(model)
     assert params["head/decoder/queries"].shape == (100, 64)
     assert max(p.size for path, p in params.items() if path.startswith("head/")) < 20_000 * 64 * 2
-    assert config.model.head.decoder.self_attention == "identity"
+    assert config.model.head.decoder.style == "ml_decoder"
 
 
 def test_fixed_queries_do_not_learn_in_any_head_or_under_any_rules():

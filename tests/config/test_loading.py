@@ -230,6 +230,36 @@ def test_an_override_by_an_old_name_names_the_new_one(refusal, old, new):
 
 
 @pytest.mark.parametrize(
+    ("earlier", "style"),
+    [
+        ({}, "dr_moe"),
+        ({"pre_norm": False, "self_attention": "none"}, "independent"),
+        (
+            {"self_attention": "none", "query_role": "added", "positions": "detr", "project": "auto", "init": "xavier"},
+            "q2l",
+        ),
+        (
+            {"self_attention": "identity", "fixed_queries": True, "positions": "none", "decoder_norm": False}
+            | {"project": "linear_relu", "init": "torch", "activation": "relu"},
+            "ml_decoder",
+        ),
+    ],
+)
+def test_the_keys_that_became_a_style_are_read(earlier, style):
+    stored = {"kind": "query", "decoder": {"width": 64, **earlier}}
+    decoder = from_json(json.dumps({"model": {"head": stored}})).model.head.decoder
+    assert (decoder.style, decoder.width) == (style, 64)
+
+
+def test_a_decoder_of_no_style_is_refused_if_the_head_has_one(refusal):
+    stored = {"kind": "routed_experts", "decoder": {"self_attention": ["first"]}}
+    sentence = refusal(from_json, json.dumps({"model": {"head": stored}}))
+    assert "none of the styles of this version, dr_moe, independent, q2l, ml_decoder" in sentence
+    stored["kind"] = "linear"
+    assert from_json(json.dumps({"model": {"head": stored}})).model.head.decoder.style == "dr_moe"
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ('{"train": 1}', "'train' is a section, not a key"),

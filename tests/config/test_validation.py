@@ -7,16 +7,15 @@ from mlmoe_jax.config.keys import ANY, AutoInteger, Choice, Number
 from mlmoe_jax.data.sources.open import SOURCES
 from mlmoe_jax.evaluation.metrics.published import PRESETS
 from mlmoe_jax.models.adapters.groups import MASKS, SIDES
-from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, SPREADS
+from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES
 from mlmoe_jax.models.heads.catalog import HEADS
 from mlmoe_jax.models.heads.group_experts import COMBINE
 from mlmoe_jax.models.heads.linear import POOLS
 from mlmoe_jax.models.heads.routed_experts import ENTROPY
 from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.batch_norm import BATCH_NORMS
-from mlmoe_jax.models.layers.detr import INITS
 from mlmoe_jax.models.loss_kinds import LOSSES
-from mlmoe_jax.models.query_decoder import POSITIONS, PROJECTIONS, QUERY_ROLES, SELF_ATTENTION
+from mlmoe_jax.models.query_decoder import STYLES
 
 POSITIVE = (
     "model.prompts.tau_co",
@@ -125,17 +124,11 @@ def test_known_data_sets_and_members_of_a_family_are_allowed(name):
         "model.head.pool": POOLS,
         "model.head.activation": ACTIVATIONS,
         "model.head.combine": COMBINE,
-        "model.head.decoder.activation": ACTIVATIONS,
-        "model.head.decoder.query_role": QUERY_ROLES,
-        "model.head.decoder.positions": POSITIONS,
-        "model.head.decoder.self_attention": SELF_ATTENTION,
-        "model.head.decoder.project": (*PROJECTIONS, "auto"),
-        "model.head.decoder.init": INITS,
+        "model.head.decoder.style": STYLES,
         "model.head.routing.expert": EXPERTS,
         "model.head.routing.gate": GATES,
         "model.head.routing.gate_share": SHARES,
         "model.head.routing.classifier": SHARES,
-        "model.head.routing.spread": SPREADS,
         "model.head.routing.entropy": ENTROPY,
         "loss.kind": LOSSES,
         "data.name": SOURCES,

@@ -7,7 +7,6 @@ from mlmoe_jax.models.query_decoder import QueryDecoder
 def q2l_head(channels, labels, *, rngs, **changes):
     """Q2L on C = `channels` for K = `labels`; `changes` replace settings of the decoder."""
     settings = {"width": channels, **Q2L, **changes}
-    settings.setdefault("project", "none" if settings["width"] == channels else "linear")
     decoder = QueryDecoder(channels, labels, rngs=rngs, **settings)
     return QueryHead(decoder, labels, classifier="per_label", rngs=rngs)
 

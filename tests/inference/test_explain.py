@@ -91,7 +91,7 @@ def make_run(tiny_vit, drawn_parts, runs):
             config.model.prompts.update({"num_groups": 2, "per_group": 3})
             config.model.head.routing.update({"expert_hidden": 4, "gate_hidden": 4, **routing})
             small = {"heads": 2, "hidden": 8, "width": 16, "encoder_layers": 0, "decoder_layers": 1}
-            config.model.head.decoder.update({**small, "self_attention": "none"})
+            config.model.head.decoder.update({**small, "style": "independent"})
             config.eval.batch_size, config.data.bad_images = 8, "skip"
             space = synthetic_label_space(K, 2)
             parts, mesh = drawn_parts(config, space), make_mesh(config.mesh)

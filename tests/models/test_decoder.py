@@ -9,12 +9,11 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.models.contracts import Features
-from mlmoe_jax.models.layers.constants import Constant
 from mlmoe_jax.models.layers.detr import DecoderLayer, EncoderLayer, FeedForward, QueryAttention
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.models.query_decoder import QueryDecoder
+from mlmoe_jax.models.query_decoder import STYLES, QueryDecoder
 
 B, C, D, Q, E, GRID = 2, 12, 8, 5, 3, (2, 3)
 N = GRID[0] * GRID[1]
@@ -73,9 +72,9 @@ def test_published_multiply_adds():
     "options",
     [
         {},
-        {"self_attention": "first", "encoder_layers": 2, "positions": "detr"},
-        {"self_attention": "identity", "project": "linear_relu", "encoder_norm": True, "decoder_norm": False},
-        {"encoder_layers": 0, "query_role": "added", "pre_norm": True},
+        {"style": "q2l"},
+        {"style": "ml_decoder"},
+        {"style": "independent", "encoder_layers": 0},
     ],
 )
 def test_published_multiply_adds_are_those_that_are_executed(options):
@@ -122,22 +121,20 @@ def largest(jaxpr) -> int:
 
 def test_without_self_attention_no_array_is_quadratic_in_the_labels():
     labels, found = 20_000, {}
-    for self_attention in ("none", "identity", "all"):
+    for style in STYLES:
         definition, params = shapes(
-            lambda kind=self_attention: QueryDecoder(
-                C, labels, width=D, heads=2, hidden=6, self_attention=kind, rngs=nnx.Rngs(0)
-            )
+            lambda style=style: QueryDecoder(C, labels, width=D, heads=2, hidden=6, style=style, rngs=nnx.Rngs(0))
         )
         tokens = jax.ShapeDtypeStruct((1, N, C), jnp.float32)
         run = jax.make_jaxpr(lambda p, x, d=definition: d.merge(p)(Features(None, None, x, GRID)))(params, tokens)
-        found[self_attention] = largest(run.jaxpr)
-    assert found["all"] == 2 * labels**2
-    assert found["none"] == found["identity"] == 2 * labels * N
+        found[style] = largest(run.jaxpr)
+    assert found.pop("dr_moe") == 2 * labels**2
+    assert set(found.values()) == {2 * labels * N}
 
 
-@pytest.mark.parametrize("options", [{"positions": "detr"}, {"query_role": "added", "pre_norm": True}])
-def test_a_mask_hides_tokens(options, features):
-    model, extra = decoder(self_attention="none", decoder_layers=1, **options), draw(B, E, C)
+@pytest.mark.parametrize("style", ["independent", "q2l"])
+def test_a_mask_hides_tokens(style, features):
+    model, extra = decoder(style=style, decoder_layers=1), draw(B, E, C)
     mask = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]], bool)
     before = model(features, extra=extra, extra_mask=mask)
     for token in range(E):
@@ -146,11 +143,10 @@ def test_a_mask_hides_tokens(options, features):
         assert not changed[~mask[:, token]].any(), "a query attends to hidden tokens"
         assert (changed[mask[:, token]] > 1e-3).all()
     np.testing.assert_allclose(before[:, 1], model(features)[:, 1], atol=1e-5)
-    np.testing.assert_array_equal(before, model(features, extra=extra, extra_mask=Constant(mask)))
 
 
 def test_extra_tokens_join_the_memory(features):
-    model, extra = decoder(positions="detr"), draw(1, E, C)
+    model, extra = decoder(style="q2l"), draw(1, E, C)
     everywhere = model(features, extra=extra)
     np.testing.assert_allclose(everywhere, model(features, extra=jnp.repeat(extra, B, 0)), atol=1e-6)
     memory, positions = model.encode(features.patches, GRID)
@@ -175,76 +171,53 @@ def test_invalid_masks_are_refused(mask, message):
 
 
 def test_queries_interact_only_through_self_attention(features):
-    for kind in ("all", "first", "others", "none", "identity"):
-        model = decoder(self_attention=kind)
+    for style, settings in STYLES.items():
+        model, on = decoder(style=style), settings.self_attention == "on"
         before = model(features)
         model.queries[...] = model.queries[...].at[2].add(draw(D, seed=3))
         changed = np.abs(np.asarray(model(features) - before)).max(axis=(0, 2)) > 1e-5
         assert changed[2]
-        assert (changed.sum() > 1) == (kind in ("all", "first", "others")), kind
-        assert [layer.self_attn is not None for layer in model.layers] == {
-            "all": [True, True],
-            "first": [True, False],
-            "others": [False, True],
-        }.get(kind, [False, False])
-        assert all((layer.norm1 is None) == (layer.self_attn is None and kind != "identity") for layer in model.layers)
+        assert (changed.sum() > 1) == on, style
+        assert {layer.self_attn is not None for layer in model.layers} == {on}
+        assert {layer.norm1 is None for layer in model.layers} == {settings.self_attention == "off"}
 
 
 def test_positions_are_added_to_the_encoder_input_or_to_queries_and_keys(features):
     table, tokens = detr_positions(GRID, D), features.patches
-    for kind in ("none", "once", "detr"):
-        model = decoder(positions=kind)
+    for style, kind in {"ml_decoder": "none", "dr_moe": "once", "q2l": "detr"}.items():
+        model = decoder(style=style)
         memory, keys = model.encode(tokens, GRID)
-        layer, x = model.encoder[0], model.project(tokens)
+        layer, x = model.encoder[0], model._projected(tokens)
         expected = layer(x, table) if kind == "detr" else layer(x + table if kind == "once" else x)
         np.testing.assert_allclose(memory, expected, atol=1e-6)
         assert (keys is None) == (kind != "detr")
-    swapped = decoder(positions="detr")(Features(None, None, tokens, GRID[::-1]))
-    assert np.abs(np.asarray(swapped - decoder(positions="detr")(features))).max() > 1e-3
-
-
-def test_learned_positions_are_resampled(features):
-    model = decoder(positions="learned", table_side=3, encoder_layers=0)
-    assert model.table.shape == (1, 9, D)
-    square = draw(B, 9, C)
-    np.testing.assert_allclose(model.encode(square, (3, 3))[0], model.project(square) + model.table[...], atol=1e-6)
-    assert model(features).shape == (B, Q, D)
+    swapped = decoder(style="q2l")(Features(None, None, tokens, GRID[::-1]))
+    assert np.abs(np.asarray(swapped - decoder(style="q2l")(features))).max() > 1e-3
 
 
 def test_the_two_roles_of_queries(features):
-    roles = {role: decoder(query_role=role, decoder_layers=1) for role in ("input", "added")}
-    layer, queries = roles["input"].layers[0], roles["input"].queries[...][None]
-    memory, _ = roles["input"].encode(features.patches, GRID)
-    by_hand = {
-        "input": roles["input"].norm(layer(queries, None, memory, memory)),
-        "added": roles["added"].norm(layer(jnp.zeros_like(queries), queries, memory, memory)),
-    }
-    for role, model in roles.items():
-        np.testing.assert_allclose(model(features), by_hand[role], atol=1e-5)
-    assert np.abs(np.asarray(by_hand["input"] - by_hand["added"])).max() > 1e-2
+    for style in ("dr_moe", "q2l"):
+        model = decoder(style=style, decoder_layers=1)
+        layer, queries = model.layers[0], model.queries[...][None]
+        memory, positions = model.encode(features.patches, GRID)
+        tokens, added = (queries, None) if style == "dr_moe" else (jnp.zeros_like(queries), queries)
+        keys = memory if positions is None else memory + positions
+        np.testing.assert_allclose(model(features), model.norm(layer(tokens, added, memory, keys)), atol=1e-5)
 
 
 def test_projections(features):
-    model = decoder(project="linear_relu", encoder_layers=0, positions="none")
+    model = decoder(style="ml_decoder", encoder_layers=0)
+    assert model.norm is None
     kernel, bias = np.asarray(model.project.kernel[...]), np.asarray(model.project.bias[...])
     memory, _ = model.encode(features.patches, GRID)
     np.testing.assert_allclose(memory, np.maximum(features.patches @ kernel + bias, 0), atol=1e-5)
-    same = filled(lambda: QueryDecoder(D, Q, width=D, heads=2, project="none", encoder_layers=0, rngs=nnx.Rngs(0)))
+    same = filled(lambda: QueryDecoder(D, Q, width=D, heads=2, encoder_layers=0, rngs=nnx.Rngs(0)))
     tokens = draw(B, N, D)
     np.testing.assert_allclose(same.encode(tokens, GRID)[0], tokens + detr_positions(GRID, D), atol=1e-6)
 
 
-def test_norms_at_the_ends():
-    for pre_norm, given, found in ((False, None, False), (True, None, True), (True, False, False), (False, True, True)):
-        _, params = shapes(
-            lambda p=pre_norm, g=given: QueryDecoder(C, Q, width=D, pre_norm=p, encoder_norm=g, rngs=nnx.Rngs(0))
-        )
-        assert ("encoder_norm/scale" in params) == found
-    assert "norm/scale" not in shapes(lambda: QueryDecoder(C, Q, width=D, decoder_norm=False, rngs=nnx.Rngs(0)))[1]
-
-
 def test_dropout_applies_to_attention_weights_mlps_and_outputs():
-    layer = {"pre_norm": False, "activation": "relu", "init": "xavier", "dtype": None, "dropout": 0.5}
+    layer = {"init": "xavier", "dtype": None, "dropout": 0.5}
     tokens = draw(B, N, D)
     attention = filled(lambda: QueryAttention(D, 2, dropout=0.5, rngs=nnx.Rngs(0)))
     feed = filled(lambda: FeedForward(D, 6, dropout=0.5, rngs=nnx.Rngs(0)))
@@ -292,7 +265,7 @@ def test_initial_values():
     def draw_all():
         rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))
         options = {"width": width, "hidden": hidden, "encoder_layers": 1, "decoder_layers": 1, "rngs": rngs}
-        made = (QueryDecoder(32, 50, query_std=0.5, **options), QueryDecoder(32, 50, init="torch", **options))
+        made = (QueryDecoder(32, 50, **options), QueryDecoder(32, 50, style="ml_decoder", **options))
         return [ModelDef.split(module)[1] for module in made]
 
     xavier, torch = draw_all()
@@ -314,20 +287,14 @@ def test_initial_values():
             assert abs(values.mean()) < 0.3 * bound, path
     for name in ("qkv", "proj"):
         assert not np.asarray(xavier[f"layers/0/self_attn/{name}/bias"]).any()
-    for params, std in ((xavier, 0.5), (torch, 1.0)):
-        assert np.asarray(params["queries"]).std() == pytest.approx(std, rel=0.05)
+    for params in (xavier, torch):
+        assert np.asarray(params["queries"]).std() == pytest.approx(1, rel=0.05)
 
 
 def test_invalid_settings_are_refused(refusal):
     def make(channels=C, **options):
         return nnx.eval_shape(lambda: QueryDecoder(channels, Q, rngs=nnx.Rngs(0), **options))
 
-    assert "9 cannot be divided among 2 heads" in refusal(make, width=9, heads=2, positions="none")
+    assert "9 cannot be divided among 2 heads" in refusal(make, width=9, heads=2, style="ml_decoder")
     assert "multiple of 4, not 10" in refusal(make, width=10, heads=2)
-    assert f"from the backbone's {C} channels" in refusal(make, width=16, project="none")
     assert "at least one decoder layer" in refusal(make, width=D, decoder_layers=0)
-    for name in ("query_role", "positions", "self_attention", "project", "init"):
-        with pytest.raises(ValueError, match=f"{name} is one of"):
-            make(width=D, **{name: "some"})
-    with pytest.raises(ValueError, match="activation is one of"):
-        make(width=D, activation="swish")

@@ -13,7 +13,7 @@ G, M, D, K = 2, 2, 8, 3
 def decoder():
     return GroupTokenDecoder(
         D, {"co": CO, "dc": DC}, groups=G, per_group=M, width=D, heads=2, hidden=16, encoder_layers=0,
-        decoder_layers=1, self_attention="none", project="none", rngs=nnx.Rngs(0),
+        decoder_layers=1, style="independent", rngs=nnx.Rngs(0),
     )  # fmt: skip
 
 

@@ -52,17 +52,10 @@ def ml_decoder(labels, groups, **options):
 HEADS = {
     "q2l": q2l,
     "q2l_projection": functools.partial(q2l, 20),
-    "q2l_self_attention": functools.partial(q2l, self_attention="all"),
-    "q2l_first": functools.partial(q2l, self_attention="first"),
-    "q2l_pre_norm": functools.partial(q2l, self_attention="all", pre_norm=True, activation="gelu"),
     "torch": as_torch_wires_it,
-    "torch_pre_norm": functools.partial(as_torch_wires_it, pre_norm=True),
     "ml_decoder": functools.partial(ml_decoder, K, 100),
     "ml_decoder_grouped": functools.partial(ml_decoder, 7, 3),
 }
-
-
-VARIANTS = ("q2l_first", "q2l_self_attention", "torch", "torch_pre_norm")  # of others, with --all
 
 
 def loaded(case, folder, **options):
@@ -80,9 +73,7 @@ def features(case):
     return Features(None, None, jnp.asarray(maps.reshape(*maps.shape[:2], -1).transpose(0, 2, 1)), GRID)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if case in VARIANTS else ()) for case in HEADS]
-)
+@pytest.mark.parametrize("case", HEADS)
 def test_equals_torch(case, tmp_path):
     head = loaded(case, tmp_path)
     assert error(head(features(case)).logits, ARRAYS[f"{case}/logits"]) < 2e-5
@@ -92,7 +83,7 @@ def test_equals_torch(case, tmp_path):
         assert error(masked, ARRAYS["torch/masked_logits"]) < 2e-5
 
 
-@pytest.mark.parametrize("case", ["q2l_pre_norm", "ml_decoder_grouped"])
+@pytest.mark.parametrize("case", ["torch", "q2l", "ml_decoder_grouped"])
 def test_gradients_equal_those_of_torch(case, tmp_path):
     definition, params, _ = ModelDef.split(loaded(case, tmp_path))
     target = ARRAYS[f"{case}/target"]

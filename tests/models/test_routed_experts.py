@@ -225,7 +225,7 @@ def test_the_printed_sign_collapses_the_gates(features):
 def test_the_defaults_are_the_recommended_settings():
     parameters = inspect.signature(RoutedExpertsHead.__init__).parameters
     assert SETTINGS["recommended"] == {name: parameters[name].default for name in SETTINGS["recommended"]}
-    others = {"self", "decoder", "width", "labels", "spread", "dtype", "rngs"}
+    others = {"self", "decoder", "width", "labels", "dtype", "rngs"}
     assert set(SETTINGS["recommended"]) == set(parameters) - others
 
 

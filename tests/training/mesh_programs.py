@@ -25,7 +25,7 @@ from mlmoe_jax.models import partition
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.experts import SPREADS, LabelExperts
+from mlmoe_jax.models.experts import LabelExperts
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs import checkpoint
@@ -221,46 +221,39 @@ def backbone_flops(reference: str, meshes: list) -> list[float]:
 
 
 def bank_forms(labels: int, sizes: list) -> dict:
-    """Return, per way to shard task experts, the difference of outputs and gradients from one device, and collectives.
+    """Return the difference of sharded task experts' outputs and gradients from one device, and their collectives.
 
     Features are sharded by label, as in the head. Collectives are those of the forward pass, if the labels divide over
     the devices.
     """
     mesh = mesh_of(sizes)
-    draw, found = np.random.default_rng(0), {}
+    draw = np.random.default_rng(0)
     features = jnp.asarray(draw.normal(size=(BATCH, labels, 12)), jnp.float32)
     weight = jnp.asarray(draw.normal(size=(BATCH, labels, 2, 6)), jnp.float32)
 
-    def forms(spread):
-        bank = LabelExperts(12, labels, hidden=6, shared=0, task=2, spread=spread, rngs=nnx.Rngs(0))
-        definition, state = nnx.split(bank)
+    bank = LabelExperts(12, labels, hidden=6, shared=0, task=2, rngs=nnx.Rngs(0))
+    definition, state = nnx.split(bank)
 
-        def outputs(state, features):
-            with partition.over(mesh):
-                return nnx.merge(definition, state)(features)[0]
+    def outputs(state, features):
+        with partition.over(mesh):
+            return nnx.merge(definition, state)(features)[0]
 
-        def both(state, features):
-            loss = lambda state, features: jnp.sum(weight * outputs(state, features) ** 2)  # noqa: E731
-            return outputs(state, features), jax.grad(loss, (0, 1))(state, features)
+    def both(state, features):
+        loss = lambda state, features: jnp.sum(weight * outputs(state, features) ** 2)  # noqa: E731
+        return outputs(state, features), jax.grad(loss, (0, 1))(state, features)
 
-        return state, outputs, both
-
-    state, _, both = forms("compiler")
-    reference = both(state, features)
+    reference, whole = both(state, features), labels % sizes[2] == 0
     over_both = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "expert"))
-    by_label = NamedSharding(mesh, PartitionSpec("expert"))
-    for spread in SPREADS:
-        state, outputs, both = forms(spread)
-        whole = labels % sizes[2] == 0
-        if whole:
-            state, features = jax.device_put(state, by_label), jax.device_put(features, over_both)
-        gaps = jax.tree.map(
-            lambda a, b: float(np.abs(a - b).max() / np.abs(b).max()), jax.jit(both)(state, features), reference
-        )
-        found[spread] = {"gap": max(jax.tree.leaves(gaps)), "collectives": []}
-        if whole:
-            text = jax.jit(outputs, out_shardings=over_both).lower(state, features).compile().as_text()
-            found[spread]["collectives"] = [one.kind for one in hlo.collectives(text, len(jax.devices()))]
+    if whole:
+        state = jax.device_put(state, NamedSharding(mesh, PartitionSpec("expert")))
+        features = jax.device_put(features, over_both)
+    gaps = jax.tree.map(
+        lambda a, b: float(np.abs(a - b).max() / np.abs(b).max()), jax.jit(both)(state, features), reference
+    )
+    found = {"gap": max(jax.tree.leaves(gaps)), "collectives": []}
+    if whole:
+        text = jax.jit(outputs, out_shardings=over_both).lower(state, features).compile().as_text()
+        found["collectives"] = [one.kind for one in hlo.collectives(text, len(jax.devices()))]
     return found
 
 

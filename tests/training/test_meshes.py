@@ -98,10 +98,8 @@ def test_the_flops_of_the_backbone_per_device_are_the_same_on_every_mesh():
 
 
 def require_experts_of_one_device(found: dict) -> None:
-    assert set(found) == {"compiler", "shard_map"}
-    for spread, seen in found.items():
-        assert seen["gap"] < 1e-6, spread
-        assert not seen["collectives"], spread
+    assert found["gap"] < 1e-6
+    assert not found["collectives"]
 
 
 def test_sharded_task_experts_equal_those_of_one_device(quick):

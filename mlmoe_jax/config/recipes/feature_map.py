@@ -88,7 +88,6 @@ def small(config: ConfigDict, *, rate: float) -> ConfigDict:
     """Return the config with a small head for `digits`, and the training that all methods share there."""
     head = config.model.head
     head.decoder.width, head.decoder.heads, head.decoder.hidden = 0, 4, 256
-    head.decoder.project = "auto" if not head.decoder.fixed_queries else "linear_relu"
     head.routing.expert_hidden = head.routing.gate_hidden = 32
     head.graph.hidden, head.graph.vector_width = 128, 10
     head.sequence.hidden, head.sequence.embedding, head.sequence.max_labels = 128, 32, 5

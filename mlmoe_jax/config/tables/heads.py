@@ -5,62 +5,27 @@ from mlmoe_jax.models.heads.catalog import HEADS
 
 DECODER = section(
     "For query and routed_experts: learned queries that read the tokens of the image through a transformer.",
+    style=Choice(
+        "dr_moe",
+        "The decoder of which paper, apart from its sizes.",
+        of={
+            "dr_moe": "a transformer on the queries, with sines added to the patches once",
+            "independent": "as dr_moe, without self-attention between queries, for many labels",
+            "q2l": "queries and sines added in every layer, no self-attention between queries",
+            "ml_decoder": "fixed queries, LN(x + dropout(x)) for their self-attention, a projection with ReLU",
+        },
+    ),
     width=Integer(512, "Width of the tokens in the decoder; 0 means the backbone's.", least=0, most=65_536),
     heads=Integer(8, "Number of attention heads.", above=0, most=1_024),
     hidden=Integer(2048, "Width of the hidden layer in the feed-forward networks.", above=0, most=65_536),
     encoder_layers=Integer(2, "Number of encoder layers.", least=0, most=100),
     decoder_layers=Integer(2, "Number of decoder layers.", above=0, most=100),
-    self_attention=Choice(
-        "all",
-        "In which decoder layers queries attend to one another.",
-        of={
-            "all": "in all",
-            "first": "in the first",
-            "others": "in all but the first",
-            "none": "in none",
-            "identity": "in none, with LN(x + dropout(x)) in its place, as in ML-Decoder",
-        },
-    ),
-    query_role=Choice(
-        "input",
-        "How the learned queries enter the decoder.",
-        of={"input": "as the input of the first layer", "added": "added to the queries of every layer, as in Q2L"},
-    ),
     queries=Integer(
         0,
         "For query: the number of learned queries; 0 means one per label, and fewer are shared by groups of labels.",
         least=0,
     ),
-    fixed_queries=Flag(False, "Keep the queries at their random initial values."),
-    positions=Choice(
-        "once",
-        "How the positions of patches are encoded.",
-        of={
-            "once": "sines added to the input of the encoder",
-            "detr": "sines added in every layer, as in DETR",
-            "learned": "a learned table added to the input of the encoder",
-            "none": "not at all",
-        },
-    ),
-    pre_norm=Flag(False, "Apply LayerNorm before the parts of a layer instead of after them."),
-    decoder_norm=Flag(True, "Apply a LayerNorm after the last decoder layer."),
-    activation=Choice("relu", "Activation function of the feed-forward networks.", of=("relu", "gelu")),
     dropout=Number(0.1, "Dropout rate of all layers.", least=0, most=1),
-    project=Choice(
-        "auto",
-        "How the backbone's tokens are brought to the width of the decoder.",
-        of={
-            "auto": "by a linear layer if the widths differ",
-            "linear": "by a linear layer",
-            "linear_relu": "by a linear layer and ReLU",
-            "none": "not at all",
-        },
-    ),
-    init=Choice(
-        "xavier",
-        "Initial values of the matrices.",
-        of={"xavier": "Xavier's, as in DETR and Q2L", "torch": "the defaults of PyTorch's layers, as in ML-Decoder"},
-    ),
 )
 
 ROUTING = section(
@@ -95,11 +60,6 @@ ROUTING = section(
         "Whether each label has its own classifier; DR-MoE prints a shared one.",
         of=("per_label", "shared"),
     ),
-    spread=Choice(
-        "compiler",
-        "How the task experts are sharded over mesh.expert.",
-        of={"compiler": "by XLA's partitioner", "shard_map": "by an explicit jax.shard_map"},
-    ),
     entropy=Choice(
         "maximize",
         "Direction of the entropy penalty on the gates.",
@@ -115,10 +75,6 @@ ROUTING = section(
 GRAPH = section(
     "For ml_gcn and add_gcn: a graph of the labels.",
     hidden=Integer(1024, "Width of the hidden layer of the graph network.", above=0, most=65_536),
-    threshold=Number(0.4, "For ml_gcn: label i has an edge to j if p(j | i) is at least this.", least=0, most=1),
-    share=Number(
-        0.2, "For ml_gcn: the weight of a label's neighbors together; the label itself has 1 − share.", least=0, most=1
-    ),
     transpose=Flag(True, "For ml_gcn: transpose the graph as the authors' code does, unlike the formula of the paper."),
     word_vectors=Text(
         "",
@@ -134,8 +90,6 @@ SEQUENCE = section(
     "For cnn_rnn: an LSTM that predicts the labels one after the other.",
     embedding=Integer(64, "Width of the label embedding.", above=0, most=65_536),
     hidden=Integer(512, "Width of the LSTM's state.", above=0, most=65_536),
-    dropout=Number(0.5, "Dropout rate.", least=0, most=1),
-    beam_width=Integer(4, "Number of sequences that the beam search keeps.", above=0, most=1_000),
     max_labels=Integer(20, "Largest number of labels per sequence, in training and in search.", above=0, most=1_000),
 )
 

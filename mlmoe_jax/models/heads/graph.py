@@ -70,9 +70,7 @@ class MLGCNHead(Head):
     ) -> Self:
         """Build the head from the word vectors of the labels and the graph of their training counts."""
         graph = config.model.head.graph
-        adjacency = label_graph(
-            space.counts, space.positives, threshold=graph.threshold, share=graph.share, transpose=graph.transpose
-        )
+        adjacency = label_graph(space.counts, space.positives, transpose=graph.transpose)
         vectors = space.vectors
         if vectors is None:  # synthetic labels, whose counts and vectors have no effect
             vectors = np.zeros((len(space.names), graph.vector_width), np.float32)

@@ -39,11 +39,11 @@ class GroupTokenDecoder(QueryDecoder):
 
     def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Return one feature per label, f32[B,K,D], from `features.patches` f32[B,N,C] and `.prompts` f32[B,P,C]."""
-        return super().__call__(features, extra=features.prompts, extra_mask=self.sees, rngs=rngs)
+        return super().__call__(features, extra=features.prompts, extra_mask=self.sees.value, rngs=rngs)
 
     def attention(self, features: Features) -> jax.Array:
         """Return the attention of each label over patches, f32[B,K,N]; a row sums to 1 minus the weights of prompts."""
-        return super().attention(features, extra=features.prompts, extra_mask=self.sees)
+        return super().attention(features, extra=features.prompts, extra_mask=self.sees.value)
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         """Return the multiply-adds per image with N = `tokens` patches, see QueryDecoder."""

@@ -22,30 +22,15 @@ CLASSIFIERS = ("per_label", "grouped")
 
 # The settings of Query2Label (Liu et al., 2021) in `config.model.head.decoder`, from its code for ResNet-101; its width
 # is that of the backbone.
-Q2L: dict[str, Any] = {
-    "heads": 4,
-    "hidden": 8192,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "self_attention": "none",
-    "query_role": "added",
-    "positions": "detr",
-    "init": "xavier",
-}
+Q2L: dict[str, Any] = {"style": "q2l", "heads": 4, "hidden": 8192, "encoder_layers": 1, "decoder_layers": 2}
 # The settings of ML-Decoder (Ridnik et al., WACV 2023).
 ML_DECODER: dict[str, Any] = {
+    "style": "ml_decoder",
     "width": 768,
     "heads": 8,
     "hidden": 2048,
     "encoder_layers": 0,
     "decoder_layers": 1,
-    "self_attention": "identity",
-    "query_role": "input",
-    "fixed_queries": True,
-    "positions": "none",
-    "decoder_norm": False,
-    "project": "linear_relu",
-    "init": "torch",
 }
 
 
@@ -110,7 +95,7 @@ class QueryHead(Head):
         given = decoder_settings(settings, width) | {"owner": LABEL if queries == labels else LABEL_GROUP}
         decoder = QueryDecoder(width, queries, **given, dtype=dtype, rngs=rngs)
         # the initial values of the classifier are those of Q2L, or those of ML-Decoder if queries are fixed
-        classifier = "grouped" if settings.fixed_queries or queries < labels else "per_label"
+        classifier = "grouped" if decoder.style.fixed_queries or queries < labels else "per_label"
         return cls(decoder, labels, classifier=classifier, rngs=rngs)
 
     @classmethod

@@ -91,7 +91,7 @@ class RoutedExpertsHead(Head):
     `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N]. After the decoder, labels are independent: parameters
     per label are stacked along a leading axis K.
     expert, expert_hidden, shared_experts, task_experts: see LabelExperts. gate, gate_hidden, gate_share: see Gates.
-    spread: see LabelExperts. classifier: `per_label` or `shared`, see FeatureClassifier.
+    classifier: `per_label` or `shared`, see FeatureClassifier.
     entropy, entropy_weight: sign and λ of the penalty `entropy`, see entropy_penalty; `off`: no penalty.
     SETTINGS has named sets of these choices; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
 
@@ -115,7 +115,6 @@ class RoutedExpertsHead(Head):
         gate_hidden: int = 256,
         gate_share: str = "per_label",
         classifier: str = "per_label",
-        spread: str = "compiler",
         entropy: str = "maximize",
         entropy_weight: float = 0.01,
         dtype: jnp.dtype | None = None,
@@ -132,7 +131,6 @@ class RoutedExpertsHead(Head):
             hidden=expert_hidden,
             shared=shared_experts,
             task=task_experts,
-            spread=spread,
             dtype=dtype,
             rngs=rngs,
         )

@@ -25,6 +25,7 @@ from mlmoe_jax.models.partition import LABEL, axes
 # last score is that of the end.
 Advance = Callable[[Any, jax.Array], tuple[Any, jax.Array]]
 POOLS = {"cls": (CLS,), "patches": (PATCHES,)}
+BEAM_WIDTH, DROPOUT = 4, 0.5  # the number of paths that the search keeps, and the rate on x in training
 
 
 @jax.tree_util.register_dataclass
@@ -165,7 +166,7 @@ class CNNRNNHead(Head):
     model has a mean average precision.
 
     order: the K labels by decreasing training frequency, see `data.labels.graph.frequency_order`.
-    dropout: rate on x. pool: the image feature I is the class token (the mean of the map of a CNN) or the mean patch.
+    pool: the image feature I is the class token (the mean of the map of a CNN) or the mean patch.
     """
 
     by_label = False  # labels interact, so they are replicated
@@ -178,8 +179,6 @@ class CNNRNNHead(Head):
         *,
         embedding: int = 64,
         hidden: int = 512,
-        dropout: float = 0.5,
-        beam_width: int = 4,
         max_labels: int = 20,
         pool: str = "cls",
         dtype: jnp.dtype | None = None,
@@ -189,10 +188,8 @@ class CNNRNNHead(Head):
         self.labels = len(self.order)
         if sorted(self.order) != list(range(self.labels)):
             raise ValueError(f"order must contain each of the {self.labels} labels once")
-        if min(beam_width, max_labels) < 1:
-            raise ValueError(f"beam_width and max_labels must be at least 1, not {beam_width} and {max_labels}")
         self.read, self.hidden = POOLS[pool], hidden
-        self.beam_width, self.max_labels = beam_width, min(max_labels, self.labels)
+        self.max_labels = min(max_labels, self.labels)
         self.end, self.start = self.labels, self.labels + 1
 
         def projection(into: int) -> nnx.Linear:
@@ -203,7 +200,7 @@ class CNNRNNHead(Head):
         self.embedding = nnx.Param(draw(rngs.params(), (self.labels + 2, embedding)), **axes(LABEL, None))
         self.lstm = nnx.OptimizedLSTMCell(embedding, hidden, dtype=dtype, rngs=rngs)
         self.state_projection, self.image_projection = projection(hidden), projection(width)
-        self.dropout = nnx.Dropout(dropout, deterministic=True)
+        self.dropout = nnx.Dropout(DROPOUT, deterministic=True)
 
     @classmethod
     def from_config(
@@ -253,7 +250,7 @@ class CNNRNNHead(Head):
             state, output = self.lstm(state, self.embedding[...][label])
             return state, self._scores(self._joint(image, output))
 
-        state = self._first_state((image.shape[0], self.beam_width))
+        state = self._first_state((image.shape[0], BEAM_WIDTH))
         return beam_search(advance, state, start=self.start, labels=self.labels, max_labels=self.max_labels)
 
     def __call__(
@@ -274,7 +271,7 @@ class CNNRNNHead(Head):
         width, embedding = self.image_projection.kernel.shape
         step = 4 * self.hidden * (embedding + self.hidden) + self.hidden * embedding + (self.labels + 1) * embedding
         path = (self.max_labels + 1) * step
-        return width * embedding + path, (self.beam_width - 1) * path
+        return width * embedding + path, (BEAM_WIDTH - 1) * path
 
     def _first_state(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
         zeros = jnp.zeros((*shape, self.hidden))

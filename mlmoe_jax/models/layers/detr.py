@@ -1,10 +1,8 @@
-"""The attention and the layers of a transformer encoder and decoder, with dropout, post- or pre-norm.
+"""The attention and the layers of a transformer encoder and decoder, with dropout and norms after the parts.
 
 They are those of DETR (Carion et al., ECCV 2020), numerically those of torch.nn.MultiheadAttention and the layers that
 Q2L and ML-Decoder build around it. Shape letters: B batch, Q queries, T keys and values, N patches, D width.
 """
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +10,12 @@ import numpy as np
 from flax import nnx
 from flax.nnx import Initializer
 
-from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.attention import FusedProjection
 from mlmoe_jax.models.layers.initializers import torch_linear
-from mlmoe_jax.models.layers.layer_norm import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
 from mlmoe_jax.models.layers.transformer import layer_norm
 
 EPSILON = 1e-5
-INITS = ("xavier", "torch")
 
 
 class QueryAttention(nnx.Module):
@@ -83,21 +78,18 @@ class QueryAttention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """Linear, ReLU or exact GELU, dropout, linear."""
+    """Linear, ReLU, dropout, linear."""
 
     def __init__(
         self,
         width: int,
         hidden: int,
         *,
-        activation: str = "relu",
         dropout: float = 0.0,
         init: str = "xavier",
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
-        self.activation = activation
-
         def linear(into: int, out: int) -> nnx.Linear:
             kernel, bias = _matrix(init, into), torch_linear(into)
             return nnx.Linear(into, out, kernel_init=kernel, bias_init=bias, dtype=dtype, rngs=rngs)
@@ -107,7 +99,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, tokens: jax.Array, *, rngs: nnx.Rngs | None = None) -> jax.Array:
         """f32[B,T,D] -> f32[B,T,D]."""
-        return self.fc2(self.dropout(ACTIVATIONS[self.activation](self.fc1(tokens)), rngs=rngs))
+        return self.fc2(self.dropout(jax.nn.relu(self.fc1(tokens)), rngs=rngs))
 
 
 def _matrix(init: str, fan_in: int) -> Initializer:
@@ -123,17 +115,14 @@ class EncoderLayer(nnx.Module):
         heads: int,
         hidden: int,
         *,
-        pre_norm: bool,
-        activation: str,
         dropout: float,
         init: str,
         dtype: jnp.dtype | None,
         rngs: nnx.Rngs,
     ):
-        self.pre_norm = pre_norm
         shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
         self.attn = QueryAttention(width, heads, **shared)
-        self.mlp = FeedForward(width, hidden, activation=activation, **shared)
+        self.mlp = FeedForward(width, hidden, **shared)
         self.norm1, self.norm2 = (layer_norm(width, EPSILON, rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
@@ -142,12 +131,9 @@ class EncoderLayer(nnx.Module):
     ) -> jax.Array:
         """f32[B,N,D] -> f32[B,N,D]; positions f32[1,N,D] are added to queries and keys, not to values."""
 
-        def attend(x: jax.Array) -> jax.Array:
-            placed = x if positions is None else x + positions
-            return self.attn(placed, placed, x, rngs=rngs)
-
-        tokens = _residual(self, self.norm1, attend, tokens, rngs)
-        return _residual(self, self.norm2, lambda x: self.mlp(x, rngs=rngs), tokens, rngs)
+        placed = tokens if positions is None else tokens + positions
+        tokens = self.norm1(tokens + self.dropout(self.attn(placed, placed, tokens, rngs=rngs), rngs=rngs))
+        return self.norm2(tokens + self.dropout(self.mlp(tokens, rngs=rngs), rngs=rngs))
 
 
 class DecoderLayer(nnx.Module):
@@ -163,19 +149,16 @@ class DecoderLayer(nnx.Module):
         hidden: int,
         *,
         self_attention: str,
-        pre_norm: bool,
-        activation: str,
         dropout: float,
         init: str,
         dtype: jnp.dtype | None,
         rngs: nnx.Rngs,
     ):
-        self.pre_norm = pre_norm
         shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
         self.self_attn = QueryAttention(width, heads, **shared) if self_attention == "on" else None
         self.norm1 = None if self_attention == "off" else layer_norm(width, EPSILON, rngs)
         self.cross_attn = QueryAttention(width, heads, **shared)
-        self.mlp = FeedForward(width, hidden, activation=activation, **shared)
+        self.mlp = FeedForward(width, hidden, **shared)
         self.norm2, self.norm3 = (layer_norm(width, EPSILON, rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
@@ -194,43 +177,27 @@ class DecoderLayer(nnx.Module):
         added: f32[1,Q,D], added to the queries and to the keys of self-attention, or None. mask: bool[Q,T] or None.
         """
 
-        def to_memory(x: jax.Array) -> jax.Array:
-            return self.cross_attn(_queries(x, added), keys, memory, mask=mask, rngs=rngs)
-
         tokens = self._among_queries(tokens, added, rngs)
-        tokens = _residual(self, self.norm2, to_memory, tokens, rngs)
-        return _residual(self, self.norm3, lambda x: self.mlp(x, rngs=rngs), tokens, rngs)
+        attended = self.cross_attn(_queries(tokens, added), keys, memory, mask=mask, rngs=rngs)
+        tokens = self.norm2(tokens + self.dropout(attended, rngs=rngs))
+        return self.norm3(tokens + self.dropout(self.mlp(tokens, rngs=rngs), rngs=rngs))
 
     def weights(
         self, tokens: jax.Array, added: jax.Array | None, keys: jax.Array, *, mask: np.ndarray | None = None
     ) -> jax.Array:
         """Return the attention weights of queries over memory tokens, f32[B,h,Q,T]; arguments as of `__call__`."""
         tokens = self._among_queries(tokens, added, None)
-        tokens = self.norm2(tokens) if self.pre_norm else tokens
         return self.cross_attn.weights(_queries(tokens, added), keys, mask=mask)
 
     def _among_queries(self, tokens: jax.Array, added: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
         """Apply the self-attention of queries f32[b,Q,D]."""
 
-        def among_queries(x: jax.Array) -> jax.Array:
-            queries = _queries(x, added)
-            return x if self.self_attn is None else self.self_attn(queries, queries, x, rngs=rngs)
-
-        return tokens if self.norm1 is None else _residual(self, self.norm1, among_queries, tokens, rngs)
+        if self.norm1 is None:
+            return tokens
+        queries = _queries(tokens, added)
+        mixed = tokens if self.self_attn is None else self.self_attn(queries, queries, tokens, rngs=rngs)
+        return self.norm1(tokens + self.dropout(mixed, rngs=rngs))
 
 
 def _queries(tokens: jax.Array, added: jax.Array | None) -> jax.Array:
     return tokens if added is None else tokens + added
-
-
-def _residual(
-    layer: EncoderLayer | DecoderLayer,
-    norm: LayerNorm,
-    part: Callable[[jax.Array], jax.Array],
-    tokens: jax.Array,
-    rngs: nnx.Rngs | None,
-) -> jax.Array:
-    """Return x + dropout(part(norm(x))) if the layer is pre-norm, otherwise norm(x + dropout(part(x)))."""
-    if layer.pre_norm:
-        return tokens + layer.dropout(part(norm(tokens)), rngs=rngs)
-    return norm(tokens + layer.dropout(part(tokens), rngs=rngs))

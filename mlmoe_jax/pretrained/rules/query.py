@@ -83,7 +83,6 @@ _Q2L_HEAD = (
     Rule(r"input_proj\.bias", "head/decoder/project/bias"),
     Rule(r"query_embed\.weight", "head/decoder/queries"),
     *encoder_rules(r"transformer\.encoder", "head/decoder/encoder"),
-    *norm(r"transformer\.encoder\.norm", "head/decoder/encoder_norm"),
     *decoder_rules(r"transformer\.decoder", "head/decoder/layers"),
     *norm(r"transformer\.decoder\.norm", "head/decoder/norm"),
     Rule(r"fc\.W", "head/classifier/kernel", label_kernel),
