@@ -23,7 +23,7 @@ NAMES = ("cat", "dog", "<script>window.hurt=1</script>", "<img src=x onerror=win
 # The sections of a page, in order.
 SECTIONS = (
     *("summary", "curves", "metrics", "labels", "differences", "groups", "gates", "attention"),
-    *("scores", "mistakes", "confusion", "images", "thresholds", "cost", "config"),
+    *("scores", "mistakes", "images", "thresholds", "cost", "config"),
 )
 STEPS, IMAGES, GRID = (20, 40, 60), 40, (2, 3)
 TIME = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()  # at which the training starts, in seconds

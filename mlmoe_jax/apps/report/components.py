@@ -1,6 +1,6 @@
 """The components of a page: sections with a few kinds of parts, which the template renders.
 
-All text is plain and untrusted (label names, ids, paths); only the template creates markup.
+All text is plain and untrusted (label names, ids, paths); only the template and the scripts create markup.
 """
 
 from __future__ import annotations
@@ -19,14 +19,6 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Heading:
-    """A heading inside a section."""
-
-    kind: ClassVar[str] = "heading"
-    text: str
-
-
-@dataclass(frozen=True)
 class Numbers:
     """Key numbers: (name, value, context)."""
 
@@ -35,36 +27,14 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Names and values, one per line."""
-
-    kind: ClassVar[str] = "facts"
-    rows: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Table:
-    """A short static table; all columns are numeric except those whose indices are in `text`.
+    """A table; one of more than a few rows can be searched, and one with headings sorted by column.
 
-    meanings: per row, a definition that is shown below the row.
+    columns: (heading, kind of its cells): "text", "term" (a name and its definition), "count", "number", "fraction"
+    (shown in percent) or "difference" (of fractions). None and nan are shown as a dash. name: unique on the page.
     """
 
     kind: ClassVar[str] = "table"
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    text: Sequence[int] = (0,)
-    meanings: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class SortableTable:
-    """A table of any length with sorting by column and a search field.
-
-    columns: (heading, "text" | "count" | "fraction" | "number"); fractions are shown in percent, None as a dash.
-    """
-
-    kind: ClassVar[str] = "sortable"
     name: str
     columns: Sequence[tuple[str, str]]
     rows: Sequence[Sequence[Any]]
@@ -75,7 +45,6 @@ class SortableTable:
 class Chart:
     """A Vega-Lite chart with an alternative text for screen readers."""
 
-    kind: ClassVar[str] = "chart"
     name: str
     title: str
     spec: Mapping[str, Any]
@@ -92,32 +61,12 @@ class Charts:
 
 
 @dataclass(frozen=True)
-class LabelGraph:
-    """Labels on a circle, ordered by group, with lines between labels that occur together.
-
-    nodes: dicts of name, x, y (on the unit circle), angle (degrees), group (from 1), color (in the palette) and
-    positives. edges: dicts of source and target (indices of `nodes`), color (None between groups), path (SVG), p and
-    text. arcs: dicts of path, x, y, group and color.
-    reach: half the side of the drawing. font: size of the names, in its units.
-    """
-
-    kind: ClassVar[str] = "graph"
-    name: str
-    title: str
-    nodes: Sequence[Mapping[str, Any]]
-    edges: Sequence[Mapping[str, Any]]
-    arcs: Sequence[Mapping[str, Any]]
-    reach: float
-    font: float
-    alt: str
-
-
-@dataclass(frozen=True)
 class Widget:
-    """An interactive element, drawn by the page.js function of this name from `data`."""
+    """An interactive element, drawn by the function `draw` of samples.js from `data`. name: unique on the page."""
 
     kind: ClassVar[str] = "widget"
     name: str
+    draw: str
     data: Any
     alt: str
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -15,7 +14,6 @@ from etils import epath
 
 from mlmoe_jax.apps.report import labels, mistakes, results, samples, scores, training
 from mlmoe_jax.apps.report.components import Section
-from mlmoe_jax.apps.report.resampling import resample
 from mlmoe_jax.apps.report.run_files import COST, RunFiles
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
@@ -40,13 +38,13 @@ def write_report(
 
     Args:
       folder: the run. Its files are read, and nothing is computed on a device.
-      against: another run to compare with. Images on which the runs differ are read from the data set of the run.
+      against: another run to compare with.
       output: path of the page; default: report.html in the folder.
       cost: count parameters and multiply-adds by tracing the model (seconds), and write cost.json to the folder.
 
     Raises:
-      UserError: the folder is not a run folder, a file in it is damaged, the runs cannot be compared, or the
-        output cannot be written.
+      UserError: the folder is not a run folder, a file in it is damaged, the runs cannot be compared, or the output
+        cannot be written.
     """
     files = RunFiles(folder)
     other = None if against is None else RunFiles(against)
@@ -56,7 +54,7 @@ def write_report(
         from mlmoe_jax.apps.tools.preflight.cost import summarize
 
         folder.write_json(COST, summarize(files.config))
-    page = render(sections(files, other), files, vega_bundle())
+    page = render(files, other, vega_bundle())
     target = folder / REPORT if output is None else epath.Path(output)
     try:
         RunFolder(target.parent).write_text(target.name, page)
@@ -65,21 +63,19 @@ def write_report(
     return target
 
 
-def sections(files: RunFiles, other: RunFiles | None = None) -> list[Section]:
-    """Return all sections of the page in order; arguments as in `write_report`."""
-    resampled, judged = resample(files), mistakes.judge(files)
+def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.Judged | None) -> list[Section]:
+    """Return all sections of the page in order."""
     return [
-        training.header(files, resampled),
+        training.header(files, training.intervals(files)),
         training.curves(files),
-        results.metrics(files, judged),
-        results.per_class(files, resampled),
+        results.metrics(files),
+        results.per_class(files),
         results.differences(files, other),
         labels.groups(files),
         samples.gates(files),
         samples.attention(files),
         scores.curves(files),
         mistakes.mistakes(files, judged),
-        mistakes.confusion(files, judged),
         mistakes.images(files, judged),
         results.thresholds(files),
         training.cost(files),
@@ -87,8 +83,8 @@ def sections(files: RunFiles, other: RunFiles | None = None) -> list[Section]:
     ]
 
 
-def render(parts: Sequence[Section], files: RunFiles, bundle: str) -> str:
-    """Return the page. bundle: the JavaScript that draws charts.
+def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
+    """Return the page about a run, compared with another one. bundle: the JavaScript that draws charts.
 
     A content security policy restricts the page to its own scripts and forbids all loading, so neither a label name
     that contains markup nor a library can reach the network.
@@ -96,22 +92,23 @@ def render(parts: Sequence[Section], files: RunFiles, bundle: str) -> str:
     import jinja2
     from markupsafe import Markup
 
+    loader, judged = jinja2.FileSystemLoader(_HERE), mistakes.judge(files)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"json": _json, "breakable": _breakable}
+    environment.filters["json"] = _json
+    shown = samples.images(files) | ({} if judged is None else judged.thumbnails.shown)
     scripts = [_inline(bundle), _inline("\n".join((_HERE / name).read_text() for name in _SCRIPTS))]
     return environment.get_template("page.html").render(
         title=files.name,
-        sections=parts,
+        sections=sections(files, other, judged),
         samples=samples.shared(files),
+        images={
+            name: "data:image/jpeg;base64," + base64.b64encode(content).decode() for name, content in shown.items()
+        },
         style=Markup((_HERE / "style.css").read_text()),
         scripts=[Markup(script) for script in scripts],
-        hashes=[_hash(script) for script in scripts],
+        hashes=["sha256-" + base64.b64encode(hashlib.sha256(of.encode()).digest()).decode() for of in scripts],
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=__version__,
     )
@@ -126,23 +123,12 @@ def vega_bundle() -> str:
     return vl_convert.javascript_bundle(vl_version=".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2]))
 
 
-def _json(value: Any) -> Any:
+def _json(value: Sequence[Any] | dict[str, Any]) -> Any:
     """Return JSON for a script element, escaped so that no content can close the element."""
     from markupsafe import Markup
 
     return Markup(to_json(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _breakable(name: str) -> Any:
-    """Return a name in which lines may break after / and _, for narrow screens."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub("([/_])", r"\1<wbr>", str(escape(name))))
-
-
 def _inline(script: str) -> str:
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-def _hash(script: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

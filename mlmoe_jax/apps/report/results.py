@@ -10,32 +10,22 @@ from typing import Any
 import numpy as np
 
 from mlmoe_jax.apps.report import charts
-from mlmoe_jax.apps.report.components import Chart, Charts, Details, Facts, Note, Section, SortableTable, Table
-from mlmoe_jax.apps.report.frequency import by_frequency
-from mlmoe_jax.apps.report.mistakes import Judged
-from mlmoe_jax.apps.report.resampling import Resampled
+from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Section, Table
 from mlmoe_jax.apps.report.run_files import Evaluated, RunFiles
-from mlmoe_jax.apps.tools.compare import Change, ComparedRun, Comparison, compare_runs
+from mlmoe_jax.apps.tools.compare import ComparedRun, Comparison, compare_runs
 from mlmoe_jax.evaluation.metrics.groups import GROUPS
 from mlmoe_jax.evaluation.metrics.predictions import CUTS, FIGURES, PREDICTIONS
 from mlmoe_jax.evaluation.results import hidden_evaluations
 from mlmoe_jax.runtime.text import percent
 
 MOST_BARS = 100
-
-
-def _meaning(name: str, definitions: Mapping[str, str]) -> str:
-    """Return the meaning of a name; "" if it matches no pattern."""
-    for pattern, sentence in definitions.items():
-        if found := re.fullmatch(pattern, name):
-            return sentence.format(*found.groups())
-    return ""
+_INTERVAL = (("difference", "difference"), ("from", "difference"), ("to", "difference"))
 
 
 # --------------------------------------------------------------------------------------------------------- metrics
-def metrics(files: RunFiles, judged: Judged | None = None) -> Section:
+def metrics(files: RunFiles) -> Section:
     """Return the metrics of each split in percent, by group, each with its definition."""
-    title, splits = "Metrics", files.splits
+    title, splits = "Metrics", _headed(files.splits)
     if not splits:
         missing = "results.json is written when training ends, or by an evaluation:"
         return Section("metrics", title, missing=missing, command=files.command("--mode=eval"))
@@ -47,94 +37,80 @@ def metrics(files: RunFiles, judged: Judged | None = None) -> Section:
         )
     ]
     parts += [Note(f"{sentence}.") for sentence in hidden_evaluations(files.folder).values()]
-    splits = _with_sources(splits)
-    left = [name for name in names if not _cut(name)]
-    for group in map(GROUPS.__getitem__, GROUPS):
-        meaning = {name: sentence for name in left if (sentence := _meaning(name, group.meanings))}
-        if meaning:
-            left = [name for name in left if name not in meaning]
-            parts.append(_table(group.caption, meaning, splits))
-    cuts = list(dict.fromkeys(cut for name in names if (cut := _cut(name))))
-    if cuts:
-        used = files.settings(files.main_split.prefix)
-        parts += _at_cuts(cuts, splits, f"{used.eval.threshold:g}", used.data.difficult_eval, judged)
-    if left:
-        rows = [[name, *(_plain(split.metrics.get(name)) for split in splits.values())] for name in left]
-        parts.append(Table(("name", *splits), rows, "Other values of results.json, not in percent"))
+    at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in FIGURES}
+    remaining = [name for name in names if name not in at_thresholds]
+    for number, group in enumerate(map(GROUPS.__getitem__, GROUPS)):
+        if meanings := {name: text for name in remaining if (text := _meaning(name, group.meanings))}:
+            remaining = [name for name in remaining if name not in meanings]
+            parts.append(_table(f"metrics-{number}", group.caption, meanings, splits))
+    threshold = f"{files.settings(files.main_split.prefix).eval.threshold:g}"
+    for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != threshold):  # of the config first
+        meaning = _meaning(at, CUTS) or "see results.json"
+        figures = {f"{name}@{at}": text for name, text in FIGURES.items() if f"{name}@{at}" in names}
+        table = _table(f"metrics-at-{at}", f"{PREDICTIONS.caption} at {at}: {meaning}", figures, splits)
+        parts += [table, *_never(files)] if at == threshold else [Details(f"The same at {at}", [table])]
+    if remaining:
+        rows = [[name, *(split.metrics.get(name) for split in splits.values())] for name in remaining]
+        columns = [("name", "text"), *((name, "number") for name in splits)]
+        parts.append(Table("metrics-other", columns, rows, "Other values of results.json, not in percent"))
     return Section("metrics", title, parts)
 
 
-def _with_sources(splits: Mapping[str, Evaluated]) -> Mapping[str, Evaluated]:
+def _headed(splits: Mapping[str, Evaluated]) -> Mapping[str, Evaluated]:
     """Return the splits by the headings of their columns, which name the source if it is not the same for all."""
     if len({split.prefix for split in splits.values()}) == 1:
         return splits
     return {f"{name} ({split.prefix or 'training'})": split for name, split in splits.items()}
 
 
-def _cut(name: str) -> str:
-    """Return the cut of a metric such as CF1@0.5; "" if it has none."""
-    base, _, cut = name.partition("@")
-    return cut if base in FIGURES else ""
+def _meaning(name: str, definitions: Mapping[str, str]) -> str:
+    """Return the meaning of a name; "" if it matches no pattern."""
+    for pattern, sentence in definitions.items():
+        if match := re.fullmatch(pattern, name):
+            return sentence.format(*match.groups())
+    return ""
 
 
-def _table(caption: str, meanings: Mapping[str, str], splits: Mapping[str, Evaluated], suffix: str = "") -> Table:
-    """Return the metrics that any split has, by name without `suffix`, with their definitions below the names."""
-    shown = [name for name in meanings if any(name + suffix in split.metrics for split in splits.values())]
-    rows = [[name, *(percent(split.metrics.get(name + suffix)) for split in splits.values())] for name in shown]
-    return Table(("metric", *splits), rows, caption, meanings=[meanings[name] for name in shown])
+def _table(name: str, caption: str, meanings: Mapping[str, str], splits: Mapping[str, Evaluated]) -> Table:
+    """Return metrics by name with their definitions."""
+    rows = [[[of, meanings[of]], *(split.metrics.get(of) for split in splits.values())] for of in meanings]
+    return Table(name, [("metric", "term"), *((split, "fraction") for split in splits)], rows, caption)
 
 
-def _at_cuts(
-    cuts: Sequence[str], splits: Mapping[str, Evaluated], threshold: str, difficult: str, judged: Judged | None
-) -> list[Any]:
-    """Return precision, recall and F1 at each cut: those at the threshold of the config, and the others collapsed."""
-    parts: list[Any] = []
-    for cut in sorted(cuts, key=lambda cut: cut != threshold):  # the threshold of the config first
-        meaning = _meaning(cut, CUTS) or "see results.json"
-        if cut == threshold:
-            parts.append(_table(f"{PREDICTIONS.caption} at {cut}: {meaning}", FIGURES, splits, f"@{cut}"))
-            parts += [Note(_never(judged, float(cut), difficult))] if judged else []
-        else:
-            parts.append(Details(f"The same at {cut}", [_table(meaning, FIGURES, splits, f"@{cut}")]))
-    return parts
-
-
-def _never(judged: Judged, threshold: float, difficult: str) -> str:
-    known = judged.table.targets(difficult)[1] != 0
-    never = int((~((judged.table.scores >= threshold) & known).any(axis=0)).sum())
-    of = f"{never:,} of {len(judged.labels):,} labels are never predicted on {judged.name}"
-    return f"{of} at {threshold:g}; CP and CF1 leave them out, precision_macro and F1_macro count them as 0."
-
-
-def _plain(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.5g}"
+def _never(files: RunFiles) -> list[Note]:
+    scored = files.scored
+    if scored is None:
+        return []
+    config = files.settings(scored.prefix)
+    known = scored.targets(config.data.difficult_eval)[1] != 0
+    never = int((~((scored.scores >= config.eval.threshold) & known).any(axis=0)).sum())
+    text = f"{never:,} of {known.shape[1]:,} labels are never predicted on {scored.name} at {config.eval.threshold:g}"
+    return [Note(f"{text}; CP and CF1 leave them out, precision_macro and F1_macro count them as 0.")]
 
 
 # -------------------------------------------------------------------------------------------------------- per class
-def per_class(files: RunFiles, resampled: Resampled | None = None) -> Section:
-    """Return the average precision per label as bars and by frequency, and a table with all values per label."""
+def per_class(files: RunFiles) -> Section:
+    """Return the average precision per label as bars, and a table with all values per label."""
     title, main = "Labels", files.main_split
     if main is None or not main.per_class:
         missing = "per_class.csv is written when training ends, or by an evaluation:"
         return Section("labels", title, missing=missing, command=files.command("--mode=eval"))
-    shown = [row for row in main.per_class if _number(row.get("AP")) is not None]
-    ordered = sorted(shown, key=lambda row: -float(row["AP"]))
+    rows = [
+        {"label": label, "value": row["AP"], "positives": row.get("positives")}
+        for label, row in main.per_class.items()
+        if row.get("AP") is not None
+    ]
+    rows.sort(key=lambda row: -row["value"])
     parts: list[Any] = []
-    if ordered:
-        drawn, left_out = _ends(ordered)
-        rows = [
-            {"label": row["label"], "value": float(row["AP"]), "detail": f"{row.get('positives', '?')} positives"}
-            for row in drawn
-        ]
-        best, worst = ordered[0], ordered[-1]
+    if rows:
+        drawn, sentence = _ends(rows)
         alt = (
-            f"Average precision of {len(rows)} labels on {main.name}, from {best['label']} with "
-            f"{percent(float(best['AP']))} % to {worst['label']} with {percent(float(worst['AP']))} %"
+            f"Average precision of {len(rows)} labels on {main.name}, from {rows[0]['label']} with "
+            f"{percent(rows[0]['value'])} % to {rows[-1]['label']} with {percent(rows[-1]['value'])} %"
         )
-        parts.append(Note(f"Average precision on {main.name}, highest first. {left_out}".strip()))
-        spec = charts.bars(rows, x_title="average precision")
+        parts.append(Note(f"Average precision on {main.name}, highest first. {sentence}".strip()))
+        spec = charts.bars(drawn, title="average precision")
         parts.append(Charts([Chart("ap-bars", "Average precision of each label", spec, alt, wide=True)]))
-        parts += by_frequency(files, main, resampled)
     return Section("labels", title, [*parts, _label_table(files, main)])
 
 
@@ -147,38 +123,21 @@ def _ends(ordered: Sequence[Any]) -> tuple[list[Any], str]:
     return [*ordered[:half], *ordered[-half:]], sentence
 
 
-def _label_table(files: RunFiles, main: Evaluated) -> SortableTable:
+def _label_table(files: RunFiles, main: Evaluated) -> Table:
     """Return the table of labels: per_class.csv of the main split, AP on the other splits, thresholds."""
-    own = [name for name in main.per_class[0] if name not in ("split", "label")]
+    own = list(next(iter(main.per_class.values())))
     others = {
-        name: {row["label"]: _number(row.get("AP")) for row in split.per_class}
-        for name, split in _with_sources(files.splits).items()
-        if split is not main and split.per_class
+        name: split.per_class for name, split in _headed(files.splits).items() if split is not main and split.per_class
     }
-    thresholds = {} if files.thresholds is None else files.thresholds.values
-    columns = [("label", "text"), *((name, _kind(name)) for name in own)]
+    thresholds = None if files.thresholds is None else files.thresholds.values
+    columns = [("label", "text"), *((name, "count" if name == "positives" else "fraction") for name in own)]
     columns += [(f"AP on {name}", "fraction") for name in others]
-    columns += [("threshold", "number")] if thresholds else []
+    columns += [("threshold", "number")] if thresholds is not None else []
     rows = []
-    for row in main.per_class:
-        label = row["label"]
-        cells = [label, *(_number(row[name]) for name in own), *(of.get(label) for of in others.values())]
-        rows.append([*cells, thresholds.get(label)] if thresholds else cells)
-    caption = f"All labels on {main.name}; AP and other fractions in percent. Click a column heading to sort."
-    return SortableTable("label-table", columns, rows, caption)
-
-
-def _kind(column: str) -> str:
-    if column in ("positives", "images", "negatives", "predicted"):
-        return "count"
-    fractions = ("AP", "AUC", "precision", "recall", "F1", "ECE", "Brier")
-    return "fraction" if column.startswith(fractions) else "number"
-
-
-def _number(text: str | None) -> float | None:
-    """Return the value of a cell; None if it is empty or nan."""
-    value = float(text) if text else math.nan
-    return None if math.isnan(value) else value
+    for label, row in main.per_class.items():
+        cells = [label, *row.values(), *(table.get(label, {}).get("AP") for table in others.values())]
+        rows.append(cells if thresholds is None else [*cells, thresholds.get(label)])
+    return Table("label-table", columns, rows, f"All labels on {main.name}; AP and other fractions in percent.")
 
 
 # ------------------------------------------------------------------------------------------------------ differences
@@ -191,17 +150,21 @@ def differences(files: RunFiles, other: RunFiles | None) -> Section:
     if other is None:
         missing = "This page is about one run; with the folder of another one in place of OTHER, it compares them:"
         return Section(name, title, missing=missing, command=files.command("--mode=report", "--against=OTHER"))
-    found = compare_runs(ComparedRun.of(other.folder), ComparedRun.of(files.folder))
-    return Section(
-        name,
-        title,
-        [
-            Note(_in_words(found, other.name)),
-            _metric_differences(found, files.name, other.name),
-            *_label_differences(found, files.name, other.name),
-            _changed_images(found, other.name),
-        ],
-    )
+    comparison = compare_runs(ComparedRun.of(other.folder), ComparedRun.of(files.folder))
+    columns = [("metric", "text"), (files.name, "fraction"), (other.name, "fraction"), *_INTERVAL, ("", "text")]
+    rows = [
+        (metric, c.b, c.a, c.difference, c.low, c.high, "clear" if c.clear else "")
+        for metric, c in comparison.metrics.items()
+        if not math.isnan(c.difference)
+    ]
+    caption = f"Metrics on {comparison.split} in percent."
+    parts = [
+        Note(_in_words(comparison, other.name)),
+        Table("metric-differences", columns, rows, caption),
+        *_label_differences(comparison, files.name, other.name),
+        _changed_images(comparison, other.name),
+    ]
+    return Section(name, title, parts)
 
 
 def _in_words(found: Comparison, other: str) -> str:
@@ -220,26 +183,12 @@ def _in_words(found: Comparison, other: str) -> str:
     return text
 
 
-def _metric_differences(found: Comparison, name: str, other: str) -> Table:
-    rows = [
-        (metric, percent(c.b), percent(c.a), f"{100 * c.difference:+.2f}", _interval(c), "clear" if c.clear else "")
-        for metric, c in found.metrics.items()
-        if not math.isnan(c.difference)
-    ]
-    columns = ("metric", name, other, "difference", "95 % interval", "")
-    return Table(columns, rows, f"Metrics on {found.split} in percent", text=(0, 5))
-
-
-def _interval(change: Change) -> str:
-    return f"{100 * change.low:+.2f} … {100 * change.high:+.2f}"
-
-
 def _label_differences(found: Comparison, name: str, other: str) -> list[Any]:
     shown = [(label, change) for label, change in found.ap.items() if not math.isnan(change.difference)]
     if not shown:
         return [Note("No label has a positive, so average precision is undefined.")]
     shown.sort(key=lambda pair: -pair[1].difference)
-    drawn, left_out = _ends(shown)
+    drawn, sentence = _ends(shown)
     rows = [
         {"label": label, "value": c.difference, "low": c.low, "high": c.high, "here": c.b, "there": c.a}
         for label, c in drawn
@@ -249,14 +198,14 @@ def _label_differences(found: Comparison, name: str, other: str) -> list[Any]:
         f"Average precision minus that of {other}, from {100 * most.difference:+.2f} points for {best} to "
         f"{100 * least.difference:+.2f} for {worst}"
     )
-    spec = charts.difference_bars(rows, x_title="difference of average precision")
-    columns = [("label", "text"), ("positives", "count"), ("difference", "fraction"), ("low", "fraction")]
-    columns += [("high", "fraction"), (f"AP in {name}", "fraction"), (f"AP in {other}", "fraction")]
+    spec = charts.difference_bars(rows, title="difference of average precision")
+    columns = [("label", "text"), ("positives", "count"), *_INTERVAL]
+    columns += [(f"AP in {name}", "fraction"), (f"AP in {other}", "fraction")]
     table = [[label, found.positives[label], c.difference, c.low, c.high, c.b, c.a] for label, c in shown]
     return [
-        *([Note(left_out)] if left_out else []),
+        *([Note(sentence)] if sentence else []),
         Charts([Chart("ap-differences", "Difference of average precision", spec, alt, wide=True)]),
-        SortableTable("difference-table", columns, table, "Average precision and its difference in percent."),
+        Table("difference-table", columns, table, "Average precision and its difference in percent."),
     ]
 
 
@@ -265,36 +214,35 @@ def _changed_images(found: Comparison, other: str) -> Details:
     for image in found.changed:
         moves = ", ".join(f"{m.label} {percent(m.a, 0)} → {percent(m.b, 0)} %{' ✓' * m.positive}" for m in image.moves)
         rows.append([image.id, image.change, image.b - image.a, moves, ", ".join(image.labels)])
-    columns = [("image", "text"), ("mean change", "fraction"), ("closer to the truth by", "fraction")]
+    columns = [("image", "text"), ("mean change", "fraction"), ("closer to the truth by", "difference")]
     columns += [(f"from {other} to this run (✓: present)", "text"), ("present labels", "text")]
     caption = "Images whose scores changed most on average over their labels, in percent."
-    return Details("Images that changed most", [SortableTable("changed-table", columns, rows, caption)])
+    return Details("Images that changed most", [Table("changed-table", columns, rows, caption)])
 
 
 # ------------------------------------------------------------------------------------------------------- thresholds
 def thresholds(files: RunFiles) -> Section:
     """Return the thresholds that prediction uses, and their origin."""
-    name, title, found = "thresholds", "Thresholds", files.thresholds
-    if found is None:
+    name, title, stored = "thresholds", "Thresholds", files.thresholds
+    if stored is None:
         missing = "thresholds.json is written when training starts, or fitted to the scores of a split:"
         return Section(name, title, missing=missing, command=files.command("--mode=thresholds"))
-    parts: list[Any] = []
-    if found.source:
-        parts.append(Facts([(key, v if isinstance(v, str) else repr(v)) for key, v in found.source.items()]))
-    else:
-        parts.append(Note("The thresholds are fixed; --mode=thresholds fits them on a split."))
-    ordered = sorted(found.values.values())
-    if ordered and math.isinf(ordered[0]):
+    parts: list[Any] = [Note("The thresholds are fixed; --mode=thresholds fits them on a split.")]
+    if stored.source:
+        rows = [(key, value if isinstance(value, str) else repr(value)) for key, value in stored.source.items()]
+        parts = [Table("threshold-source", [("", "text"), ("", "text")], rows, "How they were fitted")]
+    finite = [value for value in stored.values.values() if math.isfinite(value)]
+    never = len(stored.values) - len(finite)
+    if not finite:
         parts.append(Note("No label is ever predicted."))
-    elif ordered and ordered[0] == ordered[-1]:
-        parts.append(Note(f"Each label is predicted if its probability is at least {ordered[0]:g}."))
-    elif ordered:
-        given = [cut for cut in ordered if math.isfinite(cut)]
-        text = "Each label is predicted if its probability is at least its own threshold"
-        if given:
-            text += f": from {given[0]:.3g} to {given[-1]:.3g}, median {np.median(given):.3g}"
-        never = len(ordered) - len(given)
-        parts.append(Note(f"{text}." + (f" {never:,} labels (with a dash) are never predicted." * bool(never))))
+    elif not never and min(finite) == max(finite):
+        parts.append(Note(f"Each label is predicted if its probability is at least {finite[0]:g}."))
+    else:
+        text = (
+            "Each label is predicted if its probability is at least its own threshold: from "
+            f"{min(finite):.3g} to {max(finite):.3g}, median {np.median(finite):.3g}."
+        )
+        parts.append(Note(text + f" {never:,} labels (with a dash) are never predicted." * bool(never)))
         columns = [("label", "text"), ("threshold", "number")]
-        parts.append(SortableTable("threshold-table", columns, [[label, cut] for label, cut in found.values.items()]))
+        parts.append(Table("threshold-table", columns, list(stored.values.items())))
     return Section(name, title, parts)

@@ -39,7 +39,6 @@ from mlmoe_jax.runs.folder import (
     RESULTS,
     SAMPLE_ARRAYS,
     SAMPLE_INDEX,
-    SAMPLES,
     SCORES,
     THRESHOLDS,
     EnclosedRunFolder,
@@ -48,24 +47,25 @@ from mlmoe_jax.runs.folder import (
 from mlmoe_jax.runs.history import read_starts
 from mlmoe_jax.runs.restore import read_config, read_label_space
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
-from mlmoe_jax.runtime.files import is_file_name
 from mlmoe_jax.runtime.formats import read_rows
 
 COST = "cost.json"
 NO_SCORES = "scores.npz is written when training ends, or by an evaluation:"
+_NAMES = ("split", "label", "a", "b")  # columns of CSV files with names, which may look like numbers
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Evaluated:
     """An evaluated split; parts whose file is missing are empty or None.
 
-    metrics: name -> fraction, nan if undefined. per_class: one dict per label, with the columns of
-    per_class.csv. scores: without unreadable images. prefix: the one of PREFIXES below which the metrics were read.
+    metrics: name -> fraction, nan if undefined. per_class: label -> its row of per_class.csv without the names.
+    scores: without unreadable images. prefix: the one of PREFIXES below which the metrics were read.
     """
 
     name: str
     metrics: Mapping[str, float]
-    per_class: Sequence[Mapping[str, str]] = ()
+    per_class: Mapping[str, Row] = field(default_factory=dict)
     scores: SplitScores | None = None
     prefix: str = ""
 
@@ -74,8 +74,8 @@ class Evaluated:
 class Samples:
     """The sample images of a run with their scores, gates and attention.
 
-    images: contents of the files. codes i[S,K]; scores f[S,K]. prompts: [side, group, expert] of each prompt, or None.
-    gates: name -> f16[S or 1,K,E]; attention: name -> f16[S,Q,N]; entries: gate -> names of its entries.
+    images: contents of the files. codes i8[S,K]; scores f64[S,K]. prompts: [side, group, expert] of each prompt, or
+    None. gates: name -> f16[S or 1,K,E]; attention: name -> f16[S,Q,N]; entries: gate -> names of its entries.
     """
 
     split: str
@@ -99,18 +99,13 @@ class RunFiles:
     def __init__(self, folder: RunFolder):
         self.folder = EnclosedRunFolder(folder.path)
         self.folder.require(CONFIG)
-        self.name = self._place[-1]
-
-    @property
-    def _place(self) -> tuple[str, ...]:
-        path = self.folder.path.resolve() if self.folder.is_local else self.folder.path
-        return path.parts
+        self.place = (folder.path.resolve() if folder.is_local else folder.path).parts
+        self.name = self.place[-1]
 
     def name_apart(self, other: RunFiles) -> None:
         """Give both runs the last parts of their paths as `name`, as few as distinguish them."""
-        ours, theirs = self._place, other._place
-        for count in range(1, max(len(ours), len(theirs)) + 1):
-            self.name, other.name = "/".join(ours[-count:]), "/".join(theirs[-count:])
+        for count in range(1, max(len(self.place), len(other.place)) + 1):
+            self.name, other.name = "/".join(self.place[-count:]), "/".join(other.place[-count:])
             if self.name != other.name:
                 return
 
@@ -128,81 +123,84 @@ class RunFiles:
         return read_settings(self.folder, prefix)
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """The lines of metrics.jsonl."""
         return self.folder.rows()
 
     @cached_property
-    def backbone(self) -> dict[str, Any] | None:
-        """The contents of backbone.json, with the number of `frozen_parameters`."""
+    def frozen_parameters(self) -> int | None:
+        """The number of frozen parameters according to backbone.json."""
         stored = self._json(BACKBONE)
         with self.folder.reading(BACKBONE):
-            if stored is not None and not isinstance(stored["frozen_parameters"], int):
-                raise TypeError("frozen_parameters should be a number")
-        return stored
+            return None if stored is None else int(stored["frozen_parameters"])
 
     @cached_property
-    def starts(self) -> list[dict[str, Any]]:
+    def starts(self) -> list[Row]:
         """The starts of the training, oldest first."""
         return read_starts(self.folder)
 
     @cached_property
-    def cost(self) -> dict[str, Any] | None:
+    def cost(self) -> Row | None:
         """The counts of `cost.summarize`."""
         return self._json(COST)
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
         """The thresholds that prediction uses, and their origin."""
-        return read_thresholds(self.folder) if (self.folder / THRESHOLDS).exists() else None
+        return read_thresholds(self.folder) if self._has(THRESHOLDS) else None
 
     @cached_property
     def names(self) -> Sequence[str]:
         """The names of the labels; empty if labels.txt is missing."""
-        return read_labels(self.folder) if (self.folder / LABELS).exists() else ()
+        return read_labels(self.folder) if self._has(LABELS) else ()
 
     @cached_property
     def label_space(self) -> LabelSpace | None:
         """The labels with their training statistics."""
-        found = read_label_space(self.folder) if (self.folder / LABEL_SPACE).exists() else None
-        if found is not None and self.names and len(found.names) != len(self.names):
+        space = read_label_space(self.folder) if self._has(LABEL_SPACE) else None
+        if space is not None and self.names and len(space.names) != len(self.names):
             raise UserError(
-                f"{self.folder / LABEL_SPACE} is damaged: it has {len(found.names):,} labels, but {LABELS} has "
+                f"{self.folder / LABEL_SPACE} is damaged: it has {len(space.names):,} labels, but {LABELS} has "
                 f"{len(self.names):,}"
             )
-        return found
+        return space
 
     @cached_property
-    def cooccurrence(self) -> list[dict[str, str]] | None:
+    def cooccurrence(self) -> list[Row]:
         """The rows of cooccurrence.csv, of the evaluation after training or else of a later one."""
-        for prefix in PREFIXES:
-            if (rows := self._table(f"{prefix}{COOCCURRENCE}")) is not None:
-                return rows
-        return None
+        return next(filter(None, (self._table(f"{prefix}{COOCCURRENCE}") for prefix in PREFIXES)), [])
 
     @cached_property
     def splits(self) -> dict[str, Evaluated]:
         """All evaluated splits by name, those of the training first; its results take precedence over --mode=eval."""
-        if not self._any(RESULTS):
+        if not any(self._has(f"{prefix}{RESULTS}") for prefix in PREFIXES):
             return {}
-        scores = {name: split.take(split.read) for name, split in self._scores().items()}
-        tables: dict[str, list[dict[str, str]]] = {}
-        for prefix in PREFIXES:
-            found: dict[str, list[dict[str, str]]] = {}
-            for row in self._per_class(prefix):
-                found.setdefault(row["split"], []).append(row)
-            tables = found | tables
+        stored = read_scores(self.folder) if any(self._has(f"{prefix}{SCORES}") for prefix in PREFIXES) else {}
+        scores = {name: split.take(split.read) for name, split in stored.items()}
+        tables: dict[str, dict[str, Row]] = {}
+        for name in (f"{prefix}{PER_CLASS}" for prefix in PREFIXES):
+            by_split: dict[str, dict[str, Row]] = {}
+            with self.folder.reading(name):
+                for row in self._table(name):
+                    by_split.setdefault(row.pop("split"), {})[row.pop("label")] = row
+            tables = by_split | tables
         sources = result_sources(self.folder)
         return {
-            name: Evaluated(name, metrics, tables.get(name, ()), scores.get(name), sources[name])
+            name: Evaluated(name, metrics, tables.get(name, {}), scores.get(name), sources[name])
             for name, metrics in read_results(self.folder).items()
         }
 
     @property
     def main_split(self) -> Evaluated | None:
         """The split shown in sections about one split: the first evaluated test split, or else any split."""
-        wanted = [name for name in self.config.data.test_splits if name in self.splits]
-        return self.splits[wanted[0]] if wanted else next(iter(self.splits.values()), None)
+        reported = [name for name in self.config.data.test_splits if name in self.splits]
+        return self.splits[reported[0]] if reported else next(iter(self.splits.values()), None)
+
+    @property
+    def scored(self) -> SplitScores | None:
+        """The scores of the main split; None without any."""
+        main = self.main_split
+        return main.scores if main is not None and main.scores is not None and len(main.scores) else None
 
     @cached_property
     def samples(self) -> Samples | None:
@@ -210,102 +208,50 @@ class RunFiles:
         index = self._json(SAMPLE_INDEX)
         if index is None:
             return None
+        arrays = self.folder.read_npz(SAMPLE_ARRAYS) if self._has(SAMPLE_ARRAYS) else {}
         with self.folder.reading(SAMPLE_INDEX):
-            listed, grid, codes = index["samples"], tuple(index["grid"]), [item["codes"] for item in index["samples"]]
-            arrays = self._arrays(SAMPLE_ARRAYS) or {}
-            found = Samples(
+            listed = index["samples"]
+            samples = Samples(
                 split=str(index.get("split", "")),
-                grid=grid,
+                grid=(int(index["grid"][0]), int(index["grid"][1])),
                 ids=[str(item["id"]) for item in listed],
-                images=[self.folder.read_bytes(_sample_file(item["file"])) for item in listed],
-                codes=np.array(codes, np.int8),
+                images=[self.folder.read_bytes(str(item["file"])) for item in listed],
+                codes=np.array([item["codes"] for item in listed], np.int8),
                 scores=np.array([item["scores"] for item in listed], np.float64),
                 prompts=index.get("prompt_groups"),
-                entries=index.get("entries") or {},
+                entries={gate: list(map(str, names)) for gate, names in (index.get("entries") or {}).items()},
                 gates=_below("gates/", arrays),
                 attention=_below("attention/", arrays),
             )
-            _require_fitting(found, len(self.names))
-        with self.folder.reading(SAMPLE_ARRAYS):
-            _require_fitting_arrays(found)
-        return found
-
-    def written(self, name: str) -> datetime | None:
-        """Return the time when a file was last written, None if it is missing."""
-        path = self.folder / name
-        return datetime.fromtimestamp(path.stat().mtime, UTC) if path.exists() else None
+            shape = (len(samples.ids), len(self.names) or samples.codes.shape[-1])
+            if samples.codes.shape != shape or samples.scores.shape != shape or 0 in shape:
+                raise ValueError(f"codes and scores should be {shape[0]} rows of {shape[1]} numbers")
+        return samples
 
     @property
     def finished(self) -> datetime | None:
         """The time when the results of the main split were written; without results, the metrics of the training."""
-        return self.written(METRICS if self.main_split is None else f"{self.main_split.prefix}{RESULTS}")
+        path = self.folder / (METRICS if self.main_split is None else f"{self.main_split.prefix}{RESULTS}")
+        return datetime.fromtimestamp(path.stat().mtime, UTC) if path.exists() else None
 
     # ------------------------------------------------------------------------------------------------ one file
-    def _bytes(self, name: str) -> bytes | None:
-        return self.folder.read_bytes(name) if (self.folder / name).exists() else None
+    def _has(self, name: str) -> bool:
+        return (self.folder / name).exists()
 
     def _json(self, name: str) -> Any:
-        return self.folder.read_json(name) if (self.folder / name).exists() else None
+        return self.folder.read_json(name) if self._has(name) else None
 
-    def _table(self, name: str) -> list[dict[str, str]] | None:
-        content = self._bytes(name)
-        if content is None:
-            return None
+    def _table(self, name: str) -> list[Row]:
+        if not self._has(name):
+            return []
         with self.folder.reading(name):
-            return read_rows(io.StringIO(content.decode(), newline=""))
-
-    def _arrays(self, name: str) -> dict[str, np.ndarray] | None:
-        return self.folder.read_npz(name) if (self.folder / name).exists() else None
-
-    def _per_class(self, prefix: str) -> list[dict[str, str]]:
-        rows = self._table(f"{prefix}{PER_CLASS}") or []
-        if rows and not {"split", "label"} <= rows[0].keys():
-            raise UserError(f"{self.folder / f'{prefix}{PER_CLASS}'} is damaged: it has no columns split and label")
-        with self.folder.reading(f"{prefix}{PER_CLASS}"):
-            for row in rows:  # all other cells are figures, or empty
-                _ = [float(cell) for name, cell in row.items() if cell and name not in ("split", "label")]
-        return rows
-
-    def _any(self, name: str) -> bool:
-        return any((self.folder / f"{prefix}{name}").exists() for prefix in PREFIXES)
-
-    def _scores(self) -> dict[str, SplitScores]:
-        return read_scores(self.folder) if self._any(SCORES) else {}
+            rows = read_rows(io.StringIO(self.folder.read_bytes(name).decode(), newline=""))
+            return [{key: cell if key in _NAMES else _number(cell) for key, cell in row.items()} for row in rows]
 
 
-def _sample_file(name: Any) -> str:
-    """Return a path from samples/index.json; ValueError unless it is that of a file in samples/."""
-    parent, _, file = str(name).rpartition("/")
-    if parent != SAMPLES or not is_file_name(file):
-        raise ValueError(f"it names the image {name!r}, which is not in {SAMPLES}/")
-    return name
-
-
-def _require_fitting(samples: Samples, labels: int) -> None:
-    """Raise ValueError or TypeError if the parts of samples/index.json do not fit together, or not the labels."""
-    shape = (len(samples.ids), labels or samples.codes.shape[-1])
-    if samples.codes.shape != shape or samples.scores.shape != shape or 0 in shape:
-        raise ValueError(f"codes and scores should be {shape[0]} rows of {shape[1]} numbers")
-    if len(samples.grid) != 2 or not all(isinstance(side, int) and side > 0 for side in samples.grid):
-        raise ValueError("grid should be two numbers above 0")
-    if samples.prompts is not None and any([type(x) for x in prompt] != [str, int, int] for prompt in samples.prompts):
-        raise ValueError("prompt_groups should have the name of a side and the numbers of a group and an expert each")
-    if not all(isinstance(name, str) for names in samples.entries.values() for name in names):
-        raise TypeError("entries should be lists of names")
-
-
-def _require_fitting_arrays(samples: Samples) -> None:
-    """Raise ValueError if an array of samples/explained.npz does not have the shape that `Samples` gives."""
-    (count, labels), tokens = samples.codes.shape, math.prod(samples.grid)
-    for name, array in (*samples.gates.items(), *samples.attention.items()):
-        if array.ndim != 3 or array.dtype.kind != "f" or 0 in array.shape:
-            raise ValueError(f"{name} should have three axes of numbers")
-    if unfit := [name for name, of in samples.gates.items() if len(of) not in (1, count) or of.shape[1] != labels]:
-        raise ValueError(f"the gate {unfit[0]} does not fit {count} images of {labels} labels")
-    if unfit := [name for name, of in samples.attention.items() if (len(of), of.shape[2]) != (count, tokens)]:
-        raise ValueError(f"the attention {unfit[0]} does not fit {count} images of {tokens} tokens")
-    if len(samples.attention.get("labels", np.zeros((1, labels)))[0]) != labels:
-        raise ValueError(f"the attention of labels does not fit {labels} labels")
+def _number(cell: str | None) -> float | None:
+    value = float(cell or "nan")
+    return value if math.isfinite(value) else None
 
 
 def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -5,7 +5,6 @@ Shape letters: N images, K labels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from mlmoe_jax.runtime.text import percent
 
 MOST_LABELS = 80  # with their own curves
 MOST_POINTS = 100  # of a precision-recall curve
+_RANKED, _BINNED = ("recall", "precision", "threshold"), ("score", "share", "count")
 
 
 def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: int = MOST_POINTS) -> np.ndarray:
@@ -37,15 +37,13 @@ def reliability_points(bins: Reliability) -> np.ndarray:
     return points[bins.count[0] > 0]
 
 
-# ---------------------------------------------------------------------------------------------------------- curves
 def curves(files: RunFiles) -> Section:
     """Return precision over recall and positives over scores, for all labels pooled and for a selected label."""
-    name, title, main = "scores", "Precision, recall and calibration", files.main_split
-    if main is None or main.scores is None or not len(main.scores):
+    name, title, scored = "scores", "Precision, recall and calibration", files.scored
+    if scored is None:
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
-    config = files.settings(main.scores.prefix)
-    label, mask = main.scores.targets(config.data.difficult_eval)
-    scores, positive, valid = checked(main.scores.scores, label, mask)
+    targets = scored.targets(files.settings(scored.prefix).data.difficult_eval)
+    scores, positive, valid = checked(scored.scores, *targets)
     bins = reliability(scores, positive, mask=valid)
     pooled = _curve("all labels", rank_all(scores, positive, valid), scores[positive & valid], bins.pooled())
     counts = (positive & valid).sum(axis=0)
@@ -56,38 +54,50 @@ def curves(files: RunFiles) -> Section:
         of_label = reliability(scores[:, one], positive[:, one], mask=valid[:, one])
         chosen.append(_curve(files.names[k], ranking, scores[positive[:, k] & valid[:, k], k], of_label))
     text = (
-        f"On {main.name}. Gray: all {int(valid.sum()):,} scores pooled, {percent(counts.sum() / valid.sum())} % of "
+        f"On {scored.name}. Gray: all {int(valid.sum()):,} scores pooled, {percent(counts.sum() / valid.sum())} % of "
         f"them positive; color: the selected label. Expected calibration error of all scores: "
         f"{percent(pooled['error'])} %, with {bins.count.shape[1]} bins of equal width."
     )
     if len(chosen) < len(counts):
         text += f" Of {len(counts):,} labels, the {len(chosen)} with the most positives can be selected."
-    chooser = Widget("curves", chosen, "Select the label of the curves")
-    return Section(name, title, [Note(text), *([chooser] if chosen else []), _charts(main.name, pooled)])
+    chooser = Widget("curves", "curves", chosen, "Select the label of the curves")
+    return Section(name, title, [Note(text), *([chooser] if chosen else []), _charts(scored.name, pooled)])
 
 
 def _curve(name: str, ranking: Ranking, positives: np.ndarray, bins: Reliability) -> dict[str, Any]:
-    return {
-        "name": name,
-        "positives": ranking.positives,
-        "error": round(float(bins.expected_calibration_error[0]), 5),
-        "curve": precision_recall_points(ranking, positives).round(5).tolist(),
-        "bins": reliability_points(bins).round(5).tolist(),
+    """Return the rows of both charts for one label, or for all labels pooled."""
+    points = {
+        "precision-recall": (_RANKED, precision_recall_points(ranking, positives)),
+        "reliability": (_BINNED, reliability_points(bins)),
     }
+    rows = {
+        chart: [dict(zip((*names, "curve"), (*row, name), strict=True)) for row in values.round(5).tolist()]
+        for chart, (names, values) in points.items()
+    }
+    error = round(float(bins.expected_calibration_error[0]), 5)
+    return {"name": name, "positives": ranking.positives, "error": error, "rows": rows}
 
 
 def _charts(split: str, pooled: dict[str, Any]) -> Charts:
-    pr = [_point(("recall", "precision", "threshold"), row) for row in pooled["curve"]]
-    bins = [_point(("score", "share", "count"), row) for row in pooled["bins"]]
-    pr_alt = f"Precision over recall for all labels pooled on {split}, and for the selected label"
+    rows = pooled["rows"]
+    ranked = charts.chosen_over_pooled(
+        rows["precision-recall"],
+        x=("recall", "recall"),
+        y=("precision", "precision"),
+        more=("threshold", "score at least", ".3f"),
+    )
+    binned = charts.chosen_over_pooled(
+        rows["reliability"],
+        x=("score", "mean score"),
+        y=("share", "share of positives"),
+        more=("count", "scores in the bin", ","),
+        diagonal=True,
+    )
+    alt = f"Precision over recall for all labels pooled on {split}, and for the selected label"
     bins_alt = "Share of positives over the mean score per bin; the dashed diagonal is perfect calibration"
     return Charts(
         [
-            Chart("precision-recall", "Precision and recall", charts.precision_recall(pr), pr_alt),
-            Chart("reliability", "Calibration", charts.reliability(bins), bins_alt),
+            Chart("precision-recall", "Precision and recall", ranked, alt),
+            Chart("reliability", "Calibration", binned, bins_alt),
         ]
     )
-
-
-def _point(names: Sequence[str], row: Sequence[float]) -> dict[str, Any]:
-    return {**dict(zip(names, row, strict=True)), "curve": "all labels"}

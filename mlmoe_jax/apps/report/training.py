@@ -2,79 +2,101 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.report import charts
-from mlmoe_jax.apps.report.components import Chart, Charts, Details, Facts, Note, Numbers, Section, Table, Widget
-from mlmoe_jax.apps.report.resampling import Resampled
+from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Numbers, Section, Table
 from mlmoe_jax.apps.report.run_files import COST, Evaluated, RunFiles
+from mlmoe_jax.apps.tools.compare import RESAMPLES, SEED
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.split import few_positives
+from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
 from mlmoe_jax.models.adapters.catalog import described
 from mlmoe_jax.runs.history import versions
 from mlmoe_jax.runtime.text import percent
 from mlmoe_jax.training.selection import Selection, selection_split
 
 MOST_POINTS = 500  # of a curve
+MOST_LABELS, FEWEST = 2000, 100  # labels, each ranked in each resample; resamples of a large split
+_MOST_ENTRIES = 2e9  # scores in all resamples together: a few seconds
 _KEY_METRICS = {"mAP": "mAP", "mAP_envelope": "mAP, envelope", "precision@1": "precision@1"}
 _KEY_FIGURES = {"CF1": "CF1", "F1_macro": "F1, macro", "OF1": "OF1"}  # at the threshold
 
 
+@dataclass(frozen=True)
+class Intervals:
+    """95 % intervals of metrics of the main split over `count` resamples of its images (bootstrap): name -> ends."""
+
+    count: int = 0
+    ends: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def intervals(files: RunFiles, *, most: int = RESAMPLES) -> Intervals:
+    """Resample the images of the main split with replacement, at most `most` times and fewer for a large split.
+
+    Without intervals if the run has no scores, or more than MOST_LABELS labels.
+    """
+    scored = files.scored
+    if scored is None or scored.codes.shape[1] > MOST_LABELS:
+        return Intervals()
+    count = min(most, max(FEWEST, int(_MOST_ENTRIES / scored.codes.size)))
+    config = files.settings(scored.prefix)
+    measure = WeightedMetrics(scored.scores, *scored.targets(config.data.difficult_eval), config.eval.threshold)
+    parts = [measure(weights)[0] for weights in draw(len(scored), count, SEED)]
+    values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    metrics = files.main_split.metrics
+    ends = {name: standard_interval(metrics[name], values[name]) for name in values if name in metrics}
+    return Intervals(count, {name: pair for name, pair in ends.items() if not np.isnan(pair[0])})
+
+
 # ---------------------------------------------------------------------------------------------------------- header
-def header(files: RunFiles, resampled: Resampled | None = None) -> Section:
+def header(files: RunFiles, within: Intervals | None = None) -> Section:
     """Return the summary: model and data, the selected step, and the main metrics with their intervals."""
-    config, main = files.config, files.main_split
+    config, main, within = files.config, files.main_split, within or Intervals()
     parts: list[Any] = []
     if config.eval.select_on == "test":
         parts.append(Note("Selected on test, as published: the step was selected on the same split that is reported."))
-    if main is not None:
-        parts.append(Numbers(_tiles(main, f"{files.settings(main.prefix).eval.threshold:g}", resampled)))
-        parts += [Note(text) for text in _about_numbers(main, resampled)]
-    parts.append(Facts([(name, value) for name, value in _facts(files) if value]))
     if main is None:
         parts.append(Note("No split is evaluated yet; results are written when training ends, or by --mode=eval."))
-    return Section("summary", "Summary", parts)
+    else:
+        parts.append(Numbers(_tiles(main, f"{files.settings(main.prefix).eval.threshold:g}", within)))
+    if within.count:
+        parts.append(
+            Note(
+                "Ranges are 95 % intervals, 1.96 standard deviations on each side, over "
+                f"{within.count:,} resamples of the images (bootstrap): they tell how much a number depends on the "
+                "choice of the evaluated images, not on the seed of the training."
+            )
+        )
+    if main is not None and main.scores is not None and (few := few_positives(main.scores.codes)):
+        parts.append(Note(f"The metrics on {main.name} are rough: its images have {few}."))
+    facts = [(name, value) for name, value in _facts(files) if value]
+    return Section("summary", "Summary", [*parts, Table("facts", [("", "text"), ("", "text")], facts)])
 
 
-def _tiles(main: Evaluated, threshold: str, resampled: Resampled | None) -> list[tuple[str, str, str]]:
+def _tiles(main: Evaluated, threshold: str, within: Intervals) -> list[tuple[str, str, str]]:
     """Return the name of each main metric with its threshold, its value, and its split and interval."""
     figures = {f"{name}@{threshold}": f"{shown} at {threshold}" for name, shown in _KEY_FIGURES.items()}
     tiles = []
     for name, shown in (_KEY_METRICS | figures).items():
         if (value := main.metrics.get(name)) is not None:
-            ends = resampled.interval(name, value) if resampled else None
+            ends = within.ends.get(name)
             interval = f", {percent(ends[0], 1)} to {percent(ends[1], 1)}" if ends else ""
             tiles.append((f"{shown} %", percent(value), f"on {main.name}{interval}"))
     return tiles
 
 
-def _about_numbers(main: Evaluated, resampled: Resampled | None) -> list[str]:
-    """Return sentences about the intervals, and about a split with few positives."""
-    found = []
-    if resampled is not None:
-        found.append(
-            "Ranges are 95 % intervals, 1.96 standard deviations on each side, over "
-            f"{resampled.count:,} resamples of the images (bootstrap): they tell how much a number depends on the "
-            "choice of the evaluated images, not on the seed of the training."
-        )
-    if main.scores is not None and (few := few_positives(main.scores.codes)):
-        found.append(f"The metrics on {main.name} are rough: its images have {few}.")
-    return found
-
-
 def _facts(files: RunFiles) -> list[tuple[str, str]]:
-    config, space, backbone = files.config, files.label_space, files.backbone
+    config, space, frozen = files.config, files.label_space, files.frozen_parameters
     model, adapters = config.model, described(config)
     what = f"head {model.head.kind}{f' on {adapters}' if adapters else ''}"
     labels = "" if space is None else f"{len(space.names):,} labels, {space.images:,} training images"
-    frozen = f", {backbone['frozen_parameters']:,} frozen parameters" if backbone else ""
-    weights = f" (weights: {model.backbone.weights})"
+    fixed = "" if frozen is None else f", {frozen:,} frozen parameters"
     last = files.rows[-1] if files.rows else None
     stopped = "" if last is None else f"{last['step']:,} steps"
     if last is not None and last.get("epoch") is not None:
@@ -82,7 +104,7 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
     when = files.finished
     return [
         ("model", what),
-        ("backbone", f"{model.backbone.name}{weights}{frozen}"),
+        ("backbone", f"{model.backbone.name} (weights: {model.backbone.weights}){fixed}"),
         ("data", f"{config.data.name}, {config.data.image_size} × {config.data.image_size} pixels"),
         ("labels", labels),
         ("trained", stopped),
@@ -100,8 +122,8 @@ def selected(files: RunFiles) -> str:
     if config.eval.select_on == "none":
         return f"the last {kinds[-1]} weights, regardless of {metric}" if files.rows else ""
     for row in files.rows:
-        found = {kind: row.get(f"{watched}/{kind}/{metric}") for kind in kinds}
-        if measured := {kind: (value, {}) for kind, value in found.items() if value is not None}:
+        values = {kind: row.get(f"{watched}/{kind}/{metric}") for kind in kinds}
+        if measured := {kind: (value, {}) for kind, value in values.items() if value is not None}:
             selection.consider(row["step"], watched, measured)
     return str(selection) if selection.best else ""
 
@@ -109,18 +131,18 @@ def selected(files: RunFiles) -> str:
 # ---------------------------------------------------------------------------------------------------------- curves
 def curves(files: RunFiles) -> Section:
     """Return loss and its terms, mAP, learning rate, speed and waiting for data over the steps."""
-    rows = timed(files.rows, [datetime.fromisoformat(start["time"]).timestamp() for start in files.starts])
+    rows = files.rows
     if not rows:
         return Section("curves", "Training curves", missing="metrics.jsonl is written from the first logged step on.")
     names = list(dict.fromkeys(name for row in rows for name in row))
     terms = [name for name in names if name.startswith("loss/")]
-    percent_axis = {"y_format": ".1%", "from_zero": False}
     shown = tuple(dict.fromkeys(("mAP", files.config.eval.select_metric)))
     measured = [name for name in names if name.endswith(tuple(f"/{metric}" for metric in shown))]
+    metric = {"y_title": shown[0], "y_format": ".1%", "from_zero": False}
     panels = [
         ("loss", "Loss", ["loss"], {"y_title": "loss", "from_zero": False}),
         ("terms", "Terms of the loss", terms, {"y_title": "loss", "from_zero": False}),
-        ("map", f"{' and '.join(shown)} during training", measured, {"y_title": shown[0], **percent_axis}),
+        ("map", f"{' and '.join(shown)} during training", measured, metric),
         ("rate", "Learning rate", ["learning_rate"], {"y_title": "rate", "y_format": "~e"}),
         ("gradient", "Norm of the gradient", ["gradient_norm"], {"y_title": "norm"}),
         ("speed", "Speed", ["images_per_second"], {"y_title": "images/s", "y_format": "~s"}),
@@ -128,60 +150,20 @@ def curves(files: RunFiles) -> Section:
     ]
     drawn = []
     for name, title, keys, options in panels:
-        points = [point for key in keys for point in _thinned(rows, key)]
-        if points:
-            alt = f"{title} over {rows[-1]['step']:,} steps: {_in_words(points)}"
+        if points := [point for key in keys for point in thinned(rows, key)]:
+            alt = f"{title} over {rows[-1]['step']:,} steps, at the end {points[-1]['value']:.4g}"
             drawn.append(Chart(f"curve-{name}", title, charts.curves(points, **options), alt))
-    parts: list[Any] = []
-    if clock := _clock(rows):
-        parts.append(Widget("axis", {"section": "curves", **clock}, "Axis of the training curves"))
-    parts.append(Charts(drawn))
+    parts: list[Any] = [Charts(drawn)]
     if len(rows) > MOST_POINTS:
         parts.append(Note(f"{len(rows):,} logged steps are averaged to {MOST_POINTS} points per curve."))
     return Section("curves", "Training curves", parts)
 
 
-def timed(rows: Sequence[Mapping[str, Any]], starts: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the rows with `elapsed`, the seconds of training until each one that has a `time`, without pauses.
-
-    starts: the times at which the training started or resumed, in seconds like `time`; a pause ends with a start.
-    """
-    found, before, elapsed = [], None, 0.0
-    for row in rows:
-        now = row.get("time")
-        if now is None:
-            found.append(dict(row))
-            continue
-        begun = max((start for start in starts if start <= now and (before is None or start > before)), default=before)
-        elapsed += now - begun if begun is not None else 0.0
-        before = now
-        found.append({**row, "elapsed": elapsed})
-    return found
-
-
-def _clock(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the title and the seconds per unit of an axis of time; {} if rows have no times, as in older runs."""
-    most = max((row["elapsed"] for row in rows if "elapsed" in row), default=0.0)
-    seconds = next(size for size in (3600, 60, 1) if most >= 2 * size or size == 1)
-    unit = {3600: "hours", 60: "minutes", 1: "seconds"}[seconds]
-    return {"title": f"{unit} of training", "seconds": seconds} if most > 0 else {}
-
-
-def _thinned(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+def thinned(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
     """Return at most MOST_POINTS points of a curve, each the mean of neighboring steps."""
-    found = [(row["step"], row[key], row.get("elapsed", math.nan)) for row in rows if row.get(key) is not None]
-    chunks = np.array_split(np.array(found, np.float64), min(len(found), MOST_POINTS)) if found else []
-    points = []
-    for chunk in chunks:
-        point = {"step": chunk[-1, 0], "value": chunk[:, 1].mean(), "series": key}
-        points.append(point if math.isnan(chunk[-1, 2]) else {**point, "elapsed": round(chunk[-1, 2], 1)})
-    return points
-
-
-def _in_words(points: Sequence[Mapping[str, Any]]) -> str:
-    series = dict.fromkeys(point["series"] for point in points)
-    ends = {name: [p["value"] for p in points if p["series"] == name] for name in series}
-    return "; ".join(f"{name} from {values[0]:.4g} to {values[-1]:.4g}" for name, values in ends.items())
+    logged = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    chunks = np.array_split(np.array(logged, np.float64), min(len(logged), MOST_POINTS)) if logged else []
+    return [{"step": chunk[-1, 0], "value": chunk[:, 1].mean(), "series": key} for chunk in chunks]
 
 
 # ------------------------------------------------------------------------------------------------------------ cost
@@ -198,51 +180,45 @@ def cost(files: RunFiles) -> Section:
             ("parameters, total", f"{parameters['total']:,}", ""),
             ("parameters, trainable", f"{parameters['trainable']:,}", f"{share} % of all"),
             ("parameters of the backbone", f"{parameters['backbone']:,}", ""),
-            (
-                "GMACs as the papers count",
-                _giga(macs["layers"]),
-                "layers alone: no attention products, experts, gates",
-            ),
-            ("GMACs, full", _giga(macs["full"]), "with attention products, experts and gates"),
-            ("GMACs, executed", _giga(macs["executed"]), "counted on the evaluation step as compiled"),
+            ("GMACs as the papers count", f"{macs['layers'] / 1e9:.4g}", "layers alone: no attention, experts, gates"),
+            ("GMACs, full", f"{macs['full'] / 1e9:.4g}", "with attention, experts and gates"),
+            ("GMACs, executed", f"{macs['executed'] / 1e9:.4g}", "counted on the evaluation step as compiled"),
+            *((f"MB, {part}", f"{size / 1e6:,.1f}", "") for part, size in counted.get("memory", {}).items()),
         ]
-        memory = [(part, f"{size / 1e6:,.1f}") for part, size in counted.get("memory", {}).items()]
-        modules = [(name, f"{of[0]:,}", f"{of[1]:,}") for name, of in counted.get("modules", {}).items()]
-    return Section(
-        "cost",
-        title,
-        [
-            Table(("per image", "count", "meaning"), rows, text=(0, 2)),
-            Details("Memory of the training state", [Table(("part", "MB"), memory)]),
-            Details("Parameters per module", [Table(("module", "parameters", "trainable"), modules)]),
-        ],
-    )
-
-
-def _giga(count: float) -> str:
-    return f"{count / 1e9:,.2f}" if count >= 1e9 else f"{count / 1e9:.3g}"
+        modules = [(name, int(of[0]), int(of[1])) for name, of in counted.get("modules", {}).items()]
+    columns = [("module", "text"), ("parameters", "count"), ("trainable", "count")]
+    parts = [
+        Table("cost-table", [("per image", "text"), ("count", "text"), ("meaning", "text")], rows),
+        Details("Parameters per module", [Table("module-table", columns, modules)]),
+    ]
+    return Section("cost", title, parts)
 
 
 # ---------------------------------------------------------------------------------------------------------- config
 def settings(files: RunFiles) -> Section:
-    """Return the config, changed keys first, and versions."""
+    """Return the changed keys of the config, and the starts of the training with their versions."""
     now, default = configuration.flatten(files.config), configuration.flatten(default_config())
     changed = [(key, repr(value), repr(default.get(key))) for key, value in now.items() if value != default.get(key)]
     same = [(key, repr(value)) for key, value in now.items() if value == default.get(key)]
+    columns = [("key", "text"), ("value", "text"), ("default", "text")]
+    parts: list[Any] = [
+        Note(f"{len(changed)} keys differ from the defaults."),
+        Table("changed-keys", columns, changed),
+        Details(f"The other {len(same)} keys, with default values", [Table("same-keys", columns[:2], same)]),
+    ]
+    starts = [
+        (start["time"], start["step"], f"{start['devices']} × {start['device']}", start["processes"])
+        for start in files.starts
+    ]
+    columns = [("time", "text"), ("from step", "count"), ("devices", "text"), ("processes", "count")]
+    shown = [Table("starts", columns, starts)] if starts else []
     return Section(
-        "config",
-        "Config and versions",
-        [
-            Note(f"{len(changed)} keys differ from the defaults."),
-            Table(("key", "value", "default"), changed, text=(0, 1, 2)),
-            Details(f"The other {len(same)} keys, with default values", [Table(("key", "value"), same, text=(0, 1))]),
-            _versions(files),
-        ],
+        "config", "Config and versions", [*parts, Details("Starts and versions", [*shown, _versions(files)])]
     )
 
 
-def _versions(files: RunFiles) -> Details:
-    """Return all starts of the training, and the versions of this page and of each start that changed them."""
+def _versions(files: RunFiles) -> Table:
+    """Return the versions of this page and of each start that changed them."""
     used: dict[str, dict[str, str]] = {}
     for start in files.starts:
         if not used or start["versions"] != [*used.values()][-1]:
@@ -250,11 +226,4 @@ def _versions(files: RunFiles) -> Details:
     used["this page"] = versions()
     names = dict.fromkeys(name for of in used.values() for name in of)
     rows = [(name, *(of.get(name, "") for of in used.values())) for name in names]
-    where = [
-        Note(
-            f"{start['time']}: from step {start['step']:,} on {start['devices']} × {start['device']} in "
-            f"{start['processes']} process(es)."
-        )
-        for start in files.starts
-    ]
-    return Details("Starts and versions", [*where, Table(("library", *used), rows, text=range(len(used) + 1))])
+    return Table("versions", [(name, "text") for name in ("library", *used)], rows)

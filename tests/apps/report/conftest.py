@@ -3,8 +3,7 @@
 import pytest
 from helpers.made_run import make_run
 
-from mlmoe_jax.apps.report import page
-from mlmoe_jax.apps.report.resampling import resample
+from mlmoe_jax.apps.report import page, results, training
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import compare_runs
 from mlmoe_jax.runs.folder import RunFolder
@@ -22,9 +21,10 @@ def other(tmp_path_factory) -> RunFolder:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples():
+    intervals = training.intervals
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mlmoe_jax.apps.report.results.compare_runs", lambda a, b: compare_runs(a, b, resamples=20))
-        patch.setattr(page, "resample", lambda files: resample(files, most=20))
+        patch.setattr(results, "compare_runs", lambda a, b: compare_runs(a, b, resamples=20))
+        patch.setattr(training, "intervals", lambda files, most=20: intervals(files, most=most))
         yield
 
 
@@ -36,5 +36,4 @@ def no_bundle(monkeypatch):
 
 @pytest.fixture(scope="module")
 def text(run, other, few_resamples) -> str:
-    files = RunFiles(run)
-    return page.render(page.sections(files, RunFiles(other)), files, "")
+    return page.render(RunFiles(run), RunFiles(other), "")

@@ -4,20 +4,18 @@ import os
 
 import numpy as np
 import pytest
-from helpers.made_run import make_run, section
+from helpers.made_run import data_block, make_run, section
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.report import results, scores, training
-from mlmoe_jax.apps.report.page import write_report
-from mlmoe_jax.apps.report.resampling import resample
+from mlmoe_jax.apps.report import scores, training
+from mlmoe_jax.apps.report.page import REPORT, write_report
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import RunFolder
 
 
-def replaced(folder, name, value):
-    """Replace one array of samples/explained.npz."""
-    folder.write_npz("samples/explained.npz", **(folder.read_npz("samples/explained.npz") | {name: value}))
+def replaced(folder, file, **arrays):
+    folder.write_npz(file, **(folder.read_npz(file) | {name.replace("__", "/"): of for name, of in arrays.items()}))
 
 
 def with_keys(folder, name, **keys):
@@ -25,11 +23,15 @@ def with_keys(folder, name, **keys):
 
 
 DAMAGE = {
+    "results.json": lambda folder: folder.write_text("results.json", "{"),
     "backbone.json": lambda folder: with_keys(folder, "backbone.json", frozen_parameters=[]),
     "cost.json": lambda folder: with_keys(folder, "cost.json", macs={"layers": "many"}),
     "per_class.csv": lambda folder: folder.write_csv("per_class.csv", ["split", "label", "AP"], [["val", "cat", "à"]]),
-    "samples/index.json": lambda folder: with_keys(folder, "samples/index.json", grid=[2, "3"]),
-    "samples/explained.npz": lambda folder: replaced(folder, "gates/co", np.zeros((2, 1), np.float16)),
+    "samples/index.json": lambda folder: with_keys(folder, "samples/index.json", grid=[2]),
+    "samples/explained.npz": lambda folder: replaced(
+        folder, "samples/explained.npz", gates__co=np.zeros((2, 1), np.float16)
+    ),
+    "gates.npz": lambda folder: replaced(folder, "gates.npz", shared__experts=np.zeros((3, 3), np.float32)),
     "scores.npz": lambda folder: folder.write_npz("scores.npz", ids=np.array(5), scores=1, labels=1, split=1),
     "starts.json": lambda folder: folder.write_json(
         "starts.json", [start | {"time": "yesterday"} for start in folder.read_json("starts.json", list)]
@@ -38,66 +40,73 @@ DAMAGE = {
 }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("made") / "run")
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.adopt(made)
+    return folder
+
+
 @pytest.mark.parametrize("name", DAMAGE)
-def test_values_that_do_not_fit_are_one_sentence(name, tmp_path, refusal):
-    folder = make_run(tmp_path / "run")
-    DAMAGE[name](folder)
-    assert refusal(write_report, folder).startswith(f"{folder / name} is damaged: ")
+def test_values_that_do_not_fit_are_one_sentence(name, copied, refusal):
+    DAMAGE[name](copied)
+    assert refusal(write_report, copied).startswith(f"{copied / name} is damaged: ")
+    assert not (copied / REPORT).exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("gates/co", (3, 4, 2)),
-        ("gates/co", (2, 5, 2)),
-        ("attention/labels", (3, 4, 6)),
-        ("attention/prompts", (3, 2, 5)),
-        ("attention/prompts", (3, 0, 6)),
-    ],
+    ("name", "shape"), [("gates__co", (3, 4, 2)), ("attention__labels", (3, 4, 6)), ("attention__prompts", (3, 0, 6))]
 )
-def test_arrays_of_samples_fit_images_labels_and_tokens(name, shape, tmp_path, refusal):
-    folder = make_run(tmp_path / "run")
-    replaced(folder, name, np.zeros(shape, np.float16))
-    assert refusal(write_report, folder).startswith(f"{folder}/samples/explained.npz is damaged: ")
+def test_arrays_of_samples_that_do_not_fit(name, shape, copied, refusal):
+    replaced(copied, "samples/explained.npz", **{name: np.zeros(shape, np.float16)})
+    assert refusal(write_report, copied).startswith(f"{copied}/samples/explained.npz is damaged: ")
 
 
-@pytest.mark.parametrize("groups", [[["co", [], 1]], [["co", 1]], [[1, 1, 1]], [3], 5])
-def test_prompt_groups_have_a_side_a_group_and_an_expert(groups, tmp_path, refusal):
-    folder = make_run(tmp_path / "run")
-    with_keys(folder, "samples/index.json", prompt_groups=groups)
-    assert refusal(write_report, folder).startswith(f"{folder}/samples/index.json is damaged: ")
+@pytest.mark.parametrize("groups", [[["co", [], 1]] * 2, [["co", 1]] * 2, 5])
+def test_prompt_groups_that_are_none(groups, copied, refusal):
+    with_keys(copied, "samples/index.json", prompt_groups=groups)
+    assert "is damaged: " in refusal(write_report, copied)
+
+
+def test_a_label_space_of_other_labels(copied, refusal):
+    copied.write_text("labels.txt", "a\nb\n")
+    sentence = refusal(lambda: RunFiles(copied).label_space)
+    assert sentence.endswith("label_space.npz is damaged: it has 5 labels, but labels.txt has 2")
 
 
 def test_runs_with_equal_names_are_told_apart(tmp_path):
-    one, other = (RunFiles(make_run(tmp_path / name / "coco")) for name in ("x", "y"))
+    paths = [tmp_path / "x" / "coco", tmp_path / "y" / "coco", tmp_path / "voc"]
+    for path in paths:
+        RunFolder(path).write_text("config.json", "{}")
+    one, other, third = (RunFiles(RunFolder(path)) for path in paths)
     assert one.name == "coco"
     one.name_apart(other)
     assert (one.name, other.name) == ("x/coco", "y/coco")
-    third = RunFiles(make_run(tmp_path / "voc"))
     one.name_apart(third)
     assert (one.name, third.name) == ("coco", "voc")
 
 
 # -------------------------------------------------------------------------------------------------- a later evaluation
-def evaluated_later(folder, *, difficult="ignore", threshold=0.25):
-    """Move the files of the training to eval/, as an evaluation with other settings would have written them."""
-    for name in ("results.json", "scores.npz", "per_class.csv"):
-        folder.write_bytes(f"eval/{name}", folder.read_bytes(name))
-        (folder / name).unlink()
-    config = RunFiles(folder).config
-    config.data.difficult_eval, config.eval.threshold = difficult, threshold
-    folder.write_text("eval/config.json", configuration.to_json(config))
-
-
 def test_results_of_an_evaluation_are_read_with_its_config(tmp_path):
     folder = make_run(tmp_path / "run", samples=0)
     old = RunFiles(folder)
     assert old.settings("eval/").eval.threshold == old.config.eval.threshold == 0.5, "evaluations without a config"
-    evaluated_later(folder)
+    for name in ("results.json", "scores.npz", "per_class.csv"):
+        folder.write_bytes(f"eval/{name}", folder.read_bytes(name))
+        (folder / name).unlink()
+    config = old.config
+    config.data.difficult_eval, config.eval.threshold = "ignore", 0.25
+    folder.write_text("eval/config.json", configuration.to_json(config))
     files = RunFiles(folder)
     main = files.main_split
     assert (main.prefix, main.scores.prefix) == ("eval/", "eval/")
-    assert "CF1@0.25" in resample(files, most=2).metrics
+    main.metrics["CF1@0.25"] = 0.5
+    assert "CF1@0.25" in training.intervals(files, most=2).ends
     settings, codes = ComparedRun.of(folder).settings["test"], main.scores.codes
     assert (settings.data.difficult_eval, settings.eval.threshold) == ("ignore", 0.25)
     assert f"all {int(((codes == 0) | (codes == 1)).sum()):,} scores pooled" in repr(scores.curves(files))
@@ -112,33 +121,11 @@ def test_a_report_says_which_results_it_shows(tmp_path, no_bundle):
     later = {"test": ours["test"] | {"mAP": 0.123}, "test_shift": {"mAP": 0.1, "mAP_fall_from_test": 0.023}}
     folder.write_json("eval/results.json", later)
     page = write_report(folder).read_text()
-    shown = section(page, "metrics")
-    assert "test: results of the training; eval/ has another evaluation of it, which is not shown." in shown
-    assert "metric val (training) test (training) test_shift (eval/)" in shown
-    assert "mAP_fall_from_test" not in shown, "the mAP of test is that of the training"
-    assert "12.30" not in shown
-    assert "2001-09-09 01:46 UTC" in section(page, "summary"), "when the results that are shown were written"
+    shown = "test: results of the training; eval/ has another evaluation of it, which is not shown."
+    assert shown in section(page, "metrics")
+    headings = [name for name, _ in data_block(page, "metrics-0")["columns"]]
+    assert headings == ["metric", "val (training)", "test (training)", "test_shift (eval/)"]
+    assert "mAP_fall_from_test" not in page, "the mAP of test is that of the training"
+    assert "2001-09-09 01:46 UTC" in page, "when the results that are shown were written"
     folder.write_json("eval/results.json", later | {"test": ours["test"]})
-    assert "mAP_fall_from_test" in section(write_report(folder).read_text(), "metrics")
-
-
-def test_a_label_space_of_other_labels_is_one_sentence(tmp_path, refusal):
-    folder = make_run(tmp_path / "run")
-    folder.write_text("labels.txt", "a\nb\n")
-    (folder / "thresholds.json").unlink()
-    with pytest.raises(UserError, match=r"label_space\.npz is damaged: it has 5 labels, but labels\.txt has 2"):
-        _ = RunFiles(folder).label_space
-
-
-@pytest.mark.parametrize("row", [{"step": 80}, {"step": 80, "epoch": None}])
-def test_a_last_row_without_an_epoch(row, tmp_path):
-    folder = make_run(tmp_path / "run", samples=0)
-    folder.append_row(row)
-    assert "80 steps" in repr(training.header(RunFiles(folder)))
-
-
-def test_sentences_about_thresholds(tmp_path):
-    folder = make_run(tmp_path / "run", samples=0)
-    assert "median 0.25" in repr(results.thresholds(RunFiles(folder))), "of 0.1, 0.2, 0.3 and 0.4"
-    folder.write_json("thresholds.json", dict.fromkeys(RunFiles(folder).names))
-    assert "No label is ever predicted." in repr(results.thresholds(RunFiles(folder)))
+    assert "mAP_fall_from_test" in write_report(folder).read_text()
