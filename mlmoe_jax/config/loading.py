@@ -60,6 +60,9 @@ CONSTANT: dict[str, Any] = {
     "model.head.routing.spread": "compiler",
     "model.head.sequence.beam_width": 4,
     "model.head.sequence.dropout": 0.5,
+    "pack.processes": 0,
+    "pack.quality": 95,
+    "pack.shard_images": 1024,
 }
 # The keys that `model.head.decoder.style` has replaced, and their values for each style.
 _STYLE = "model.head.decoder.style"

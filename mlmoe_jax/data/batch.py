@@ -13,7 +13,7 @@ from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN
 def targets(labels: np.ndarray, difficult: str) -> tuple[np.ndarray, np.ndarray]:
     """Convert label codes i8[...] to (label, label_mask), both f32[...].
 
-    difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`. Raises ValueError for any other value.
+    difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
     """
     positive = labels == POSITIVE
     known = labels != UNKNOWN
@@ -21,6 +21,4 @@ def targets(labels: np.ndarray, difficult: str) -> tuple[np.ndarray, np.ndarray]
         positive |= labels == DIFFICULT
     elif difficult == "ignore":
         known &= labels != DIFFICULT
-    elif difficult != "negative":
-        raise ValueError(f"difficult must be negative, ignore or positive, not {difficult!r}")
     return positive.astype(np.float32), known.astype(np.float32)

@@ -21,7 +21,7 @@ from etils import epath
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import cache_folder
+from mlmoe_jax.runtime.files import cache_folder, damage_explained
 from mlmoe_jax.runtime.storage import whole_file
 
 PART_BYTES = 2**27  # the most that is computed again after an interruption, and that a part needs in memory
@@ -85,10 +85,9 @@ class FeatureTable:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.folder).free
         except OSError as error:
             raise UserError(f"cannot make the folder {self.folder}: {error.strerror}") from error
-        if needed > free:
+        if needed > (free := shutil.disk_usage(self.folder).free):
             raise UserError(
                 f"{what} need {megabytes(needed)} in {self.folder.parent}, where {megabytes(free)} are free; let "
                 f"MLMOE_CACHE name a larger disk, or set {otherwise}"
@@ -126,12 +125,8 @@ class FeatureTable:
         return self.folder / f"{part:05d}.{kind}.npy"
 
     def _save(self, part: int, kind: str, values: np.ndarray) -> None:
-        path = self._file(part, kind)
-        try:
-            with whole_file(epath.Path(path), alone=False) as partial, open(partial, "wb") as file:
-                np.save(file, values, allow_pickle=False)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        with whole_file(epath.Path(self._file(part, kind)), alone=False) as partial, open(partial, "wb") as file:
+            np.save(file, values, allow_pickle=False)
 
     def _open(self, part: int, kind: str) -> np.ndarray:
         return _mapped(self._file(part, kind))
@@ -139,13 +134,8 @@ class FeatureTable:
 
 @functools.lru_cache(maxsize=OPEN)
 def _mapped(path: Path) -> np.ndarray:
-    try:
+    with damage_explained(f"{path} of the cache, which may be deleted,"):
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        reason = str(error).partition(". ")[0].rstrip(".")
-        raise UserError(f"{path} is damaged ({reason}); delete its folder, which is made again") from error
 
 
 def megabytes(count: int) -> str:

@@ -109,11 +109,7 @@ class ImageReader:
 
     @classmethod
     def of(cls, data_config: ConfigDict, augment: ConfigDict | None = None) -> ImageReader:
-        """Return the reader for `config.data`, and `config.augment` in training; None for evaluation.
-
-        Raises:
-          UserError: the settings of RandAugment are unknown or out of range.
-        """
+        """Return the reader for `config.data`, and `config.augment` in training; None for evaluation."""
         size, fraction = data_config.image_size, data_config.crop_fraction
         geometry, pixels = Geometry(size, data_config.resize, fraction), PixelTransforms()
         if augment is not None:

@@ -58,10 +58,9 @@ class Decoding:
 
     at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides keep at least this
     number of pixels. truncated: of a JPEG that is cut short, `read` what is there and leave the rest gray, as Pillow
-    does with LOAD_TRUNCATED_IMAGES, or `refuse` it; other formats, and a cut in a
-    header, are always refused. exif: `apply` the orientation in
-    the EXIF data, so that the image is upright, or `ignore` it, as `Image.open(…).convert("RGB")` does. most_pixels:
-    images with more are refused before they are decoded.
+    does with LOAD_TRUNCATED_IMAGES, or `refuse` it; other formats, and a cut in a header, are always refused. exif:
+    `apply` the orientation in the EXIF data, so that the image is upright, or `ignore` it. most_pixels: images with
+    more are refused before they are decoded.
     """
 
     at_least: int = 0
@@ -266,27 +265,21 @@ class _Taken(Images):
         return len(self.rows)
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        """Return the image that `row` refers to."""
         return self.whole.read(int(self.rows[row]), decoding)
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        """Open the image that `row` refers to."""
         return self.whole.open(int(self.rows[row]), decoding)
 
     def encoded(self, row: int) -> bytes:
-        """Return the bytes of the image that `row` refers to."""
         return self.whole.encoded(int(self.rows[row]))
 
     def path(self, row: int) -> str | None:
-        """Return the path of the image that `row` refers to."""
         return self.whole.path(int(self.rows[row]))
 
     def missing(self) -> np.ndarray:
-        """Return the rows that refer to images without a file."""
         return np.flatnonzero(np.isin(self.rows, self.whole.missing()))
 
     def stamp(self, row: int) -> str:
-        """Return the stamp of the image that `row` refers to."""
         return self.whole.stamp(int(self.rows[row]))
 
 
@@ -300,7 +293,6 @@ class ArrayImages(Images):
         return len(self.array)
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        """Return image `row` of the array."""
         return self.array[row]
 
 
@@ -312,15 +304,12 @@ class EncodedImages(Images):
         raise NotImplementedError
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        """Decode image `row`."""
         return pixels_of(self.open(row, decoding))
 
     def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
-        """Decode image `row` to a Pillow image."""
         return open_image(self.encoded(row), name=self.name(row), decoding=decoding)
 
     def stamp(self, row: int) -> str:
-        """Return the checksum of the stored bytes of image `row`."""
         return hashlib.sha256(self.encoded(row)).hexdigest()
 
 
@@ -334,15 +323,12 @@ class ImageFiles(EncodedImages):
         return len(self.names)
 
     def name(self, row: int) -> str:
-        """Return the path of image `row`."""
         return f"{self.folder}/{self.names[row]}"
 
     def path(self, row: int) -> str:
-        """Return the path of image `row`."""
         return self.name(row)
 
     def encoded(self, row: int) -> bytes:
-        """Read the file of image `row`."""
         return read_file(self.name(row))
 
     def missing(self) -> np.ndarray:
@@ -390,11 +376,8 @@ def data_folder(root: str | os.PathLike, data_set: str, holds: str) -> Path:
 
     Raises UserError if `root` is empty or not a folder.
     """
-    if not os.fspath(root):
-        raise UserError(f"data.root is empty; set it to the folder that holds {holds} of {data_set}")
     folder = Path(root).expanduser()
-    if not folder.is_dir():
-        raise UserError(
-            f"data.root is '{folder}', which is not a folder; set it to the one that holds {holds} of {data_set}"
-        )
+    if not os.fspath(root) or not folder.is_dir():
+        what = f"'{folder}', which is not a folder" if os.fspath(root) else "empty"
+        raise UserError(f"data.root is {what}; set it to the folder that holds {holds} of {data_set}")
     return folder

@@ -1,8 +1,8 @@
 """How many threads and processes read images: from the cores, the size of a batch, and a few timed images.
 
-Threads share a process as long as decoding, which releases Python's lock, takes most of their time. On few cores they
-always suffice. On more, the speed-up of several threads is measured, and further processes take the cores that threads
-cannot keep busy, if an accelerator waits for them: on a CPU, the training step needs those cores itself.
+Threads share a process as long as decoding, which releases Python's lock, takes most of their time: four threads keep
+four cores busy. On more cores, further processes take the others if an accelerator waits for them: on a CPU, the
+training step needs those cores itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +22,7 @@ from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import counted
 
-FEW_CORES = 4  # on which threads alone are used, and their speed-up need not be measured
-TIMED_THREADS = 8  # at most, of which the speed-up is measured
+THREADS = 4  # of a process, at most
 TIMED_IMAGES, TIMED_SECONDS = 8, 0.25  # the sample ends after this number or this time
 ENOUGH = 20_000  # images/s that no process feeds to its accelerators
 MOST_AHEAD = 2 * GIB  # of batches that are read ahead; each thread has one in work and one finished
@@ -44,58 +42,41 @@ class Readers:
         return f"{self.workers} worker processes with {counted(self.threads, 'thread')} each"
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What the sample showed: `seconds` per image in one thread, and how much faster several threads are together."""
-
-    seconds: float
-    speedup: float
-
-
-def measured(read: Callable[[int], Any], rows: Sequence[int], usable: int) -> Timing:
-    """Time `read`, a function of a row, on a few rows; images that cannot be read are left out.
-
-    The speed-up is only measured if more than FEW_CORES are `usable`, otherwise it is their number.
-    """
-
-    def attempt(row: int) -> float:
+def timed(read: Callable[[int], Any], rows: Sequence[int]) -> float:
+    """Return the seconds that `read`, a function of a row, takes for an image; images that cannot be read count too."""
+    times: list[float] = []
+    for row in [rows[0], *rows]:  # the first image loads libraries
         began = time.perf_counter()
         with contextlib.suppress(BadImage):  # whoever needs the image reports it
             read(row)
-        return time.perf_counter() - began
-
-    attempt(rows[0])  # the first image loads libraries
-    times: list[float] = []
-    while len(times) < min(len(rows), TIMED_IMAGES) and sum(times) < TIMED_SECONDS:
-        times.append(attempt(rows[len(times)]))
-    seconds, threads = sum(times) / len(times), min(usable, TIMED_THREADS)
-    if usable <= FEW_CORES:
-        return Timing(seconds, usable)
-    with ThreadPoolExecutor(threads) as pool:
-        began = time.perf_counter()
-        list(pool.map(attempt, list(rows[: len(times)]) * threads))
-        together = time.perf_counter() - began
-    return Timing(seconds, max(1.0, sum(times) * threads / together))
+        times.append(time.perf_counter() - began)
+        if sum(times[1:]) >= TIMED_SECONDS:
+            break
+    return sum(times[1:]) / len(times[1:])
 
 
-def chosen(timing: Timing, usable: int, batch_bytes: int, *, accelerator: bool, threads: int, workers: int) -> Readers:
-    """Return the number of threads and processes; `threads` and `workers` are kept unless they are negative (auto).
+def chosen(seconds: float, usable: int, batch_bytes: int, *, accelerator: bool, threads: int, workers: int) -> Readers:
+    """Return the number of threads and processes; `threads` and `workers` stay unless they are negative (auto).
 
-    usable: the number of cores. batch_bytes: of the images of a batch, this process's part. accelerator: whether the
-    model runs on one.
+    Args:
+      seconds: for an image, in one thread.
+      usable: the number of cores.
+      batch_bytes: of the images of a batch, this process's part.
+      accelerator: whether the model runs on one.
+      threads: `data.threads`.
+      workers: `data.workers`.
     """
     ahead = max(1, MOST_AHEAD // (2 * batch_bytes))  # threads in all processes together
     if threads < 0:
         share = usable if workers <= 0 else math.ceil(usable / workers)
-        threads = max(1, min(round(timing.speedup), share, ahead))
+        threads = max(1, min(THREADS, share, ahead))
     if workers < 0:
-        rate = min(threads, timing.speedup) / timing.seconds  # images/s of one process
-        wanted = min(usable // threads, math.ceil(ENOUGH / rate), ahead // threads)
-        workers = wanted if accelerator and usable > FEW_CORES and wanted > 1 else 0
+        needed = min(usable // threads, math.ceil(ENOUGH * seconds / threads), ahead // threads)
+        workers = needed if accelerator and usable > THREADS and needed > 1 else 0
     return Readers(threads, workers)
 
 
-_TIMED: dict[Any, Timing] = {}  # a split is evaluated many times
+_TIMED: dict[Any, float] = {}  # a split is evaluated many times
 
 
 def choose(read: Callable[[int], Any], images: int, key: Any, batch_bytes: int, threads: int, workers: int) -> Readers:
@@ -109,17 +90,16 @@ def choose(read: Callable[[int], Any], images: int, key: Any, batch_bytes: int, 
     usable, new = cores(), key not in _TIMED
     if new:
         rows = np.linspace(0, images - 1, min(images, TIMED_IMAGES)).astype(int).tolist()
-        _TIMED[key] = measured(read, rows, usable)
-    timing = _TIMED[key]
-    readers = chosen(timing, usable, batch_bytes, accelerator=_accelerator(), threads=threads, workers=workers)
+        _TIMED[key] = timed(read, rows)
+    readers = chosen(_TIMED[key], usable, batch_bytes, accelerator=_accelerator(), threads=threads, workers=workers)
     if new:
-        status(f"data: {readers} ({counted(usable, 'core')}, {1e3 * timing.seconds:.2g} ms per image)")
+        status(f"data: {readers} ({counted(usable, 'core')}, {1e3 * _TIMED[key]:.2g} ms per image)")
     return readers
 
 
 def untimed(threads: int, workers: int) -> dict[str, int]:
     """Return `threads` and `workers` with numbers for auto that need no timing, for few images of unknown sizes."""
-    return {"threads": threads if threads > 0 else min(cores(), TIMED_THREADS), "workers": max(0, workers)}
+    return {"threads": threads if threads > 0 else min(cores(), 2 * THREADS), "workers": max(0, workers)}
 
 
 def _accelerator() -> bool:

@@ -29,7 +29,6 @@ POSITIVE = (
     "eval.every_epochs",
     "checkpoint.every_epochs",
     "checkpoint.keep",
-    "pack.shard_images",
 )
 FRACTIONS = (
     "ema.decay",
@@ -41,7 +40,7 @@ FRACTIONS = (
     "augment.saturation",
     "data.val_fraction",
 )
-COUNTS = ("pack.short_side", "pack.processes", "augment.margin")
+COUNTS = ("pack.short_side", "augment.margin")
 
 
 def mistakes(refusal, **changes):
@@ -175,7 +174,6 @@ def test_numbers_are_within_their_limits(refusal, key):
         "model.prompts.num_groups": "above 0 and at most 1,000",
         "model.prompts.per_group": "above 0 and at most 1,000",
         "model.head.expert_hidden": "above 0 and at most 65,536",
-        "pack.quality": "from 1 to 100",
         "optim.b1": "from 0 to below 1",
         "mesh.data": "of at least -1",
         "data.threads": "above 0",
@@ -223,7 +221,6 @@ def test_a_number_beyond_the_general_limit_names_it(refusal):
 def test_limits_of_the_data_keys(refusal):
     above = mistakes(refusal, data__crop_fraction=1.1)
     assert above == ["data.crop_fraction is 1.1 and must be a number above 0 and at most 1"]
-    assert mistakes(refusal, pack__quality=101) == ["pack.quality is 101 and must be an integer from 1 to 100"]
     assert mistakes(refusal, data__val_fraction=0.1, data__val_split="", eval__select_on="none") == [
         "data.val_fraction holds out data.val_split, which is empty"
     ]

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.sources.coco_json import open_coco_json
+from mlmoe_jax.data.sources.coco import open_coco_json
 
 
 def settings(root, **keys):
@@ -93,9 +93,9 @@ def test_missing_files_and_images_are_refused(photos, refusal):
     assert sentence.startswith(f"1 of the 2 listed images are not in {photos}/images, the first is a.png; ")
     assert len(open_coco_json(settings(photos, bad_images="skip"), "train")) == 2
     write(photos, "train", ["dog"], {"a.png": []})
-    assert refusal(open_coco_json, settings(photos), "train").startswith(f"no image of {path} has an annotation; ")
+    assert refusal(open_coco_json, settings(photos), "train").startswith(f"no image of {path} has a positive label; ")
     path.write_text("{}")
-    assert refusal(open_coco_json, settings(photos), "train").startswith(f"{path} is not a COCO instances file")
+    assert refusal(open_coco_json, settings(photos), "train").startswith(f"{path} is damaged: it has no ")
     assert refusal(open_coco_json, settings(""), "train") == (
         "data.root is empty; set it to the folder that holds the table annotations/{split}.json of your images"
     )

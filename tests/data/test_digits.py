@@ -166,7 +166,7 @@ def few_scenes(monkeypatch):
 @pytest.mark.parametrize("image_format", ["png", "jpg"])
 def test_written_files_hold_the_scenes(tmp_path, capsys, image_format):
     digits.write_files(tmp_path, image_format)
-    assert capsys.readouterr().out.splitlines()[0] == f"{tmp_path}/train.csv: 12 images"
+    assert f"{tmp_path}/train.csv: 12 images" in capsys.readouterr().err.splitlines()
     for name, count in digits.SCENES.items():
         split = open_scenes(name)
         with open(tmp_path / f"{name}.csv", newline="") as table:

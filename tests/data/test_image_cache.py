@@ -140,7 +140,7 @@ def test_damage_is_found_when_an_image_is_read(photos, refusal):
     file.write_bytes(file.read_bytes()[:-900])
     features._mapped.cache_clear()
     assert split.cached[0]["image"].shape == (SIZE, SIZE, 3)
-    assert "00001.image.npy is damaged" in refusal(split.cached.__getitem__, 3)
+    assert "00001.image.npy of the cache, which may be deleted, is damaged: " in refusal(split.cached.__getitem__, 3)
 
 
 def test_unreadable_images_are_left_out_or_refused_as_without_a_cache(photos, refusal):

@@ -86,12 +86,12 @@ def test_root_without_nuswide(nuswide, tmp_path, refusal):
     )
 
 
-@pytest.mark.parametrize(("text", "what"), [("sea\nsky", "sea"), ("\n".join(CLASSES[::-1]), "another number or order")])
-def test_other_concepts(nuswide, refusal, text, what):
+@pytest.mark.parametrize("text", ["sea\nsky", "\n".join(CLASSES[::-1])])
+def test_other_concepts(nuswide, refusal, text):
     path = nuswide / "ConceptsList" / "Concepts81.txt"
     path.write_text(text)
     sentence = refusal(open_nuswide, nuswide, "train")
-    assert sentence.startswith(f"{path} does not list the 81 concepts of NUS-WIDE in alphabetical order, but {what}")
+    assert sentence.startswith(f"{path} does not list the 81 concepts of NUS-WIDE in alphabetical order; ")
 
 
 def path_of_labels(nuswide):
@@ -135,4 +135,4 @@ def test_a_split_without_labels(nuswide, refusal):
     for file in path.parent.glob("*_Train.txt"):
         file.write_text("")
     sentence = refusal(open_nuswide, nuswide, "train")
-    assert sentence.startswith(f"no image of {nuswide}/ImageList/TrainImagelist.txt has a label; ")
+    assert sentence.startswith(f"no image of {nuswide}/ImageList/TrainImagelist.txt has a positive label; ")

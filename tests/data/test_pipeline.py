@@ -105,11 +105,6 @@ def test_prepare_normalizes_each_channel():
     np.testing.assert_allclose(ready[1, 2, 3], [2, -1, 3], rtol=1e-6)
 
 
-def test_an_unknown_treatment_of_difficult_labels_is_refused():
-    with pytest.raises(ValueError, match="negative, ignore or positive, not 'maybe'"):
-        targets(np.zeros((1, 1), np.int8), "maybe")
-
-
 # ------------------------------------------------------------------------------------------------------------ training
 def test_epochs_are_different_permutations():
     rows = np.concatenate(training_rows(12, make_split(24), batch_size=8, seed=3)).reshape(4, 24)

@@ -5,7 +5,7 @@ from helpers.paths import REPOSITORY
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.sources.open import SOURCES, root_of
-from mlmoe_jax.data.sources.published import Published
+from mlmoe_jax.data.sources.source import Published
 
 BIRDS = Published("birds", "images and labels.txt", "https://example.org/birds", "birds")
 HOW = (

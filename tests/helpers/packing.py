@@ -14,10 +14,10 @@ SIZES = [(50, 30), (30, 50), (64, 64), (20, 20), (300, 31), (31, 47), (92, 60)] 
 
 
 def config_of(root="", name="voc2012", **settings) -> ConfigDict:
-    """Return a config with 3 images per shard; `settings` are keys of `data` or `pack`."""
+    """Return a config for packing in this process; `settings` are keys of `data` or `pack`."""
     config = default_config()
     config.data.name, config.data.root, config.data.test_splits = name, str(root), ()
-    config.pack.shard_images, config.pack.processes = 3, 1
+    config.data.workers = 1
     for key, value in settings.items():
         (config.data if key in config.data else config.pack)[key] = value
     return config

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
-from scipy.sparse import csr_array
 
 from mlmoe_jax.apps.tools.duplicates import Duplicates, InspectedImages, duplicates, inspect
 from mlmoe_jax.data.images import BadImage, Decoding
@@ -16,10 +15,10 @@ from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.data.split_checks import EXAMPLES, check_splits, count_labels, label_warnings
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.formats import to_json
-from mlmoe_jax.runtime.progress import Progress
+from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import text_table
 
-TOP = 10  # listed co-occurrences, and pairs of labels that never occur together
+TOP = 10  # listed co-occurrences
 SHOWN_CLASSES = 60  # in the text; JSON contains all
 MOST_LABELS = 8  # rows of images by number of labels in the text; the last counts all larger numbers
 SAME = {"id": "same id", "content": "same file content", "look": "similar appearance"}
@@ -43,28 +42,26 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     if sample < 0:
         raise UserError(f"--sample={sample} should be a number of images per split, or 0 for all")
     splits, problems = _open_splits(config)
-    rows, decoding = [_spread(len(split), sample) for split in splits], Decoding.of(config.data)
-    progress = Progress("check", sum(map(len, rows)), 1)
+    rows = [np.linspace(0, len(split) - 1, min(len(split), sample or len(split))).astype(int) for split in splits]
+    decoding, progress = Decoding.of(config.data), Progress("check", sum(map(len, rows)), 1)
     try:
-        inspected = [
-            inspect(split, chosen, progress.advance, decoding) for split, chosen in zip(splits, rows, strict=True)
-        ]
+        inspected = [inspect(split, some, progress.advance, decoding) for split, some in zip(splits, rows, strict=True)]
     finally:
         progress.close()
     if config.data.name == "packed":
         problems += _damaged_files(config.data.root)
+    images = dict(zip([split.name for split in splits], inspected, strict=True))
     twice = duplicates(splits, inspected)
-    checked = list(zip(splits, inspected, strict=True))
     return {
         "name": config.data.name,
         "root": root_of(config.data),
         "classes": list(splits[0].classes),
-        "splits": {split.name: _of_split(split, found) for split, found in checked},
+        "splits": {split.name: _describe(split, images[split.name]) for split in splits},
         "cooccurrence": _together(splits[0]),
         "duplicates": [_entry(item) for item in twice],
         "problems": [
             *problems,
-            *(sentence for split, found in checked for sentence in _bad_images(split, found)),
+            *(sentence for split in splits for sentence in _bad_images(split, images[split.name].bad)),
             *(_sentence(item) for item in twice if _is_leak(item)),
         ],
         "warnings": [*label_warnings(splits[0]), *(_sentence(item) for item in twice if not _is_leak(item))],
@@ -76,9 +73,8 @@ def _open_splits(config: ConfigDict) -> tuple[list[Split], list[str]]:
     data_config = config.data.copy_and_resolve_references()
     data_config.bad_images = "skip"  # missing images are counted here instead of raising when a split is opened
     names, errors = (data_config.val_split, *data_config.test_splits), []
-    train, *others = open_splits(
-        data_config, names, seed=config.seed, keep_missing=True, refused=errors.append
-    ).values()
+    options = {"seed": config.seed, "keep_missing": True, "refused": errors.append}
+    train, *others = open_splits(data_config, names, **options).values()
     check_splits(train, [])
     usable = [train]
     for split in others:
@@ -90,21 +86,20 @@ def _open_splits(config: ConfigDict) -> tuple[list[Split], list[str]]:
     return usable, list(map(str, errors))
 
 
-def _spread(images: int, sample: int) -> np.ndarray:
-    return np.linspace(0, images - 1, min(images, sample or images)).astype(np.int64)
-
-
-def _of_split(split: Split, found: InspectedImages) -> dict[str, Any]:
+def _describe(split: Split, images: InspectedImages) -> dict[str, Any]:
     labels_per_image = (split.labels == POSITIVE).sum(axis=1)
-    bad = [{"id": split.ids[row], "missing": _is_missing(error), "why": str(error)} for row, error in found.bad.items()]
+    bad = [
+        {"id": split.ids[row], "missing": _is_missing(error), "why": str(error)} for row, error in images.bad.items()
+    ]
+    missing = sum(item["missing"] for item in bad)
     return {
         "images": len(split),
-        "decoded": len(found.rows) + len(bad),
-        "missing": sum(item["missing"] for item in bad),
-        "unreadable": sum(not item["missing"] for item in bad),
+        "decoded": len(images.rows) + len(bad),
+        "missing": missing,
+        "unreadable": len(bad) - missing,
         "bad": bad,
-        "width": _range(found.width),
-        "height": _range(found.height),
+        "width": _range(images.width),
+        "height": _range(images.height),
         "mean_labels": float(labels_per_image.mean()),
         "images_by_labels": np.bincount(labels_per_image).tolist(),
         "positive": count_labels(split, POSITIVE),
@@ -122,51 +117,47 @@ def _is_missing(error: BadImage) -> bool:
 
 
 def _together(train: Split) -> dict[str, Any]:
-    """Return the largest p(b|a), and the pairs that never occur together, by decreasing number expected by chance."""
+    """Return the largest p(b|a), and the number of pairs of used labels, and of those that never occur together."""
     counts, positives = cooccurrence(train.labels)
     met = counts.tocoo()
     # Two images of `a`, both with `b`, are little evidence of p = 1: rank as if there were five more without `b`.
-    rank = met.data / (positives[met.row] + 5)
-    strongest = [(int(met.row[at]), int(met.col[at])) for at in np.argsort(-rank, kind="stable")[:TOP]]
-    never, examples = _never_together(counts, positives)
-    present, name = int(np.count_nonzero(positives)), train.classes
+    strongest = np.argsort(-met.data / (positives[met.row] + 5), kind="stable")[:TOP]
+    top = zip(met.row[strongest].tolist(), met.col[strongest].tolist(), met.data[strongest].tolist(), strict=True)
+    used, name = int(np.count_nonzero(positives)), train.classes
     return {
         "split": train.name,
         "strongest": [
-            {
-                "a": name[a],
-                "b": name[b],
-                "p": float(counts[a, b] / positives[a]),
-                "images": int(counts[a, b]),
-                "of": int(positives[a]),
-            }
-            for a, b in strongest
+            {"a": name[a], "b": name[b], "p": images / of, "images": images, "of": of}
+            for a, b, images in top
+            for of in [int(positives[a])]
         ],
-        "pairs": present * (present - 1) // 2,
-        "never": never,
-        "never_examples": [
-            {"a": name[a], "b": name[b], "by_chance": float(product / len(train))} for product, a, b in examples
-        ],
+        "pairs": used * (used - 1) // 2,
+        "never": used * (used - 1) // 2 - met.nnz // 2,
     }
 
 
-def _never_together(counts: csr_array, positives: np.ndarray) -> tuple[int, list[tuple[int, int, int]]]:
-    """Return the number of pairs of used labels that never occur together, and (product, a, b) of the TOP largest.
+# ----------------------------------------------------------------------------------------------- problems as sentences
+def _damaged_files(root: str) -> list[str]:
+    """Compare the files of a packed data set with their checksums; return one sentence per damaged file."""
+    from mlmoe_jax.data.sources import packed
 
-    product: of their numbers of positives. All pairs of 20,000 labels would take gigabytes, so labels are processed one
-    by one.
-    """
-    never, best = 0, []
-    for a in np.flatnonzero(positives):
-        products = positives[a] * positives[a + 1 :]
-        later = counts.indices[counts.indptr[a] : counts.indptr[a + 1]] - (a + 1)
-        products[later[later >= 0]] = 0
-        never += int(np.count_nonzero(products))
-        candidates = np.flatnonzero(products > (best[-1][0] if len(best) == TOP else 0))
-        of_row = candidates[np.argsort(-products[candidates], kind="stable")[:TOP]]
-        best += [(int(products[b]), int(a), int(a + 1 + b)) for b in of_row]
-        best = sorted(best, key=lambda pair: -pair[0])[:TOP]
-    return never, best
+    status(f"comparing the files in {root} with their checksums")
+    return [sentence for sentence in packed.verify(root) if sentence]
+
+
+def _bad_images(split: Split, bad: dict[int, BadImage]) -> list[str]:
+    sentences = []
+    for missing, what in ((True, "found"), (False, "read")):
+        if errors := [str(error) for error in bad.values() if _is_missing(error) == missing]:
+            listed = "; ".join(errors[:EXAMPLES]) + ("; …" if len(errors) > EXAMPLES else "")
+            many = f"{len(errors):,} of the {len(split):,} images of split {split.name}"
+            sentences.append(f"{many} cannot be {what}: {listed}")
+    return sentences
+
+
+def _is_leak(item: Duplicates) -> bool:
+    """Return whether a model would be evaluated on images it was trained on; similar images are only a warning."""
+    return item.first is not item.second and item.kind != "look"
 
 
 def _entry(item: Duplicates) -> dict[str, Any]:
@@ -177,39 +168,6 @@ def _entry(item: Duplicates) -> dict[str, Any]:
         "other_labels": item.other_labels,
         "examples": [[item.first.ids[i], item.second.ids[j]] for i, j in item.pairs[:EXAMPLES]],
     }
-
-
-# ----------------------------------------------------------------------------------------------- problems as sentences
-def _damaged_files(root: str) -> list[str]:
-    """Compare the files of a packed data set with their checksums; return one sentence per damaged file."""
-    from mlmoe_jax.data.sources import packed
-
-    splits = packed.read_manifest(root)[1]["splits"].values()
-    files = sum(1 + len(split["shards"]) for split in splits)
-    progress = Progress("verify", files, sum(split["images"] for split in splits) // files)
-    wrong = []
-    for sentence in packed.verify(root):
-        wrong += [sentence] if sentence else []
-        progress.advance()
-    progress.close()
-    return wrong
-
-
-def _bad_images(split: Split, found: InspectedImages) -> list[str]:
-    missing = [row for row, error in found.bad.items() if _is_missing(error)]
-    unreadable = [row for row, error in found.bad.items() if not _is_missing(error)]
-    sentences = []
-    for rows, what in ((missing, "found"), (unreadable, "read")):
-        if rows:
-            listed = "; ".join(str(found.bad[row]) for row in rows[:EXAMPLES]) + ("; …" if len(rows) > EXAMPLES else "")
-            many = f"{len(rows):,} of the {len(split):,} images of split {split.name}"
-            sentences.append(f"{many} cannot be {what}: {listed}")
-    return sentences
-
-
-def _is_leak(item: Duplicates) -> bool:
-    """Return whether a model would be evaluated on images it was trained on; similar images are only a warning."""
-    return item.first is not item.second and item.kind != "look"
 
 
 def _sentence(item: Duplicates) -> str:
@@ -227,41 +185,39 @@ def _sentence(item: Duplicates) -> str:
 def format_checkup(report: dict[str, Any]) -> str:
     """Return the report as text."""
     where = f" in {report['root']}" if report["root"] else ""
+    sentences = [f"{kind}: {one}" for kind in ("problem", "warning") for one in report[f"{kind}s"]]
     parts = [
         f"data set {report['name']}{where}: {len(report['classes']):,} classes",
         _split_table(report["splits"]),
         _class_table(report["classes"], report["splits"]),
         _pairs(report["cooccurrence"]),
-        "\n".join(
-            [f"problem: {sentence}" for sentence in report["problems"]]
-            + [f"warning: {sentence}" for sentence in report["warnings"]]
-        )
-        or "no problems found",
+        "\n".join(sentences) or "no problems found",
     ]
     return "\n\n".join(parts)
 
 
 def _split_table(splits: dict[str, dict[str, Any]]) -> str:
-    rows = [["images", *(f"{split['images']:,}" for split in splits.values())]]
-    if any(split["decoded"] < split["images"] for split in splits.values()):
-        rows.append(["  decoded", *(f"{split['decoded']:,}" for split in splits.values())])
-    for key in ("missing", "unreadable"):
-        rows.append([f"  {key}", *(f"{split[key]:,}" for split in splits.values())])
+    columns = splits.values()
+
+    def counts(title: str, key: str) -> list[str]:
+        return [title, *(f"{split[key]:,}" for split in columns)]
+
+    rows = [counts("images", "images")]
+    if any(split["decoded"] < split["images"] for split in columns):
+        rows.append(counts("  decoded", "decoded"))
+    rows += [counts("  missing", "missing"), counts("  unreadable", "unreadable")]
     for key in ("width", "height"):
-        ranges = [split[key] for split in splits.values()]
-        rows.append([f"{key} in pixels: min, median, max", *(" ".join(map(str, r)) if r else "-" for r in ranges)])
-    rows.append(["labels per image, mean", *(f"{split['mean_labels']:.2f}" for split in splits.values())])
-    longest = max(len(split["images_by_labels"]) for split in splits.values())
+        ranges = [" ".join(map(str, split[key] or "-")) for split in columns]
+        rows.append([f"{key} in pixels: min, median, max", *ranges])
+    rows.append(["labels per image, mean", *(f"{split['mean_labels']:.2f}" for split in columns)])
+    longest = max(len(split["images_by_labels"]) for split in columns)
     for labels in range(min(longest, MOST_LABELS)):
         more = labels == MOST_LABELS - 1 and longest > MOST_LABELS
         these = slice(labels, None if more else labels + 1)
-        cells = [_share(sum(split["images_by_labels"][these]), split["images"]) for split in splits.values()]
+        shares = [(sum(split["images_by_labels"][these]), split["images"]) for split in columns]
+        cells = [f"{count:,} ({100 * count / whole:.0f} %)" for count, whole in shares]
         rows.append([f"  images with {labels}{' or more' if more else ''}", *cells])
     return text_table([["", *splits], *rows])
-
-
-def _share(count: int, whole: int) -> str:
-    return f"{count:,} ({100 * count / whole:.0f} %)"
 
 
 def _class_table(classes: list[str], splits: dict[str, dict[str, Any]]) -> str:
@@ -288,14 +244,7 @@ def _pairs(together: dict[str, Any]) -> str:
         [f"  p({pair['b']} | {pair['a']})", f"{pair['p']:.2f}", f"{pair['images']:,} of {pair['of']:,}"]
         for pair in together["strongest"]
     ]
-    never = [[f"  {pair['a']}, {pair['b']}", f"{pair['by_chance']:.1f}"] for pair in together["never_examples"]]
-    return "\n".join(
-        [
-            f"labels that occur together most often, in split {together['split']}",
-            text_table(rows),
-            "",
-            f"{together['never']:,} of {together['pairs']:,} pairs of labels never occur together there; the number of "
-            "images expected by chance",
-            text_table(never),
-        ]
+    return (
+        f"labels that occur together most often, in split {together['split']}\n{text_table(rows)}\n\n"
+        f"{together['never']:,} of {together['pairs']:,} pairs of labels never occur together there"
     )

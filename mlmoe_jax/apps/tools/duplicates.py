@@ -15,15 +15,16 @@ from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import repeats
 from mlmoe_jax.runtime.machine import cores
+from mlmoe_jax.runtime.progress import status
 
-CHUNK = 16  # images per task of the pool
+AT_ONCE = 1024  # images that are submitted to the pool
 
 # Similar images are recognized by their brightness on an 8×8 grid: a bit says whether a cell is darker than its right
 # neighbor by more than STEP levels. Of 800 VOC photographs, 98 % differ in at most 3 of the 64 bits from their own
 # copies at 0.7 times the size and JPEG quality 75, and no two of the photographs differ in fewer than 6.
 GRID, STEP, CLOSE_BITS = 8, 2, 3
 PLAIN_BITS = 6  # an image with fewer bits set, such as a blank one, cannot be compared
-CROWDED = 4096  # more images with the same quarter of the bits share a border or background, and are not compared
+MOST_COMPARED = 200_000  # images of a split; comparing every two of more would take minutes
 
 
 @dataclass(frozen=True)
@@ -70,34 +71,27 @@ def inspect(
 ) -> InspectedImages:
     """Decode the images i64[n] `rows` in one thread per core, calling `advance` after each."""
 
-    def look_at(chunk: np.ndarray) -> list[tuple[int, int, int, int] | BadImage]:
-        return [_inspect(split, row, decoding) for row in chunk.tolist()]
+    def read(row: int) -> tuple[int, ...] | BadImage:
+        try:
+            data = split.images.encoded(row)
+            pixels = read_image(data, name=split.ids[row], decoding=decoding)
+        except BadImage as error:
+            return error
+        content = int.from_bytes(blake2b(data, digest_size=8).digest())
+        return row, pixels.shape[1], pixels.shape[0], content, _look(pixels)
 
-    found, bad = [], {}
-    chunks = [rows[at : at + CHUNK] for at in range(0, len(rows), CHUNK)]
-    pool = ThreadPoolExecutor(cores())
-    try:
-        for chunk, results in zip(chunks, pool.map(look_at, chunks), strict=True):
-            for row, result in zip(chunk.tolist(), results, strict=True):
+    readable, bad = [], {}
+    with ThreadPoolExecutor(cores()) as pool:
+        for first in range(0, len(rows), AT_ONCE):
+            chunk = rows[first : first + AT_ONCE].tolist()
+            for row, result in zip(chunk, pool.map(read, chunk), strict=True):
                 if isinstance(result, BadImage):
                     bad[row] = result
                 else:
-                    found.append((row, *result))
+                    readable.append(result)
                 advance()
-    finally:
-        pool.shutdown(cancel_futures=True)
-    columns = np.array(found, np.uint64).reshape(-1, 5).T
+    columns = np.array(readable, np.uint64).reshape(-1, 5).T
     return InspectedImages(*columns[:3].astype(np.int64), columns[3], columns[4], bad)
-
-
-def _inspect(split: Split, row: int, decoding: Decoding) -> tuple[int, int, int, int] | BadImage:
-    try:
-        data = split.images.encoded(row)
-        pixels = read_image(data, name=split.ids[row], decoding=decoding)
-    except BadImage as error:
-        return error
-    height, width = pixels.shape[:2]
-    return width, height, int.from_bytes(blake2b(data, digest_size=8).digest()), _look(pixels)
 
 
 def _look(pixels: np.ndarray) -> int:
@@ -106,60 +100,41 @@ def _look(pixels: np.ndarray) -> int:
     return int.from_bytes(np.packbits(cells[:, 1:] - cells[:, :-1] > STEP).tobytes())
 
 
-def alike(look: np.ndarray) -> np.ndarray:
-    """Return the pairs i64[n,2], i < j, of u64[N] `look` that differ in at most CLOSE_BITS bits.
+def alike(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[tuple[int, int]]:
+    """Return (i, j) for each u64[M] second[j] that differs in at most CLOSE_BITS bits from some u64[N] first[i].
 
-    Such a pair agrees in at least one of the four quarters of its bits, so only images that do are compared.
+    i is the first such row. same: both are the same split, in which only rows i < j count.
     """
-    pairs = [np.zeros((0, 2), np.int64)]
-    clear = np.flatnonzero(np.bitwise_count(look) >= PLAIN_BITS)
-    for shift in (0, 16, 32, 48):
-        quarter = (look[clear] >> np.uint64(shift)) & np.uint64(0xFFFF)
-        _, inverse, counts = np.unique(quarter, return_inverse=True, return_counts=True)
-        kept = counts[inverse] <= CROWDED
-        order = clear[kept][np.argsort(quarter[kept], kind="stable")]
-        quarter = np.sort(quarter[kept])
-        at, step = np.arange(len(order)), 0
-        while len(at):
-            step += 1
-            at = at[at + step < len(order)]
-            at = at[quarter[at] == quarter[at + step]]
-            close = at[np.bitwise_count(look[order[at]] ^ look[order[at + step]]) <= CLOSE_BITS]
-            pairs.append(np.stack([order[close], order[close + step]], axis=1))
-    return np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
+    if max(len(first), len(second)) > MOST_COMPARED:
+        status(f"similar images are not looked for among more than {MOST_COMPARED:,} images")
+        return []
+    pairs, clear = [], np.bitwise_count(first) >= PLAIN_BITS
+    step = max(1, 2**23 // max(1, len(first)))  # 64 MB at a time
+    for start in range(0, len(second) if len(first) else 0, step):
+        looks = second[start : start + step]
+        close = (np.bitwise_count(looks[:, None] ^ first) <= CLOSE_BITS) & clear
+        if same:
+            close &= np.arange(len(first)) < np.arange(start, start + len(looks))[:, None]
+        rows = np.flatnonzero(close.any(axis=1))
+        pairs += zip(close[rows].argmax(axis=1).tolist(), (start + rows).tolist(), strict=True)
+    return pairs
 
 
 def duplicates(splits: Sequence[Split], inspected: Sequence[InspectedImages]) -> list[Duplicates]:
     """Return the duplicates within each split and between every two.
 
-    An image found by its id is not reported again for its content, nor one found by its content for its look.
+    An image with the same id is not reported again for its content, nor one with the same content for its look.
     """
-    by_look = _alike_between(inspected)
-    found = []
+    results = []
     for a, b in itertools.combinations_with_replacement(range(len(splits)), 2):
-        content = repeats(inspected[a].content.tolist(), inspected[b].content.tolist())
-        content = [(int(inspected[a].rows[i]), int(inspected[b].rows[j])) for i, j in content]
+        first, second = inspected[a], inspected[b]
+        content = repeats(first.content.tolist(), second.content.tolist())
+        look = alike(first.look, second.look, same=a == b)
+        content, look = ([(int(first.rows[i]), int(second.rows[j])) for i, j in pairs] for pairs in (content, look))
         seen: set[int] = set()
-        for kind, pairs in (
-            ("id", repeats(splits[a].ids, splits[b].ids)),
-            ("content", content),
-            ("look", by_look.get((a, b), [])),
-        ):
+        for kind, pairs in (("id", repeats(splits[a].ids, splits[b].ids)), ("content", content), ("look", look)):
             new = [(i, j) for i, j in pairs if j not in seen and (a, i) != (b, j)]
             seen |= {j for _, j in new}
             if new:
-                found.append(Duplicates(kind, splits[a], splits[b], new))
-    return found
-
-
-def _alike_between(inspected: Sequence[InspectedImages]) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return (split a, split b) -> (row in a, row in b) of images that look alike without being equal files."""
-    owner = np.concatenate([np.full(len(found.rows), number) for number, found in enumerate(inspected)])
-    columns = ([found.rows, found.content, found.look] for found in inspected)
-    rows, content, look = map(np.concatenate, zip(*columns, strict=True))
-    _, once = np.unique(content, return_index=True)  # a thousand equal files would make half a million pairs
-    once.sort()
-    between: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for i, j in once[alike(look[once])].tolist():
-        between.setdefault((int(owner[i]), int(owner[j])), []).append((int(rows[i]), int(rows[j])))
-    return between
+                results.append(Duplicates(kind, splits[a], splits[b], new))
+    return results

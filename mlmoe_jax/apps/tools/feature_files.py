@@ -69,9 +69,6 @@ def _write_lines(folder: Folder, name: str, lines) -> None:
 @contextlib.contextmanager
 def _array_file(path: epath.Path, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
     """Open a new .npy file for the values of an f32 array of `shape`, in their order."""
-    try:
-        with whole_file(path) as partial, open(partial, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-            yield file
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    with whole_file(path) as partial, open(partial, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        yield file

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
 
@@ -20,16 +21,20 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.shards import Packer, Settings, Shard, write_shards
+from mlmoe_jax.data.images import Decoding
+from mlmoe_jax.data.shards import QUALITY, Packer, Shard, written
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED, PackedFile
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import files
 from mlmoe_jax.runtime.files import MOST_DATA
+from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.preemption import asked_to_stop
-from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Folder
+
+SHARD_IMAGES = 1024
+SAVE_EVERY = 5.0  # seconds; object stores limit how often one object can be replaced
 
 
 def pack(config: ConfigDict, output: str | os.PathLike) -> int:
@@ -40,15 +45,14 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
     command resumes it.
     Raises UserError for an unreadable image (unless `data.bad_images` is skip) and for a folder with other content.
     """
-    settings = Settings.of(config)
     splits = _open_splits(config)
     folder = Folder(epath.Path(output).expanduser())
-    with _plain_errors(folder), folder.writing(), asked_to_stop() as asked:
-        manifest = _resume(folder, _empty_manifest(config, settings, splits), settings)
-        shards = [shard for split in splits for shard in _missing(manifest, split, settings)]
+    folder.require_place()
+    with folder.writing(), asked_to_stop() as asked:
+        manifest = _resume(folder, _empty_manifest(config, splits), config)
         folder.write_json(UNFINISHED, manifest)
         try:
-            write_shards(Packer(str(folder), splits, settings), shards, config.pack.processes, asked, manifest)
+            _write_missing(folder, manifest, splits, config, asked)
         finally:
             folder.write_json(UNFINISHED, manifest)
         if asked.is_set():
@@ -71,33 +75,43 @@ def _open_splits(config: ConfigDict) -> list[Split]:
     return splits
 
 
-@contextlib.contextmanager
-def _plain_errors(folder: Folder) -> Iterator[None]:
-    """Convert errors of the output folder to UserError."""
-    try:
-        yield
-    except ImportError as error:  # etils imports the packages for object stores on demand
-        raise UserError(f"cannot write to {folder}: {error}") from error
-    except OSError as error:
-        if full := files.no_room(error, folder):
-            raise full from error
-        reason = error.strerror or error
-        raise UserError(f"cannot write to {folder}: {reason}; correct this and repeat the command") from error
+def _write_missing(
+    folder: Folder, manifest: dict[str, Any], splits: Sequence[Split], config: ConfigDict, asked: threading.Event
+) -> None:
+    """Write the shards that the manifest lacks, and add their entries; return early if asked to stop.
+
+    The manifest is stored now and then, so that a command that is killed resumes too.
+    """
+    shards = [shard for split in splits for shard in _missing(manifest, split)]
+    sources = {split.name: (split.images, split.ids) for split in splits}
+    skip, decoding = config.data.bad_images == "skip", Decoding.of(config.data)
+    packer = Packer(str(folder), sources, config.pack.short_side, skip, decoding)
+    workers = config.data.workers if config.data.workers >= 0 else cores()
+    progress, saved = Progress("pack", len(shards), SHARD_IMAGES), time.monotonic()
+    with contextlib.closing(progress), contextlib.closing(written(packer, shards, workers)) as entries:
+        for shard, entry in entries:
+            manifest["splits"][shard.split]["shards"][shard.number] = entry
+            progress.advance()
+            if asked.is_set():
+                return
+            if time.monotonic() - saved > SAVE_EVERY:
+                folder.write_json(UNFINISHED, manifest)
+                saved = time.monotonic()
 
 
 # ------------------------------------------------------------------------------------------------------------ manifest
-def _empty_manifest(config: ConfigDict, settings: Settings, splits: Sequence[Split]) -> dict[str, Any]:
+def _empty_manifest(config: ConfigDict, splits: Sequence[Split]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "source": config.data.name,
-        "settings": {key: value for key, value in asdict(settings).items() if key not in ("skip_bad", "decoding")},
-        "classes": list(splits[0].classes),
+        "settings": {"shard_images": SHARD_IMAGES, "short_side": config.pack.short_side, "quality": QUALITY},
+        "classes": list(splits[0].classes) if splits else [],
         "splits": {
             split.name: {
                 "images": 0,
                 "source_sha256": _fingerprint(split),
                 "labels": None,
-                "shards": [None] * -(-len(split) // settings.shard_images),
+                "shards": [None] * -(-len(split) // SHARD_IMAGES),
             }
             for split in splits
         },
@@ -111,54 +125,41 @@ def _fingerprint(split: Split) -> str:
     return digest.hexdigest()
 
 
-def _resume(folder: Folder, wanted: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return `wanted` with the shards that are already in the folder; UserError if it has other content."""
-    found = next((name for name in (UNFINISHED, MANIFEST) if (folder / name).exists()), None)
-    if found is None:
+def _resume(folder: Folder, manifest: dict[str, Any], config: ConfigDict) -> dict[str, Any]:
+    """Return a new manifest with the shards that are already in the folder; UserError if it has other content."""
+    name = next((name for name in (UNFINISHED, MANIFEST) if (folder / name).exists()), None)
+    if name is None:
         there = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
         if there := sorted(path.name for path in there if not path.name.startswith(".")):
             raise UserError(f"{folder} contains other files, such as {there[0]}; set --output to a new or empty folder")
-        return wanted
-    before, manifest = folder.read_json(found), folder / found
-    with folder.reading(found):
-        _require_same(folder, before, wanted)
-        for name in wanted["splits"].keys() & before["splits"].keys():
-            of_split = before["splits"][name]
-            of_split["shards"] = [
-                entry if entry and _is_there(manifest, entry) and (settings.skip_bad or not entry["left_out"]) else None
-                for entry in of_split["shards"]
+        return manifest
+    before, skip = folder.read_json(name), config.data.bad_images == "skip"
+    with folder.reading(name):
+        _require_same(folder, before, manifest)
+        for split in manifest["splits"].keys() & before["splits"].keys():
+            before["splits"][split]["shards"] = [
+                entry if entry and _is_there(folder, entry) and (skip or not entry["left_out"]) else None
+                for entry in before["splits"][split]["shards"]
             ]
-        return wanted | {"splits": wanted["splits"] | before["splits"]}
+        return manifest | {"splits": manifest["splits"] | before["splits"]}
 
 
-def _require_same(folder: Folder, before: dict[str, Any], wanted: dict[str, Any]) -> None:
-    if before.get("format") != FORMAT:
-        raise UserError(f"{folder} was packed by another version of mlmoe_jax; set another --output")
-    if before["source"] != wanted["source"]:
-        raise UserError(f"{folder} contains images of {before['source']}, not {wanted['source']}; set another --output")
-    for key, value in wanted["settings"].items():
-        if before["settings"][key] != value:
-            raise UserError(
-                f"{folder} was packed with pack.{key}={before['settings'][key]}, not {value}; use that value, or set "
-                "another --output"
-            )
-    changed = [
-        f"split {name}"
-        for name, of_split in wanted["splits"].items()
-        if name in before["splits"] and before["splits"][name]["source_sha256"] != of_split["source_sha256"]
-    ]
-    if before["classes"] != wanted["classes"]:
-        changed.insert(0, "the classes")
-    if changed:
-        raise UserError(
-            f"{folder} was packed when {wanted['source']} had other images or labels ({', '.join(changed)}); set "
-            "another --output"
-        )
+def _require_same(folder: Folder, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise UserError if a folder was packed from other data or with other settings."""
+
+    def identity(manifest: dict[str, Any]) -> dict[str, Any]:
+        sums = {f"images or labels of split {name}": s["source_sha256"] for name, s in manifest["splits"].items()}
+        settings = {f"pack.{key}": value for key, value in manifest["settings"].items()}
+        return {key: manifest[key] for key in ("format", "source", "classes")} | settings | sums
+
+    then = identity(before)
+    if changed := [key for key, value in identity(now).items() if then.get(key, value) != value]:
+        raise UserError(f"{folder} was packed with other {', '.join(changed)}; set another --output")
 
 
-def _is_there(manifest: epath.Path, entry: dict[str, Any]) -> bool:
-    item = PackedFile.of(entry, manifest)
-    path = manifest.parent / item.file
+def _is_there(folder: Folder, entry: dict[str, Any]) -> bool:
+    item = PackedFile.of(entry)
+    path = folder / item.file
     return path.exists() and path.stat().length == item.bytes
 
 
@@ -166,15 +167,15 @@ def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -
     """Write the labels of each split and then the manifest, which makes the folder a packed data set."""
     for split in splits:
         of_split = manifest["splits"][split.name]
-        kept = np.ones(len(split), bool)
-        kept[[item["row"] for entry in of_split["shards"] for item in entry["left_out"]]] = False
-        if not kept.any():
+        stored = np.ones(len(split), bool)
+        stored[[item["row"] for entry in of_split["shards"] for item in entry["left_out"]]] = False
+        if not stored.any():
             raise UserError(f"no image of split {split.name} can be read; the reasons are in {folder / UNFINISHED}")
         file = f"{_stem(split.name)}.npz"
-        ids = [name.encode(errors="surrogatepass") for name, keep in zip(split.ids, kept, strict=True) if keep]
-        folder.write_npz(file, labels=split.labels[kept].astype(np.int8), ids=np.array(ids))
+        ids = [split.ids[row].encode(errors="surrogatepass") for row in np.flatnonzero(stored)]
+        folder.write_npz(file, labels=split.labels[stored].astype(np.int8), ids=np.array(ids))
         content = folder.read_bytes(file, MOST_DATA)
-        of_split["images"] = int(kept.sum())
+        of_split["images"] = int(stored.sum())
         of_split["labels"] = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     # An earlier command may have been interrupted in a split that this command does not name.
     complete = {name: of_split for name, of_split in manifest["splits"].items() if of_split["labels"]}
@@ -193,13 +194,13 @@ def _print_summary(folder: Folder, manifest: dict[str, Any], splits: Sequence[Sp
     print(f"to use it: --config.data.name=packed --config.data.root={folder}")
 
 
-def _missing(manifest: dict[str, Any], split: Split, settings: Settings) -> Iterator[Shard]:
+def _missing(manifest: dict[str, Any], split: Split) -> Iterator[Shard]:
     entries = manifest["splits"][split.name]["shards"]
     for number, entry in enumerate(entries):
         if entry is None:
-            first = number * settings.shard_images
+            first = number * SHARD_IMAGES
             file = f"{_stem(split.name)}-{number:05d}-of-{len(entries):05d}.arrayrecord"
-            yield Shard(split.name, number, file, range(first, min(first + settings.shard_images, len(split))))
+            yield Shard(split.name, number, file, range(first, min(first + SHARD_IMAGES, len(split))))
 
 
 def _stem(split: str) -> str:

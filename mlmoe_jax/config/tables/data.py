@@ -138,7 +138,8 @@ DATA = section(
     workers=AutoInteger(
         AutoInteger.AUTO,
         "Number of processes that decode, resize and augment images; 0 means threads of the main process, and auto "
-        "starts processes only for an accelerator that threads on all cores could not feed.",
+        "starts processes only for an accelerator that threads on all cores could not feed; --mode=pack takes one per "
+        "core for auto.",
         least=0,
     ),
     threads=AutoInteger(
@@ -218,13 +219,10 @@ AUGMENT = section(
 
 PACK = section(
     "How --mode=pack stores a data set in shards.",
-    shard_images=Integer(1024, "Number of images per shard.", above=0),
     short_side=Integer(
         0,
         "Larger images are stored as JPEG with this short side; 0 stores every file unchanged.",
         least=0,
         unit="pixels",
     ),
-    quality=Integer(95, "JPEG quality of the images that are stored smaller.", least=1, most=100),
-    processes=Integer(0, "Number of processes that read and write; 0 means one per core.", least=0),
 )

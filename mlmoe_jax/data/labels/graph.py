@@ -7,8 +7,6 @@ labels.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.errors import UserError
-
 # The authors' code adds this to the number of edges of a label, which may be 0.
 _EPSILON = 1e-6
 
@@ -51,14 +49,7 @@ def label_graph(
 
     Returns:
       f32[K,K]; the identity if there are no edges.
-
-    Raises:
-      UserError: threshold or share is out of range.
     """
-    if not 0 < threshold <= 1:
-        raise UserError(f"the threshold of the label graph must be above 0 and at most 1, not {threshold}")
-    if not 0 <= share < 1:
-        raise UserError(f"the share of the neighbors in the label graph must be at least 0 and below 1, not {share}")
     edges = (conditional_probabilities(counts, positives) >= threshold).astype(np.float64)
     degree = edges.sum(axis=0 if transpose else 1, keepdims=True)
     weights = share / (1 - share) * edges / (degree + _EPSILON) + np.eye(len(edges))

@@ -55,13 +55,10 @@ def affinity(counts: ArrayLike, positives: ArrayLike, *, tau: float, side: str =
       f64[K,K], symmetric, in [0, 1].
 
     Raises:
-      ValueError: an unknown side.
-      UserError: tau ≤ 0.
+      ValueError: an unknown side, or tau ≤ 0.
     """
-    if side not in ("co", "dc"):
-        raise ValueError(f"side must be 'co' or 'dc', not {side!r}")
-    if not tau > 0:
-        raise UserError(f"the root tau of the label affinity must be above 0, not {tau}")
+    if side not in ("co", "dc") or not tau > 0:
+        raise ValueError(f"side must be 'co' or 'dc', not {side!r}, and tau above 0, not {tau}")
     counts, positives = np.asarray(counts, np.float64), np.asarray(positives, np.float64)
     conditional = np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
     root = conditional ** (1 / tau)
@@ -100,8 +97,8 @@ def group_labels(
       i32[K], the group of each label.
 
     Raises:
-      ValueError: an unknown side.
-      UserError: num_groups outside 1 … K, or tau ≤ 0.
+      ValueError: an unknown side, or tau ≤ 0.
+      UserError: num_groups outside 1 … K.
     """
     matrix = affinity(counts, positives, tau=tau, side=side)
     labels = len(matrix)

@@ -15,7 +15,7 @@ from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
 from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors, read_glove
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_TEXT, read_bytes
+from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import counted
 
@@ -72,33 +72,17 @@ class LabelSpace:
     @classmethod
     def of(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
         """Return the label space of the arrays that `save` wrote. Raises ValueError if they do not fit together."""
-        labels = len(stored["names"])
-        if "counts" in stored:  # runs of earlier versions
-            together: Any = stored["counts"]
-        else:
-            row, column, images = stored["together"]
-            together = csr_array((images, (row, column)), shape=(labels, labels))
-        vectors = stored.get("vectors")
-        per_label = {name: stored[name] for name in ("names", "positives", "co_group", "dc_group")}
-        shapes = {name: array.shape for name, array in per_label.items()} | {"together": together.shape[:1]}
-        if vectors is not None:
-            shapes["vectors"] = vectors.shape[:1]
-        if unfit := [name for name, shape in shapes.items() if shape != (labels,)]:
-            raise ValueError(f"{unfit[0]} does not fit its {labels} names")
-        if together.shape != (labels, labels) or (vectors is not None and vectors.ndim != 2):
-            raise ValueError("together should be a square and vectors a table")
-        for name, array in (*list(per_label.items())[1:], ("together", together), ("images", stored["images"])):
+        names, vectors = tuple(map(str, stored["names"])), stored.get("vectors")
+        row, column, images = stored["together"]
+        together = csr_array((images, (row, column)), shape=(len(names), len(names)))
+        positives, co_group, dc_group = (stored[name] for name in ("positives", "co_group", "dc_group"))
+        per_label = [positives.shape, co_group.shape, dc_group.shape, *([] if vectors is None else [vectors.shape[:1]])]
+        if any(shape != (len(names),) for shape in per_label) or (vectors is not None and vectors.ndim != 2):
+            raise ValueError(f"its arrays do not fit its {len(names)} names")
+        for array in (positives, co_group, dc_group, together, stored["images"]):
             if array.dtype.kind not in "iu" or (array.min() if array.size else 0) < 0:
-                raise ValueError(f"{name} should be integers of at least 0")
-        return cls(
-            tuple(str(name) for name in per_label["names"]),
-            together,
-            per_label["positives"],
-            int(stored["images"]),
-            per_label["co_group"],
-            per_label["dc_group"],
-            vectors,
-        )
+                raise ValueError("its counts and groups should be integers of at least 0")
+        return cls(names, together, positives, int(stored["images"]), co_group, dc_group, vectors)
 
 
 def label_space_of(
@@ -144,7 +128,16 @@ def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) 
             for side, tau in (("co", prompts.tau_co), ("dc", prompts.tau_dc))
         )
         return co_group, dc_group
-    pair = _published(data_name, num_groups) if prompts.groups == "published" else _from_file(prompts.groups)
+    if prompts.groups == "published":
+        pair = _published(data_name, num_groups)
+    elif not Path(prompts.groups).is_file():
+        raise UserError(
+            f"model.prompts.groups is '{prompts.groups}', which is neither computed, nor published, nor a file"
+        )
+    else:
+        with damage_explained(prompts.groups):
+            pair = json.loads(read_bytes(prompts.groups, MOST_TEXT))
+            pair = {side: [int(group) for group in pair[side]] for side in ("co", "dc")}
     co_group, dc_group = (np.asarray(pair[side], np.int32) for side in ("co", "dc"))
     for side, group in (("co", co_group), ("dc", dc_group)):
         if group.shape != (num_labels,) or group.min() < 0 or group.max() >= num_groups:
@@ -165,15 +158,3 @@ def _published(data_name: str, num_groups: int) -> dict[str, list[int]]:
             "training labels"
         )
     return table[str(num_groups)]
-
-
-def _from_file(path: str) -> dict[str, list[int]]:
-    try:
-        pair = json.loads(read_bytes(path, MOST_TEXT))
-        return {side: [int(group) for group in pair[side]] for side in ("co", "dc")}
-    except OSError as error:
-        raise UserError(
-            f"model.prompts.groups is '{path}', which is neither computed, nor published, nor an existing file"
-        ) from error
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise UserError(f'{path} should contain {{"co": [one group number per label], "dc": [...]}}') from error

@@ -16,7 +16,7 @@ from etils import epath
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_LINE, open_regular
+from mlmoe_jax.runtime.files import MOST_LINE, damage_explained, open_regular
 
 # VOC writes these names as one word.
 COMPOUNDS = {"diningtable": ("dining", "table"), "pottedplant": ("potted", "plant"), "tvmonitor": ("tv", "monitor")}
@@ -119,39 +119,35 @@ def _words(name: str) -> list[str]:
 def _rows(path: str | Path, wanted: set[str]) -> dict[str, NDArray[np.float64]]:
     """Return the vectors of the wanted words that are in the file."""
     keys, rows = {word.encode(): word for word in wanted}, {}
-    try:
-        with epath.Path(path).open("rb") if "://" in str(path) else open_regular(path) as file:
-            lines = iter(partial(file.readline, MOST_LINE), b"")
-            first = next(lines, b"")
-            width = _width(path, first)
-            for number, line in enumerate(chain((first,), lines), 1):
-                word, _, rest = line.partition(b" ")
-                if word not in keys or keys[word] in rows:
-                    continue
-                numbers = rest.split()
-                # Some words in the largest files contain blanks and begin with a wanted word.
-                if len(numbers) == width:
-                    rows[keys[word]] = _numbers(path, number, numbers)
-    except OSError as error:
-        raise UserError(f"cannot read word vectors from {path}: {error.strerror or error}") from error
+    with (
+        damage_explained(path),
+        epath.Path(path).open("rb") if "://" in str(path) else open_regular(path) as file,
+    ):
+        lines = iter(partial(file.readline, MOST_LINE), b"")
+        first = next(lines, b"")
+        width = _width(first)
+        for number, line in enumerate(chain((first,), lines), 1):
+            word, _, rest = line.partition(b" ")
+            if word not in keys or keys[word] in rows:
+                continue
+            numbers = rest.split()
+            # Some words in the largest files contain blanks and begin with a wanted word.
+            if len(numbers) == width:
+                rows[keys[word]] = _numbers(number, numbers)
     return rows
 
 
-def _width(path: str | Path, first: bytes) -> int:
+def _width(first: bytes) -> int:
     fields = first.split()
     if len(fields) == 2 and all(field.isdigit() for field in fields):
         return int(fields[1])
-    _numbers(path, 1, fields[1:])
-    return len(fields) - 1
+    return len(_numbers(1, fields[1:]))
 
 
-def _numbers(path: str | Path, line: int, fields: list[bytes]) -> NDArray[np.float64]:
-    try:
-        numbers = np.array([float(field) for field in fields])
-    except ValueError:
-        numbers = np.array([])
+def _numbers(line: int, fields: list[bytes]) -> NDArray[np.float64]:
+    numbers = np.array([float(field) for field in fields])
     if not numbers.size or not np.isfinite(numbers).all():
-        raise UserError(f"line {line} of {path} should have a word and its numbers, as in a GloVe text file")
+        raise ValueError(f"its line {line} should have a word and its numbers, as in a GloVe text file")
     return numbers
 
 

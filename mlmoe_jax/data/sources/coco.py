@@ -1,4 +1,6 @@
-"""COCO 2014 as a multi-label data set, from the published layout.
+"""COCO 2014 as a multi-label data set, and your own images with annotations in COCO's format.
+
+`coco2014` reads the published layout:
 
     annotations/instances_{train,val}2014.json
     {train,val}2014/COCO_{train,val}2014_000000000009.jpg
@@ -6,26 +8,31 @@
 A label is positive when an image has any annotation of its category, crowds included. Labels are in the order of the
 file's `categories` (person, bicycle, car, …). 82,081 of the 82,783 training and 40,137 of the 40,504 validation images
 have an annotation; the others are dropped unless `keep_empty` is set.
+
+`coco_json` reads your own images, with one file per split:
+
+    annotations/{split}.json     # data.table, below data.root: images, annotations, categories, as COCO's instances
+    images/…                     # data.images: the folder to which each file_name is relative; it can contain {split}
+
+Without {split}, the only file is the whole training split, from which `data.val_fraction` can be held out. A class that
+the file of another split does not list as a category is negative there.
 """
 
 import json
 import os
-from collections import Counter
-from collections.abc import Hashable, Sequence
-from itertools import compress
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import image_files
-from mlmoe_jax.data.sources.published import Published
-from mlmoe_jax.data.sources.source import Source, kept_and_checked
-from mlmoe_jax.data.split import POSITIVE, Split, has_positive
+from mlmoe_jax.data.images import data_folder, image_files
+from mlmoe_jax.data.sources.listed import ids_of, images_folder, refuse_other_splits, relative_to, table_path
+from mlmoe_jax.data.sources.source import Published, Source, kept_and_checked, labeled, require_split
+from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
 
-SPLITS = ("train", "val")
 PUBLISHED = Published(
     "coco2014", "annotations, train2014 and val2014", "https://cocodataset.org/#download", "coco-2014"
 )
@@ -39,30 +46,37 @@ def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False, 
     check: verify now that all images exist.
     Raises UserError for an unknown split, or annotations or images that are missing, malformed or empty.
     """
-    if split not in SPLITS:
-        raise UserError(f"data set coco2014 has no split '{split}'; it has {', '.join(SPLITS)}")
+    require_split("coco2014", split, ("train", "val"))
     folder = PUBLISHED.folder(root)
     source = folder / "annotations" / f"instances_{split}2014.json"
     if not source.is_file():
-        raise PUBLISHED.wanted(f"there is no file {source}")
+        raise PUBLISHED.missing(f"there is no file {source}")
     classes, files, labels = read_instances(source)
-    if not keep_empty:
-        files, labels = with_positive(files, labels)
-    if not files:
-        raise UserError(f"no image of {source} has an annotation; check the file or set data.keep_empty")
+    files, labels = labeled(files, labels, keep_empty=keep_empty, lists=source)
     images = image_files(folder / f"{split}2014", files, check=check)
     return Split(split, classes, labels, [f"{split}2014/{file}" for file in files], images)
 
 
-def with_positive(
-    images: list[str], labels: np.ndarray, *, difficult: str = "negative"
-) -> tuple[list[str], np.ndarray]:
-    """Return those of the N images with labels i8[N,K] that have a positive label, and their labels.
+def open_coco_json(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of `data_config`, which is `config.data`; images sorted by their id as text, as in `coco2014`.
 
-    difficult: as in `has_positive`.
+    classes: the names of the labels, in order; without them, the categories of the file.
+    Images without any annotation are left out unless data.keep_empty is set.
+    Raises UserError for a file that is missing or of another kind, annotations of an unknown class, a split without
+    images, and, with data.bad_images=error, missing images.
     """
-    kept = has_positive(labels, difficult)
-    return list(compress(images, kept)), labels[kept]
+    folder = data_folder(data_config.root, "your images", f"the table {data_config.table}")
+    path = table_path(folder, data_config.table, split)
+    if "{split}" not in data_config.table:
+        refuse_other_splits(path, split, data_config, "has no {split} in its name")
+    names, files, labels = read_instances(path)
+    if classes is not None:
+        names, labels = tuple(classes), _by_classes(labels, names, classes, path)
+    files, labels = labeled(files, labels, keep_empty=data_config.keep_empty, lists=path)
+    below = images_folder(folder, data_config.images, split)
+    files = relative_to(below, files, path)
+    images = image_files(below, files, check=data_config.bad_images == "error")
+    return Split(split, names, labels, ids_of(files, data_config.images, split), images)
 
 
 def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
@@ -71,65 +85,48 @@ def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
     Raises UserError for a file that is missing, damaged, ambiguous, or of another kind.
     """
     with damage_explained(path):
-        return _instances(_parse(path), path)
-
-
-def _instances(content: Any, path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
-    try:
-        classes = tuple(category["name"] for category in content["categories"])
-        class_ids = [category["id"] for category in content["categories"]]
+        content = json.loads(read_bytes(path, MOST_DATA))
+        categories, annotations = content["categories"], content["annotations"]
         images = sorted(content["images"], key=lambda image: str(image["id"]))
-        files, image_ids = [image["file_name"] for image in images], [image["id"] for image in images]
-        of_image = [annotation["image_id"] for annotation in content["annotations"]]
-        of_class = [annotation["category_id"] for annotation in content["annotations"]]
-        _refuse_numbers(classes)
-        _refuse_numbers(files)
-        for what, values in (
-            ("category", classes),
-            ("category id", class_ids),
-            ("image file", files),
-            ("image id", image_ids),
-        ):
-            _refuse_twice(what, values, path)
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is not a COCO instances file, whose images, annotations and categories have ids and names "
-            f"({type(error).__name__}: {error}); download or export it again"
-        ) from error
-    labels = np.zeros((len(files), len(classes)), np.int8)
-    labels[_places(of_image, image_ids, "images", path), _places(of_class, class_ids, "categories", path)] = POSITIVE
-    return classes, files, labels
+        classes = [category["name"] for category in categories]
+        files = [image["file_name"] for image in images]
+        for what, names in (("category", classes), ("image file", files)):
+            _places(what, names)
+            if not all(isinstance(name, str) for name in names):
+                raise TypeError(f"the name of each {what} should be text")
+        rows = _places("image id", (image["id"] for image in images))
+        columns = _places("category id", (category["id"] for category in categories))
+        marks = [(annotation["image_id"], annotation["category_id"]) for annotation in annotations]
+        for image, category in marks:
+            if image not in rows or category not in columns:
+                raise ValueError(f"it annotates image {image} with category {category}, and lists only one of them")
+        labels = np.zeros((len(files), len(classes)), np.int8)
+        labels[[rows[image] for image, _ in marks], [columns[category] for _, category in marks]] = POSITIVE
+        return tuple(classes), files, labels
 
 
-def _refuse_numbers(names: Sequence) -> None:
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"the name {name!r} is not text")
+def _places(what: str, values: Iterable[Hashable]) -> dict[Hashable, int]:
+    """Return the position of each value; ValueError for one that is repeated."""
+    places: dict[Hashable, int] = {}
+    for position, value in enumerate(values):
+        if places.setdefault(value, position) != position:
+            raise ValueError(f"it lists the {what} {value!r} twice")
+    return places
 
 
-def _refuse_twice(what: str, values: Sequence[Hashable], path: Path) -> None:
-    if len(set(values)) != len(values):
-        value, count = Counter(values).most_common(1)[0]
-        raise UserError(f"{path} lists the {what} {value!r} {count} times, which is ambiguous; keep only one of them")
-
-
-def _parse(path: Path):
-    try:
-        return json.loads(read_bytes(path, MOST_DATA))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not a complete JSON file ({error}); download or export it again") from error
-
-
-def _places(ids: list[Hashable], known: list[Hashable], what: str, path: Path) -> list[int]:
-    place = {identifier: index for index, identifier in enumerate(known)}
-    try:
-        return [place[identifier] for identifier in ids]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} annotates {error}, which is not among its {what}; download or export it again"
-        ) from error
+def _by_classes(labels: np.ndarray, names: Sequence[str], classes: Sequence[str], path: Path) -> np.ndarray:
+    """Return i8[N,K] `labels` of the categories `names` in the order of `classes`."""
+    place = {name: k for k, name in enumerate(classes)}
+    ordered = np.full((len(labels), len(classes)), NEGATIVE, np.int8)
+    for name, column in zip(names, labels.T, strict=True):
+        if name in place:
+            ordered[:, place[name]] = column
+        elif (column == POSITIVE).any():
+            raise UserError(
+                f"{path} annotates the category '{name}', which is not a class of the training split; remove it "
+                "or train with it"
+            )
+    return ordered
 
 
 COCO2014 = Source(
@@ -137,3 +134,4 @@ COCO2014 = Source(
     labels=lambda data_config: 80,
     published=PUBLISHED,
 )
+COCO_JSON = Source(open_coco_json)

@@ -37,9 +37,8 @@ import numpy as np
 from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, ArrayImages, Decoding, Images
-from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.sources.source import Source, require_split
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.progress import status
 
@@ -267,11 +266,6 @@ def _stream(split: str, *parts: int) -> np.random.RandomState:
     return np.random.RandomState([2026, *split.encode(), *parts])
 
 
-def _known(split: str, splits: dict[str, int], name: str) -> None:
-    if split not in splits:
-        raise UserError(f"data set {name} has no split '{split}'; it has {', '.join(splits)}")
-
-
 def scene_labels(split: str) -> np.ndarray:
     """Return bool[N,10], the labels of one split of the scenes."""
     if split == "test_shift":
@@ -284,7 +278,7 @@ def open_scenes(split: str) -> Split:
 
     Raises UserError for an unknown split.
     """
-    _known(split, SCENES, "digits")
+    require_split("digits", split, SCENES)
     labels, images = _scenes(split, SCENES[split])
     ids = [f"{split}/{row:05d}.png" for row in range(len(labels))]
     return Split(split, CLASSES, labels.astype(np.int8), ids, ArrayImages(images))
@@ -334,7 +328,6 @@ class SingleImages(Images):
         return SINGLES[self.split]
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        """Render image `row`."""
         render = render_varied_single if self.split == "train" else render_single
         return render(_stream(self.split, 2, row), row % 10, self.scans)
 
@@ -344,7 +337,7 @@ def open_single(split: str) -> Split:
 
     Raises UserError for an unknown split.
     """
-    _known(split, SINGLES, "digits_single")
+    require_split("digits_single", split, SINGLES)
     rows = np.arange(SINGLES[split])
     labels = (rows[:, None] % 10 == np.arange(10)).astype(np.int8)
     return Split(split, CLASSES, labels, [f"{split}/{row:06d}.png" for row in rows], SingleImages(split))
@@ -363,7 +356,7 @@ def write_files(out: Path, image_format: str = "png") -> None:
                 path = Path(identifier).with_suffix(f".{image_format}")
                 Image.fromarray(image).save(out / path, quality=95)
                 rows.writerow([path.as_posix(), ";".join(CLASSES[k] for k in np.flatnonzero(labels))])
-        print(f"{out / name}.csv: {len(split)} images")
+        status(f"{out / name}.csv: {len(split)} images")
 
 
 SCENES_SOURCE = Source(lambda data_config, split, classes: open_scenes(split), labels=lambda data_config: len(CLASSES))

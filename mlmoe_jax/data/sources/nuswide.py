@@ -16,14 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from mlmoe_jax.data.images import image_files
-from mlmoe_jax.data.sources.coco import with_positive
-from mlmoe_jax.data.sources.published import Published
-from mlmoe_jax.data.sources.source import Source, kept_and_checked
+from mlmoe_jax.data.sources.source import Published, Source, kept_and_checked, labeled, require_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 
-SPLITS = ("train", "test")
 PUBLISHED = Published(
     "nuswide",
     "ImageList, Groundtruth and Flickr",
@@ -48,87 +44,48 @@ def open_nuswide(root: str | os.PathLike, split: str, *, keep_empty: bool = Fals
     check: verify now that all images exist.
     Raises UserError for an unknown split, or lists, labels or images that are missing, malformed or empty.
     """
-    if split not in SPLITS:
-        raise UserError(f"data set nuswide has no split '{split}'; it has {', '.join(SPLITS)}")
+    require_split("nuswide", split, ("train", "test"))
     folder = PUBLISHED.folder(root)
     _check_concepts(folder)
     list_path = folder / "ImageList" / f"{split.capitalize()}Imagelist.txt"
-    lines = _read(list_path).decode("utf-8", errors="replace").splitlines()
-    files = [line.strip().replace("\\", "/") for line in lines if line.strip()]
+    files = [line.strip().replace("\\", "/") for line in PUBLISHED.lines(list_path) if line.strip()]
     labels = _read_labels(folder / "Groundtruth", split.capitalize(), len(files), list_path)
-    if not keep_empty:
-        files, labels = with_positive(files, labels)
-    if not files:
-        raise UserError(f"no image of {list_path} has a label; check the lists or set data.keep_empty")
+    files, labels = labeled(files, labels, keep_empty=keep_empty, lists=list_path)
     images = image_files(folder / "Flickr", files, check=check)
     return Split(split, CLASSES, labels, [f"Flickr/{file}" for file in files], images)
 
 
 def _check_concepts(folder: Path) -> None:
     for path in (folder / "ConceptsList" / "Concepts81.txt", folder / "Concepts81.txt"):
-        if path.is_file():
-            found = tuple(_read(path).decode("utf-8", errors="replace").split())
-            if found != CLASSES:
-                odd = next((name for name in found if name not in CLASSES), "another number or order of them")
-                raise UserError(
-                    f"{path} does not list the 81 concepts of NUS-WIDE in alphabetical order, but {odd}; unpack it "
-                    "again"
-                )
+        if path.is_file() and tuple("\n".join(PUBLISHED.lines(path)).split()) != CLASSES:
+            raise UserError(f"{path} does not list the 81 concepts of NUS-WIDE in alphabetical order; unpack it again")
 
 
 def _read_labels(folder: Path, split: str, images: int, list_path: Path) -> np.ndarray:
     """Read the labels of N `images` as i8[N,81], from the merged file or else from one file per concept."""
-    merged = folder / f"Labels_{split}.txt"
+    merged, per_concept = folder / f"Labels_{split}.txt", folder / "TrainTestLabels"
     if merged.is_file():
-        labels = [_marks(line, len(CLASSES), merged, number) for number, line in _lines(merged)]
-        _require_equal_counts(len(labels), merged, images, list_path)
-        return np.array(labels, np.int8).reshape(-1, len(CLASSES))
-    per_concept = folder / "TrainTestLabels"
+        return _read_marks(merged, len(CLASSES), images, list_path)
     if not per_concept.is_dir():
         raise UserError(f"there are neither labels {merged} nor a folder {per_concept}; unpack Groundtruth there")
-    labels = np.empty((images, len(CLASSES)), np.int8)
-    for k, name in enumerate(CLASSES):
-        path = per_concept / f"Labels_{name}_{split}.txt"
-        marks = _whole_file(path)
-        _require_equal_counts(len(marks), path, images, list_path)
-        labels[:, k] = marks
-    return labels
+    files = [per_concept / f"Labels_{name}_{split}.txt" for name in CLASSES]
+    return np.concatenate([_read_marks(file, 1, images, list_path) for file in files], axis=1)
 
 
-def _lines(path: Path) -> list[tuple[int, bytes]]:
-    return [(number, line) for number, line in enumerate(_read(path).splitlines(), 1) if line.strip()]
-
-
-def _whole_file(path: Path) -> np.ndarray:
-    """Read i8[N] from a file with one mark per line."""
-    fields = _read(path).split()
+def _read_marks(path: Path, count: int, images: int, list_path: Path) -> np.ndarray:
+    """Read i8[images,count] from a file with `count` numbers 0 or 1 per line."""
+    content = PUBLISHED.read(path)
+    fields = content.split()
     marks = b"".join(fields)
-    if len(marks) == len(fields) and not marks.strip(b"01"):
-        return np.frombuffer(marks, np.int8) - ord("0")
-    return np.concatenate([_marks(line, 1, path, number) for number, line in _lines(path)])
-
-
-def _marks(line: bytes, count: int, path: Path, number: int) -> np.ndarray:
-    """Read i8[count] from a line of 0 and 1."""
-    fields = line.split()
-    marks = b"".join(fields)
-    if not len(fields) == len(marks) == count or marks.strip(b"01"):
-        text = line[:60].decode("utf-8", errors="replace").strip()
-        what = "0 or 1" if count == 1 else f"{count} numbers 0 or 1"
-        raise UserError(f"{path} line {number} should be {what}, not '{text}'; unpack it again")
-    return np.frombuffer(marks, np.int8) - ord("0")
-
-
-def _require_equal_counts(marks: int, path: Path, images: int, list_path: Path) -> None:
-    if marks != images:
-        raise UserError(f"{path} has {marks:,} lines, but {list_path} lists {images:,} images; unpack both again")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_bytes(path, MOST_DATA)
-    except OSError as error:
-        raise PUBLISHED.wanted(f"cannot read {path} ({error.strerror})") from error
+    if len(fields) == len(marks) == count * images and not marks.strip(b"01"):
+        return (np.frombuffer(marks, np.int8) - ord("0")).reshape(images, count)
+    lines = [(number, line.split()) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
+    for number, marks_of_line in lines:
+        if len(marks_of_line) != count or not {b"0", b"1"}.issuperset(marks_of_line):
+            what = "0 or 1" if count == 1 else f"{count} numbers 0 or 1"
+            text = b" ".join(marks_of_line).decode(errors="replace")[:60]
+            raise UserError(f"{path} line {number} should be {what}, not '{text}'; unpack it again")
+    raise UserError(f"{path} has {len(lines):,} lines, but {list_path} lists {images:,} images; unpack both again")
 
 
 NUSWIDE = Source(

@@ -30,7 +30,7 @@ SOURCES: Registry[Source] = Registry(
         "csv": "mlmoe_jax.data.sources.tables:TABLE",
         "jsonl": "mlmoe_jax.data.sources.tables:TABLE",
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
-        "coco_json": "mlmoe_jax.data.sources.coco_json:COCO_JSON",
+        "coco_json": "mlmoe_jax.data.sources.coco:COCO_JSON",
         "packed": "mlmoe_jax.data.sources.packed:PACKED",
         "tfds:NAME": "mlmoe_jax.data.sources.tfds:TFDS",
     },

@@ -1,14 +1,22 @@
-"""The interface of data sources, as the registry of data sets uses it."""
+"""The interface of data sources, as the registry of data sets uses it, and what several of them share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
 
+import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.sources.published import Published
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import Split, has_positive
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
+
+VARIABLE = "MLMOE_DATA"  # a folder with one folder per data set
+BESIDE = Path("data")  # the same, below the working directory
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,54 @@ class Source:
     published: Published | None = None
 
 
+@dataclass(frozen=True)
+class Published:
+    """The files of one published data set.
+
+    name: that of `data.name`. files: the files and folders that its folder holds. address: where they are published.
+    section: that of docs/datasets.md which has the download commands and the layout.
+    """
+
+    name: str
+    files: str
+    address: str
+    section: str
+
+    def folder(self, root: str | os.PathLike = "") -> Path:
+        """Return the folder of the data set: `root`, or if it is empty $MLMOE_DATA/NAME or else data/NAME.
+
+        Raises UserError if there is none; a `root` that is set is the only place that counts.
+        """
+        if os.fspath(root):
+            places = [Path(root).expanduser()]
+        else:
+            above = [Path(os.environ[VARIABLE]).expanduser()] if os.environ.get(VARIABLE) else []
+            places = [folder / self.name for folder in (*above, BESIDE)]
+        folder = next((place for place in places if place.is_dir()), None)
+        if folder is None:
+            unset = "" if os.fspath(root) or len(places) > 1 else f" (and ${VARIABLE} is not set)"
+            raise self.missing(f"there is no folder {' or '.join(map(str, places))}{unset}")
+        return folder
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file; UserError if it cannot be read."""
+        try:
+            return read_bytes(path, MOST_DATA)
+        except OSError as error:
+            raise self.missing(f"cannot read {path} ({error.strerror})") from error
+
+    def lines(self, path: Path) -> list[str]:
+        """Return the lines of a text file; bytes that are not UTF-8 are replaced."""
+        return self.read(path).decode(errors="replace").splitlines()
+
+    def missing(self, reason: str) -> UserError:
+        """Return the error for files that are not there; `reason` says which was looked for and where."""
+        return UserError(
+            f"{reason}; {self.name} needs {self.files}, published at {self.address}: put it there, or set data.root "
+            f"to its folder (docs/datasets.md#{self.section} shows how)"
+        )
+
+
 def difficult_of(data_config: ConfigDict, split: str) -> str:
     """Return how difficult labels of a split count: as in training for the training split, else as in metrics."""
     return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
@@ -40,3 +96,22 @@ def kept_and_checked(data_config: ConfigDict) -> dict[str, bool]:
     keep_empty: keep images without a positive label. check: check on opening whether all images exist.
     """
     return {"keep_empty": data_config.keep_empty, "check": data_config.bad_images == "error"}
+
+
+def require_split(data_set: str, split: str, splits: Iterable[str]) -> None:
+    """Raise UserError unless `split` is one of the splits of a data set."""
+    if split not in (known := list(splits)):
+        raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(known)}")
+
+
+def labeled(
+    images: list[str], labels: np.ndarray, *, keep_empty: bool, lists: object, difficult: str = "negative"
+) -> tuple[list[str], np.ndarray]:
+    """Return the images that have a positive label, or with `keep_empty` all N images, and their labels i8[N,K].
+
+    difficult: as in `has_positive`. Raises UserError, with the name of the `lists`, if no image is left.
+    """
+    rows = has_positive(labels, difficult) | keep_empty
+    if not rows.any():
+        raise UserError(f"no image of {lists} has a positive label; check the file or set data.keep_empty")
+    return list(compress(images, rows)), labels[rows]

@@ -7,7 +7,7 @@ them colored and the others gray. A label is one color at one position, so all l
 import numpy as np
 
 from mlmoe_jax.data.images import STRICT, Decoding, Images
-from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.sources.source import Source, require_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
@@ -21,8 +21,7 @@ def open_synthetic(labels: int, split: str) -> Split:
 
     Raises UserError for another split, and for fewer than 16 labels.
     """
-    if split not in SIZES:
-        raise UserError(f"synthetic has no split {split}; choose one of {', '.join(SIZES)}")
+    require_split("synthetic", split, SIZES)
     if labels < FEWEST:
         raise UserError(f"data.labels is {labels} and should be at least {FEWEST}, one label per tile")
     images = _Mosaics(labels, SIZES[split], list(SIZES).index(split))
@@ -48,7 +47,6 @@ class _Mosaics(Images):
         return places + TILES**2 * colors.astype(int)
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        """Paint image `row`."""
         tiles = np.full((TILES**2, 3), 128)
         shown = self.shown(row)
         tiles[shown % TILES**2] = _color(shown // TILES**2, -(-self.labels // TILES**2))

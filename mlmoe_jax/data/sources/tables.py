@@ -36,9 +36,8 @@ import io
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -80,16 +79,14 @@ def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     path = table_path(folder, data_config.table, split)
     if data_config.classes:
         classes = read_classes(folder / data_config.classes)
-    chosen = _Chosen(path, split, data_config)
     with _open_text(path) as file:
         if data_config.name == "jsonl":
-            names, labels = _by_name(_jsonl_rows(file, path, data_config), chosen, classes)
-        elif data_config.label_column:
-            names, labels = _by_name(_csv_rows(file, path, data_config), chosen, classes)
+            rows = _jsonl_rows(file, path, data_config)
         else:
-            names, labels = _by_column(file, path, data_config, chosen, classes)
+            rows, classes = _csv_rows(file, path, data_config, classes)
+        names, listed, labels = _collected(_of_split(rows, path, split, data_config), path, classes)
     below = images_folder(folder, data_config.images, split)
-    files = relative_to(below, chosen.images, path)
+    files = relative_to(below, listed, path)
     images = image_files(below, files, check=data_config.bad_images == "error")
     return Split(split, names, labels, ids_of(files, data_config.images, split), images)
 
@@ -98,89 +95,73 @@ def read_classes(path: Path) -> tuple[str, ...]:
     """Read a file with one class name per line; UserError if it is missing, empty or repeats a name."""
     with _open_text(path) as file:
         names = [line.strip() for line in _text_lines(file, path) if line.strip()]
-    if not names:
-        raise UserError(f"{path} contains no class names; write one class name per line")
-    if repeated := _first_repeated(names):
-        raise UserError(f"{path} names the class '{repeated}' twice; delete one of the lines")
+    if not names or (repeated := _first_repeated(names)):
+        wrong = f"names the class '{repeated}' twice" if names else "contains no class names"
+        raise UserError(f"{path} {wrong}; write one class name per line")
     return tuple(names)
 
 
-class _Chosen:
-    """The images of one split, collected row by row."""
-
-    def __init__(self, path: Path, split: str, data_config: ConfigDict):
-        self.path, self.split, self.data_config = path, split, data_config
-        # Stored, because reading a config key takes as long as the rest of a row.
-        self.whole_table = "{split}" in data_config.table
-        self.images: list[str] = []
-        self.others: set[str] = set()
-        self._seen: set[str] = set()
-
-    def admits(self, line: int, image: str, split: str | None) -> bool:
-        """Add an image and return True, or False if it belongs to another split; UserError for an invalid row."""
-        if split is None and not self.whole_table:
-            has_none = f"has no {'key' if self.data_config.name == 'jsonl' else 'column'} '{SPLIT_COLUMN}'"
-            refuse_other_splits(self.path, self.split, self.data_config, has_none)
-        if split is not None and split != self.split:
-            self.others.add(split)
-            return False
-        if not image:
-            raise UserError(
-                f"{self.path} line {line} has no image path; write it under {self.data_config.image_column}"
-            )
-        if image in self._seen:
-            raise UserError(f"{self.path} line {line} lists {image} again; delete one of the lines")
-        self._seen.add(image)
-        self.images.append(image)
-        return True
-
-    def finish(self) -> None:
-        """Raise UserError if there are no images; free the memory that was only needed for reading."""
-        if not self.images and self.others:
-            others = ", ".join(sorted(self.others))
-            raise UserError(f"{self.path} has no images of split {self.split}; its splits are {others}")
-        if not self.images:
-            raise UserError(f"{self.path} lists no images; write one per line")
-        self._seen.clear()
+# ------------------------------------------------------------------------------------------------ rows of either format
+def _of_split(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDict) -> Iterator[tuple[Row, bool]]:
+    """Yield each row, and whether its image is in `split`; UserError for a missing image, or one that is repeated."""
+    whole_table = "{split}" in data_config.table
+    seen: set[str] = set()
+    others: set[str] = set()
+    for row in rows:
+        if row.split is None and not whole_table:
+            has_none = f"has no {'key' if data_config.name == 'jsonl' else 'column'} '{SPLIT_COLUMN}'"
+            refuse_other_splits(path, split, data_config, has_none)
+        if row.split is not None and row.split != split:
+            others.add(row.split)
+            yield row, False
+            continue
+        if not row.image or row.image in seen:
+            wrong = f"lists {row.image} again; delete one of the lines" if row.image else "has no image path"
+            raise UserError(f"{path} line {row.line} {wrong}")
+        seen.add(row.image)
+        yield row, True
+    if not seen:
+        there = f"no images of split {split}; its splits are {', '.join(sorted(others))}" if others else "no images"
+        raise UserError(f"{path} lists {there}")
 
 
-# ------------------------------------------------------------------------------------------------------ labels by name
-def _by_name(rows: Iterable[Row], chosen: _Chosen, known: Sequence[str] | None) -> tuple[tuple[str, ...], np.ndarray]:
-    """Add rows to `chosen`; return the K classes and the label codes i8[N,K]."""
+def _collected(
+    rows: Iterable[tuple[Row, bool]], path: Path, known: Sequence[str] | None
+) -> tuple[tuple[str, ...], list[str], np.ndarray]:
+    """Return the K classes, and the images and label codes i8[N,K] of the rows in the split.
+
+    known: the classes; without them, all names in the table, sorted.
+    """
     place = {name: k for k, name in enumerate(known or ())}
-    outside = None
+    images, outside = [], None
     rest, counts, columns, codes = array("b"), array("i"), array("i"), array("b")
-    for line, image, split, labels, of_rest in rows:
-        admitted = chosen.admits(line, image, split)
-        if admitted or known is None:
-            for name in labels:
+    for row, in_split in rows:
+        if in_split or known is None:
+            for name in row.labels:
                 if name not in place:
                     place[name] = len(place)
-                    outside = outside or (line, name)
-        if admitted:
-            rest.append(of_rest)
-            counts.append(len(labels))
-            columns.extend(map(place.__getitem__, labels))
-            codes.extend(labels.values())
-    chosen.finish()
+                    outside = outside or (row.line, name)
+        if in_split:
+            images.append(row.image)
+            rest.append(row.rest)
+            counts.append(len(row.labels))
+            columns.extend(map(place.__getitem__, row.labels))
+            codes.extend(row.labels.values())
     at = np.frombuffer(columns, np.int32) if columns else np.zeros(0, np.int32)
-    if known is not None:
-        if outside:
-            raise _outside(chosen.path, *outside, known, int((at >= len(known)).sum()))
-        names = tuple(known)
-    else:
-        if not place:
-            raise UserError(
-                f"{chosen.path} contains no labels, so the classes are unknown; correct data.label_column, or set "
-                "data.classes to a file that lists the classes"
-            )
-        names = tuple(sorted(place))
-        rank = {name: k for k, name in enumerate(names)}
-        at = np.array([rank[name] for name in place])[at]
-    table = np.empty((len(chosen.images), len(names)), np.int8)
+    if known is not None and outside:
+        raise _outside(path, *outside, known, int((at >= len(known)).sum()))
+    if not place:
+        raise UserError(
+            f"{path} contains no labels, so the classes are unknown; correct data.label_column, or set data.classes to "
+            "a file that lists the classes"
+        )
+    names = tuple(sorted(place) if known is None else known)
+    rank = {name: k for k, name in enumerate(names)}
+    at = np.array([rank[name] for name in place])[at]
+    table = np.empty((len(images), len(names)), np.int8)
     table[:] = np.frombuffer(rest, np.int8)[:, None]
     table[np.repeat(np.arange(len(table)), counts), at] = np.frombuffer(codes, np.int8) if codes else 0
-    return names, table
+    return names, images, table
 
 
 def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int) -> UserError:
@@ -192,29 +173,8 @@ def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int)
     )
 
 
-def _csv_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row]:
-    header, rows = _csv_table(file, path)
-    image_at = _column(header, data_config.image_column, "data.image_column", path)
-    if data_config.label_column not in header:
-        raise UserError(
-            f"{path} has no column '{data_config.label_column}', which data.label_column names (columns: "
-            f"{some(header)}); correct one of the two, or clear data.label_column if there is one column per class"
-        )
-    labels_at = header.index(data_config.label_column)
-    split_at = _split_column(header, data_config)
-    separator = data_config.separator
-    if not separator:
-        raise UserError("data.separator is empty; set it to the text between the label names in a cell, such as ;")
-    for line, cells in rows:
-        names = formats.split_names(formats.plain(cells[labels_at]), separator)
-        labels = {name.strip(): POSITIVE for name in names}
-        labels.pop("", None)
-        yield Row(line, formats.plain(cells[image_at]), None if split_at is None else cells[split_at], labels, NEGATIVE)
-
-
+# --------------------------------------------------------------------------------------------------------------- JSONL
 def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row]:
-    if not data_config.label_column:
-        raise UserError("data.label_column is empty, but jsonl has all labels under one key; set it to that key")
     image_key, label_key = data_config.image_column, data_config.label_column
     whole_table = "{split}" in data_config.table
     own_split = None
@@ -223,115 +183,95 @@ def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[R
             continue
         try:
             record = json.loads(text)
-            image, given = record[image_key], record[label_key]
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} line {line} is not a complete JSON object ({error}); correct it") from error
-        except (KeyError, TypeError) as error:
+            image, labels = record[image_key], record[label_key]
+            split = None if whole_table else record.get(SPLIT_COLUMN)
+            own_split = split is not None if own_split is None else own_split
+            if not isinstance(image, str) or own_split != isinstance(split, str):
+                raise TypeError("a path and a split are text")
+            yield Row(line, image, split, _codes(labels), NEGATIVE if isinstance(labels, list) else UNKNOWN)
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            a_split = f"a split under '{SPLIT_COLUMN}', " if own_split else ""
             raise UserError(
-                f"{path} line {line} lacks the key '{image_key}' or '{label_key}', which data.image_column and "
-                "data.label_column name; write both on every line"
+                f"{path} line {line} should be a JSON object with a path under '{image_key}', {a_split}and under "
+                f"'{label_key}' labels as a list of names, or as an object that maps names to 1, 0 or null, not "
+                f"{text.strip()[:80]}"
             ) from error
-        split = None if whole_table else record.get(SPLIT_COLUMN)
-        if own_split is None:
-            own_split = split is not None
-        codes = _codes(given)
-        if codes is None or not isinstance(image, str) or own_split != isinstance(split, str):
+
+
+def _codes(labels: Any) -> dict[str, int]:
+    """Return the code of each label of a JSON value. Raises ValueError if the value has neither of the two forms."""
+    if isinstance(labels, list | dict) and all(isinstance(name, str) and name for name in labels):
+        if isinstance(labels, list):
+            return dict.fromkeys(labels, POSITIVE)
+        if all(code is None or code in (0, 1) for code in labels.values()):
+            return {name: UNKNOWN if code is None else int(code) for name, code in labels.items()}
+    raise ValueError("labels are a list of names, or map names to 1, 0 or null")
+
+
+# ----------------------------------------------------------------------------------------------------------------- CSV
+def _csv_rows(
+    file: TextIO, path: Path, data_config: ConfigDict, classes: Sequence[str] | None
+) -> tuple[Iterator[Row], Sequence[str] | None]:
+    """Return the rows of a CSV, and the classes: if it has one column per class, these columns."""
+    header, lines = _csv_table(file, path)
+    image_at = _column(header, data_config.image_column, "data.image_column", path)
+    split_at = header.index(SPLIT_COLUMN) if "{split}" not in data_config.table and SPLIT_COLUMN in header else None
+    separator, by_name = data_config.separator, bool(data_config.label_column)  # reading a config key is slow
+    if by_name:
+        labels_at = _column(header, data_config.label_column, "data.label_column", path)
+        if not separator:
+            raise UserError("data.separator is empty; set it to the text between the label names in a cell, such as ;")
+    else:
+        classes = _class_columns(header, data_config, classes, path)
+        columns = [(header.index(name), name) for name in classes]
+
+    def labels_of(line: int, cells: list[str]) -> dict[str, int]:
+        if by_name:
+            names = formats.split_names(formats.plain(cells[labels_at]), separator)
+            return dict.fromkeys(filter(None, map(str.strip, names)), POSITIVE)
+        try:
+            return {name: code for at, name in columns if (code := CELLS[cells[at]]) != NEGATIVE}
+        except KeyError as error:
+            at = next(at for at, _ in columns if cells[at] not in CELLS)
             raise UserError(
-                f"{path} line {line} should have a path, labels as a list of names or as an object that maps names to "
-                f"1, 0 or null{', and a split' if own_split else ''}, not {text.strip()[:80]}"
-            )
-        yield Row(line, image, split, codes, NEGATIVE if isinstance(given, list) else UNKNOWN)
+                f"{path} line {line}, column '{header[at]}' should be 1, 0 or empty, not {cells[at][:80]!r}; correct "
+                "it, or set data.label_column if one column contains all names"
+            ) from error
+
+    def rows() -> Iterator[Row]:
+        for line, cells in lines:
+            image, split = formats.plain(cells[image_at]), None if split_at is None else cells[split_at]
+            yield Row(line, image, split, labels_of(line, cells), NEGATIVE)
+
+    return rows(), classes
 
 
-def _codes(given) -> dict[str, int] | None:
-    """Return the code of each label in a JSON value, or None if the value has neither of the two forms."""
-    if not isinstance(given, list | dict) or not all(isinstance(name, str) and name for name in given):
-        return None
-    if isinstance(given, list):
-        return dict.fromkeys(given, POSITIVE)
-    if all(code is None or code in (0, 1) for code in given.values()):
-        return {name: UNKNOWN if code is None else int(code) for name, code in given.items()}
-    return None
-
-
-# ------------------------------------------------------------------------------------------------ one column per class
-def _by_column(
-    file: TextIO, path: Path, data_config: ConfigDict, chosen: _Chosen, known: Sequence[str] | None
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """Add the rows of a CSV to `chosen`; return the K classes and the label codes i8[N,K]."""
-    header, rows = _csv_table(file, path)
-    image_at, split_at = (
-        _column(header, data_config.image_column, "data.image_column", path),
-        _split_column(header, data_config),
-    )
+def _class_columns(
+    header: list[str], data_config: ConfigDict, known: Sequence[str] | None, path: Path
+) -> tuple[str, ...]:
+    """Return the classes of a CSV with one column per class; UserError if its columns are others."""
     among = [name for name in header if name not in (data_config.image_column, SPLIT_COLUMN)]
-    if "" in among:
-        raise UserError(f"{path} has a column without a name (column {header.index('') + 1}); name it or remove it")
     names = tuple(sorted(among)) if known is None else tuple(known)
-    if not names:
-        raise UserError(
-            f"{path} has only the columns {', '.join(header)}; write one column per class, or set data.label_column"
-        )
     for name in names:
         _column(header, name, "the list of classes", path)
+    if not among or "" in among:
+        wrong = f"a column without a name (column {header.index('') + 1})" if among else "no column of a class"
+        raise UserError(f"{path} has {wrong}; write one column per class, or set data.label_column")
     if not data_config.classes and len(among) > len(names):
         raise UserError(
             f"{path} has the column '{next(name for name in among if name not in names)}', which is not one of the "
             f"{len(names)} classes; remove it, or list the class columns in the file of data.classes"
         )
-    wanted = set(names)
-    is_class = [name in wanted for name in header]
-    codes = {cell: code % 256 for cell, code in CELLS.items()}
-    table = bytearray()
-    for line, cells in rows:
-        if chosen.admits(line, formats.plain(cells[image_at]), None if split_at is None else cells[split_at]):
-            try:
-                table.extend(map(codes.__getitem__, compress(cells, is_class)))
-            except KeyError as error:
-                at = next(at for at, cell in enumerate(cells) if is_class[at] and cell not in codes)
-                raise UserError(
-                    f"{path} line {line}, column '{header[at]}' should be 1, 0 or empty, not {cells[at][:80]!r}; "
-                    "correct it, or set data.label_column if one column contains all names"
-                ) from error
-    chosen.finish()
-    in_header = {name: k for k, name in enumerate(compress(header, is_class))}
-    labels = np.frombuffer(table, np.int8).reshape(-1, len(names))
-    return names, labels.take([in_header[name] for name in names], axis=1)
-
-
-# ------------------------------------------------------------------------------------------------------------ the file
-@contextlib.contextmanager
-def _open_text(path: Path) -> Iterator[TextIO]:
-    try:
-        file = io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); correct the path or its permissions") from error
-    with file:
-        yield file
-
-
-def _text_lines(file: TextIO, path: Path) -> Iterator[str]:
-    try:
-        yield from lines_of(file)
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path) from error
-    except ValueError as error:
-        raise UserError(f"{path} is not a table: {error}") from error
-
-
-def _not_utf8(path: Path) -> UserError:
-    return UserError(f"{path} is not UTF-8 text; save it as UTF-8")
+    return names
 
 
 def _csv_table(file: TextIO, path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Return the header of a CSV, and its other rows with their line numbers; blank lines are skipped."""
     rows = _csv_lines(file, path)
-    _, header = next(rows, (0, []))
-    header = [formats.plain(name.strip()) for name in header]
-    if not header:
-        raise UserError(f"{path} is empty; write a line with the column names, then one line per image")
-    if repeated := _first_repeated(header):
-        raise UserError(f"{path} has two columns '{repeated}'; rename or remove one")
+    header = [formats.plain(name.strip()) for name in next(rows, (0, []))[1]]
+    if not header or (repeated := _first_repeated(header)):
+        wrong = f"has two columns '{repeated}'" if header else "is empty"
+        raise UserError(f"{path} {wrong}; write a line with the column names, then one line per image")
     return header, _of_equal_length(rows, header, path)
 
 
@@ -358,13 +298,28 @@ def _of_equal_length(rows, header: list[str], path: Path) -> Iterator[tuple[int,
 def _column(header: list[str], name: str, named_by: str, path: Path) -> int:
     if name not in header:
         raise UserError(
-            f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); correct one of the two"
+            f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); correct one of the two, "
+            "or clear data.label_column if there is one column per class"
         )
     return header.index(name)
 
 
-def _split_column(header: list[str], data_config: ConfigDict) -> int | None:
-    return header.index(SPLIT_COLUMN) if "{split}" not in data_config.table and SPLIT_COLUMN in header else None
+# ------------------------------------------------------------------------------------------------------------ the file
+@contextlib.contextmanager
+def _open_text(path: Path) -> Iterator[TextIO]:
+    try:
+        file = io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); correct the path or its permissions") from error
+    with file:
+        yield file
+
+
+def _text_lines(file: TextIO, path: Path) -> Iterator[str]:
+    try:
+        yield from lines_of(file)
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise UserError(f"{path} is not a text in UTF-8 ({error}); correct it") from error
 
 
 def _first_repeated(names: Sequence[str]) -> str | None:

@@ -14,10 +14,8 @@ difficult. Labels are stored within the records, so opening a split reads all of
 copy with separate labels.
 """
 
-import json
 import os
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -43,11 +41,9 @@ class TfdsImages(EncodedImages):
         return len(self.source)
 
     def name(self, row: int) -> str:
-        """Return the name of image `row` in errors."""
         return f"image {row} of {self.title}"
 
     def encoded(self, row: int) -> bytes:
-        """Return image `row` as the bytes of an image file."""
         return self.source[row][self.key]
 
 
@@ -90,66 +86,29 @@ def open_tfds(
 # ------------------------------------------------------------------------------------------------------ the builder
 def _builder(root: epath.Path, name: str):
     """Return the read-only builder of a data set's newest version below `root`."""
-    base, _, version = name.partition(":")
-    prepared = [root] if _has_info(root) else [*_versions(root / base)]
-    prepared = [folder for folder in prepared if version in ("", folder.name)]
     how = f"'tfds build {name} --file_format=array_record --data_dir={{}}'"
-    if not prepared:
-        raise UserError(
-            f"tfds:{name} is not prepared in {root}; on a machine with TensorFlow run {how.format(root)} and copy the "
-            "folder to this machine"
-        )
-    newest = max(_of_one_config(prepared, root, base), key=_number)
     try:
-        info = (builder := tfds.builder_from_directory(newest)).info
-        formats = {found.value for found in info.available_file_formats()}
+        if (root / "dataset_info.json").exists():
+            builder = tfds.builder_from_directory(root)
+        else:
+            builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=root)
+        info, folder = builder.info, builder.data_dir
+        formats = {one.value for one in info.available_file_formats()}
+    except tfds.core.DatasetNotFoundError as error:
+        raise UserError(
+            f"tfds:{name} is not prepared in {root}, or has several configurations of which data.name should name one; "
+            f"on a machine with TensorFlow run {how.format(root)} and copy the folder to this machine"
+        ) from error
     except Exception as error:  # TFDS raises various errors for damaged files
-        raise UserError(f"{newest} is damaged ({_clause(error)}); prepare or copy it again") from error
-    if info.name != base.partition("/")[0]:
+        raise UserError(f"tfds:{name} in {root} is damaged ({_clause(error)}); prepare or copy it again") from error
+    if info.name != re.split("[/:]", name)[0]:
         raise UserError(f"{root} holds tfds:{info.full_name} and not tfds:{name}; correct data.root or data.name")
     if "array_record" not in formats:
         raise UserError(
-            f"{newest} is stored as {', '.join(sorted(formats)) or 'nothing known'}, which only TensorFlow reads; on a "
+            f"{folder} is stored as {', '.join(sorted(formats)) or 'nothing known'}, which only TensorFlow reads; on a "
             f"machine that has it run {how.format('OTHER')} and set data.root to OTHER"
         )
     return builder
-
-
-def _has_info(folder: epath.Path) -> bool:
-    return (folder / "dataset_info.json").exists()
-
-
-def _versions(asked: epath.Path) -> Iterator[epath.Path]:
-    """Yield the folders of the prepared versions, directly below the data set's folder or its configurations'."""
-    for folder in _folders(asked):
-        yield from [folder] if _has_info(folder) else filter(_has_info, _folders(folder))
-
-
-def _folders(parent: epath.Path) -> list[epath.Path]:
-    if not parent.is_dir():
-        return []
-    hidden = (".", "incomplete.")
-    return [child for child in parent.iterdir() if not child.name.startswith(hidden) and child.is_dir()]
-
-
-def _number(version: epath.Path) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version.name)]
-
-
-def _of_one_config(prepared: list[epath.Path], root: epath.Path, base: str) -> list[epath.Path]:
-    configs = sorted({folder.parent.name for folder in prepared})
-    default = configs[0] if len(configs) == 1 else _default_config(root / base)
-    if default not in configs:
-        names = ", ".join(f"tfds:{base}/{config}" for config in configs)
-        raise UserError(f"tfds:{base} is prepared in {root} in several configurations; set data.name to one of {names}")
-    return [folder for folder in prepared if folder.parent.name == default]
-
-
-def _default_config(folder: epath.Path) -> str | None:
-    try:
-        return json.loads((folder / ".config" / "metadata.json").read_text())["default_config_name"]
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def _source(builder, name: str, split: str):

@@ -23,13 +23,11 @@ from pathlib import Path
 import numpy as np
 
 from mlmoe_jax.data.images import ImageFiles, image_files
-from mlmoe_jax.data.sources.coco import with_positive
-from mlmoe_jax.data.sources.published import Published
-from mlmoe_jax.data.sources.source import Source, kept_and_checked
+from mlmoe_jax.data.sources.source import Published, Source, kept_and_checked, labeled, require_split
 from mlmoe_jax.data.sources.tables import read_classes
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained
 
 SPLITS = ("train", "test")
 CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
@@ -65,7 +63,7 @@ def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False,
     published split is drawn from the images that have a label. check: verify now that all images exist.
     Raises UserError for an unknown split, or objects or images that are missing or malformed.
     """
-    _check_split("vg256", split)
+    require_split("vg256", split, SPLITS)
     if keep_empty:
         raise UserError(
             "data.keep_empty cannot be used with vg256, which is a split of the images with a label; clear it"
@@ -73,7 +71,7 @@ def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False,
     folder = PUBLISHED_256.folder(root)
     path = next((folder / name for name in OBJECTS if (folder / name).is_file()), None)
     if path is None:
-        raise PUBLISHED_256.wanted(f"there is neither {OBJECTS[0]} nor {OBJECTS[1]} in {folder}")
+        raise PUBLISHED_256.missing(f"there is neither {OBJECTS[0]} nor {OBJECTS[1]} in {folder}")
     found = path.stat()
     with damage_explained(path):
         numbers, labels = _read_objects(path, found.st_size, found.st_mtime_ns)
@@ -115,16 +113,8 @@ def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.
         names = record.get("names")
         return category_of(names[0], of_name) if names else None
 
-    try:
-        images = json.loads(_read(path, PUBLISHED_256), object_hook=shrink)
-        images = sorted((number, categories) for number, categories in images if categories)
-    except ValueError as error:
-        raise UserError(f"{path} is not a complete JSON file ({error}); download it again") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path} does not list images with image_id and objects with names, as the objects of Visual Genome do "
-            f"({type(error).__name__}: {error}); download it again"
-        ) from error
+    images = json.loads(PUBLISHED_256.read(path), object_hook=shrink)
+    images = sorted((number, categories) for number, categories in images if categories)
     labels = np.zeros((len(images), len(_categories())), np.int8)
     for row, (_, categories) in enumerate(images):
         labels[row, list(categories)] = POSITIVE
@@ -142,7 +132,7 @@ def open_vg500(
     keep_empty: keep images without a label. check: verify now that all images exist.
     Raises UserError for an unknown split, or lists, labels or images that are missing or malformed.
     """
-    _check_split("vg500", split)
+    require_split("vg500", split, SPLITS)
     folder = PUBLISHED_500.folder(root)
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
     if len(classes) != LABELS_500:
@@ -150,39 +140,24 @@ def open_vg500(
             f"{folder / names} lists {len(classes)} labels, but vg500 has {LABELS_500}; correct data.classes"
         )
     list_path, index_path = folder / f"{split}_list_500.txt", folder / INDEX_500
-    lines = _read(list_path, PUBLISHED_500).decode("utf-8", errors="replace").split("\n")
-    files = [line.strip().rpartition("/")[2] for line in lines if line.strip()]
-    labels = _read_index(index_path, files, list_path)
-    if not keep_empty:
-        files, labels = with_positive(files, labels)
-    if not files:
-        raise UserError(f"no image of {list_path} has a label; check the list or set data.keep_empty")
+    files = [line.strip().rpartition("/")[2] for line in PUBLISHED_500.lines(list_path) if line.strip()]
+    with damage_explained(index_path):
+        labels = _read_index(index_path, files)
+    files, labels = labeled(files, labels, keep_empty=keep_empty, lists=list_path)
     return Split(split, classes, labels, _ids(files), _image_files(folder, files, check))
 
 
-def _read_index(path: Path, files: list[str], list_path: Path) -> np.ndarray:
-    try:
-        of_file = json.loads(_read(path, PUBLISHED_500))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a complete JSON file ({error}); download it again") from error
+def _read_index(path: Path, files: list[str]) -> np.ndarray:
+    numbers_of = json.loads(PUBLISHED_500.read(path))
     labels = np.zeros((len(files), LABELS_500), np.int8)
     for row, file in enumerate(files):
-        numbers = of_file.get(file) if isinstance(of_file, dict) else None
-        if not isinstance(numbers, list) or not all(type(k) is int and 0 <= k < LABELS_500 for k in numbers):
-            raise UserError(
-                f"{path} has no list of numbers from 0 to {LABELS_500 - 1} for {file}, which {list_path.name} lists; "
-                "download both again"
-            )
-        labels[row, numbers] = POSITIVE
+        if not all(type(k) is int and 0 <= k < LABELS_500 for k in numbers_of[file]):
+            raise ValueError(f"the labels of {file} should be numbers from 0 to {LABELS_500 - 1}")
+        labels[row, numbers_of[file]] = POSITIVE
     return labels
 
 
 # ------------------------------------------------------------------------------------------------------------- both
-def _check_split(data_set: str, split: str) -> None:
-    if split not in SPLITS:
-        raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(SPLITS)}")
-
-
 def _ids(files: list[str]) -> list[str]:
     return [f"{FOLDERS[0]}/{file}" for file in files]  # whichever folder they are in
 
@@ -191,13 +166,6 @@ def _image_files(folder: Path, files: list[str], check: bool) -> ImageFiles:
     first, second = FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
     return image_files(folder, [f"{second if file in in_second else first}/{file}" for file in files], check=check)
-
-
-def _read(path: Path, data_set: Published) -> bytes:
-    try:
-        return read_bytes(path, MOST_DATA)
-    except OSError as error:
-        raise data_set.wanted(f"cannot read {path} ({error.strerror})") from error
 
 
 VG256 = Source(

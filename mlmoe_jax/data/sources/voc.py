@@ -16,36 +16,23 @@ from pathlib import Path
 import numpy as np
 
 from mlmoe_jax.data.images import image_files
-from mlmoe_jax.data.sources.coco import with_positive
-from mlmoe_jax.data.sources.published import Published
-from mlmoe_jax.data.sources.source import Source, difficult_of, kept_and_checked
+from mlmoe_jax.data.sources.source import (
+    Published,
+    Source,
+    difficult_of,
+    kept_and_checked,
+    labeled,
+    require_split,
+)
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 
 SPLITS = ("train", "val", "trainval", "test")
-CLASSES = (
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
+NAMES = """
+aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep sofa
+train tvmonitor
+"""
+CLASSES = tuple(NAMES.split())
 PUBLISHED = {
     year: Published(
         f"voc{year}", f"VOCdevkit/VOC{year}", f"http://host.robots.ox.ac.uk/pascal/VOC/voc{year}/", f"voc-{year}"
@@ -71,29 +58,23 @@ def open_voc(
     `negative`, images with only difficult labels are kept too. check: verify now that all images exist.
     Raises UserError for an unknown split, or lists or images that are missing, malformed or empty.
     """
-    data_set = f"voc{year}"
-    if split not in SPLITS:
-        raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(SPLITS)}")
+    require_split(f"voc{year}", split, SPLITS)
     folder = _find(PUBLISHED[year].folder(root), year)
     lists = folder / "ImageSets" / "Main"
-    names, labels = read_lists(lists, split)
-    if not keep_empty:
-        names, labels = with_positive(names, labels, difficult=difficult)
-    if not names:
-        raise UserError(
-            f"no image of {lists}/*_{split}.txt has a positive label; check the lists or set data.keep_empty"
-        )
+    names, labels = read_lists(PUBLISHED[year], lists, split)
+    of_split = f"{lists}/*_{split}.txt"
+    names, labels = labeled(names, labels, keep_empty=keep_empty, lists=of_split, difficult=difficult)
     files = [f"{name}.jpg" for name in names]
     images = image_files(folder / "JPEGImages", files, check=check)
     return Split(split, CLASSES, labels, [f"JPEGImages/{file}" for file in files], images)
 
 
-def read_lists(folder: Path, split: str) -> tuple[list[str], np.ndarray]:
+def read_lists(published: Published, folder: Path, split: str) -> tuple[list[str], np.ndarray]:
     """Read the 20 lists of a split: the names of the N images, sorted, and their labels i8[N,20].
 
     Raises UserError for a list that is missing, malformed, or has other images than the first.
     """
-    marks = [_read_list(folder, name, split) for name in CLASSES]
+    marks = [_read_list(published, folder, name, split) for name in CLASSES]
     names = sorted(marks[0])
     for name, of_class in zip(CLASSES, marks, strict=True):
         if of_class.keys() != marks[0].keys():
@@ -113,20 +94,13 @@ def _find(root: Path, year: int) -> Path:
     for folder in folders:
         if (folder / "ImageSets" / "Main").is_dir():
             return folder
-    raise PUBLISHED[year].wanted(f"ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}")
+    raise PUBLISHED[year].missing(f"ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}")
 
 
-def _read_list(folder: Path, name: str, split: str) -> dict[str, int]:
+def _read_list(published: Published, folder: Path, name: str, split: str) -> dict[str, int]:
     path = folder / f"{name}_{split}.txt"
-    try:
-        text = read_bytes(path, MOST_DATA).decode(errors="replace")
-    except OSError as error:
-        there = sorted(found.stem.removeprefix(f"{name}_") for found in folder.glob(f"{name}_*.txt"))
-        raise UserError(
-            f"cannot read the list {path} ({error.strerror}); lists of {name} there: {', '.join(there) or 'none'}"
-        ) from error
     marks = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(published.lines(path), 1):
         fields = line.split()
         if not fields:
             continue

@@ -9,13 +9,14 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.apps.tools import check
-from mlmoe_jax.apps.tools.check import check_splits, check_up, format_checkup, print_checkup, require_readable
+from mlmoe_jax.apps.tools.check import check_up, format_checkup, print_checkup
 from mlmoe_jax.apps.tools.duplicates import alike, inspect
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages, ImageFiles
 from mlmoe_jax.data.sources import digits, packed
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split_checks import check_splits, require_readable
 
 CLASSES = ("a", "b", "c", "d")
 
@@ -89,24 +90,20 @@ def photo(seed, size=(160, 120)) -> Image.Image:
     return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
 
 
-def test_similar_pairs_are_found_as_by_comparing_all_pairs():
+def test_similar_images_are_those_with_few_different_bits(monkeypatch):
     random = np.random.default_rng(0)
     look = random.integers(0, 2**63, 400, dtype=np.uint64)
     for row in range(200, 400):  # copies with up to 5 bits changed
         changed = random.choice(64, random.integers(0, 6), replace=False).astype(np.uint64)
         look[row] = look[row - 200] ^ np.bitwise_or.reduce(np.uint64(1) << changed, initial=np.uint64(0))
-    expected = [(i, j) for i in range(400) for j in range(i + 1, 400) if int(np.bitwise_count(look[i] ^ look[j])) <= 3]
-    assert 50 < len(expected) < 200
-    assert [tuple(pair) for pair in alike(look).tolist()] == expected
-    assert alike(look[:1]).shape == alike(look[:0]).shape == (0, 2)
-
-
-def test_blank_images_and_crowded_buckets_are_not_compared(monkeypatch):
-    assert len(alike(np.zeros(5, np.uint64))) == 0
-    look = np.full(10, 0x0F0F_F0F0_0F0F_F0F0, np.uint64)
-    assert len(alike(look)) == 45
-    monkeypatch.setattr("mlmoe_jax.apps.tools.duplicates.CROWDED", 9)
-    assert len(alike(look)) == 0
+    close = {j: i for i in range(200) for j in range(200, 400) if int(np.bitwise_count(look[i] ^ look[j])) <= 3}
+    assert 50 < len(close) < 200
+    assert alike(look, look, same=True) == [(close[j], j) for j in sorted(close)]
+    assert alike(look[:200], look[200:], same=False) == [(close[j], j - 200) for j in sorted(close)]
+    assert alike(look[:1], look[:0], same=False) == alike(look[:0], look[:1], same=False) == []
+    assert alike(np.zeros(5, np.uint64), np.zeros(5, np.uint64), same=True) == [], "blank images"
+    monkeypatch.setattr("mlmoe_jax.apps.tools.duplicates.MOST_COMPARED", 399)
+    assert alike(look, look, same=True) == []
 
 
 def test_smaller_copies_of_real_photographs_are_recognized(shared_data, tmp_path):
@@ -119,8 +116,8 @@ def test_smaller_copies_of_real_photographs_are_recognized(shared_data, tmp_path
     names = [f"{number}{copy}.jpg" for copy in "ab" for number in range(len(files))]
     split = Split("s", ("x",), np.ones((len(names), 1), np.int8), names, ImageFiles(tmp_path, names))
     found = inspect(split, np.arange(len(names)), lambda: None)
-    pairs = alike(found.look)
-    assert (pairs[:, 1] - pairs[:, 0] == len(files)).all(), "only copies are similar"
+    pairs = alike(found.look, found.look, same=True)
+    assert {j - i for i, j in pairs} == {len(files)}, "only copies are similar"
     assert len(pairs) > 0.95 * len(files)
 
 
@@ -192,7 +189,6 @@ def test_the_report_of_a_data_set_without_problems(data_set, capsys):
     assert strongest == [("a", "b", 2, 2), ("b", "a", 2, 3), ("c", "b", 1, 1), ("b", "c", 1, 3)]
     assert together["strongest"][1]["p"] == pytest.approx(2 / 3)
     assert (together["pairs"], together["never"]) == (6, 4)
-    assert together["never_examples"][0] == {"a": "b", "b": "d", "by_chance": 0.75}
 
     assert print_checkup(config, as_json=False) == 0
     text = capsys.readouterr().out
@@ -200,23 +196,6 @@ def test_the_report_of_a_data_set_without_problems(data_set, capsys):
     assert "p(b | a)  1.00  2 of 2" in text
     assert "4 of 6 pairs of labels never occur together there" in text
     assert text.rstrip().endswith("no problems found")
-
-
-@pytest.mark.parametrize("labels", [2, 12, 40])
-def test_pairs_that_never_occur_together_equal_those_of_the_dense_table(labels):
-    for seed in range(8):
-        draw = np.random.default_rng(seed)
-        table = (draw.random((50, labels)) < 0.4 * draw.random(labels)).astype(np.int64)
-        met, positives = table.T @ table, table.sum(0)
-        chance = np.triu(np.outer(positives, positives) * (met == 0), 1) / 50
-        order = np.argsort(-chance, axis=None, kind="stable")[: check.TOP]
-        expected = [divmod(at, labels) for at in order if chance.flat[at]]
-
-        rows = [str(row) for row in range(50)]
-        together = check._together(Split("train", [str(k) for k in range(labels)], table.astype(np.int8), rows, rows))
-        assert together["never"] == np.count_nonzero(chance)
-        assert [(int(pair["a"]), int(pair["b"])) for pair in together["never_examples"]] == expected
-        assert [pair["by_chance"] for pair in together["never_examples"]] == [chance[pair] for pair in expected]
 
 
 def test_missing_and_unreadable_images_are_problems(data_set, capsys):
@@ -342,7 +321,6 @@ def test_real_photographs_have_no_problems(shared_data):
 def test_a_packed_data_set_is_compared_with_its_checksums(monkeypatch, tmp_path):
     monkeypatch.setattr(digits, "SCENES", {"train": 20, "val": 10, "test": 10, "test_shift": 10})
     config = default_config()
-    config.pack.processes = 1
     pack(config, tmp_path)
     config.data.name, config.data.root = "packed", str(tmp_path)
     assert check_up(config)["problems"] == []

@@ -146,7 +146,7 @@ def test_a_number_of_groups_out_of_range_is_refused(num_groups):
 
 def test_an_invalid_root_or_side_is_refused():
     counts, positives, _ = blocks(2, 3)
-    with pytest.raises(UserError, match="tau"):
+    with pytest.raises(ValueError, match="tau"):
         grouping.affinity(counts, positives, tau=0)
     with pytest.raises(ValueError, match="both"):
         grouping.affinity(counts, positives, tau=2, side="both")

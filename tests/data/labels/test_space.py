@@ -89,15 +89,6 @@ def test_save_and_load(tmp_path):
     assert type(loaded.images) is int
 
 
-def test_label_spaces_of_earlier_versions_with_dense_counts_load(tmp_path):
-    space = label_space_of(SMALL, "digits", model(), seed=0)
-    space.save(tmp_path / "new.npz")
-    with np.load(tmp_path / "new.npz") as stored:
-        before = {name: stored[name] for name in stored if name != "together"}
-    np.savez(tmp_path / "old.npz", counts=space.counts, **before)
-    assert_equal(load(tmp_path / "old.npz"), space)
-
-
 def test_memory_does_not_grow_with_the_square_of_the_labels(tmp_path):
     labels = np.zeros((50, 20_000), np.int8)
     labels[np.arange(50), np.arange(50)] = labels[:, 19_999] = POSITIVE
@@ -189,9 +180,7 @@ def test_groups_that_are_not_published_are_refused(refusal):
 def test_a_missing_file_of_groups_is_refused(refusal, tmp_path):
     for groups in ("publisht", str(tmp_path)):
         sentence = refusal(label_space_of, SMALL, "digits", model(groups=groups), seed=0, grouped=True)
-        assert sentence == (
-            f"model.prompts.groups is '{groups}', which is neither computed, nor published, nor an existing file"
-        )
+        assert sentence == (f"model.prompts.groups is '{groups}', which is neither computed, nor published, nor a file")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +190,7 @@ def test_a_file_without_groups_is_refused(refusal, tmp_path, text):
     file = tmp_path / "groups.json"
     file.write_text(text)
     sentence = refusal(label_space_of, SMALL, "digits", model(groups=str(file)), seed=0, grouped=True)
-    assert sentence == f'{file} should contain {{"co": [one group number per label], "dc": [...]}}'
+    assert sentence.startswith(f"{file} is damaged: ")
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_labels_without_any_word_are_named(glove, refusal):
 def test_files_of_another_format_are_refused(tmp_path, content, refusal):
     path = tmp_path / "words.txt"
     path.write_text(content)
-    assert "should have a word and its numbers" in refusal(read_glove, path, ["zebra"])
+    assert f"{path} is damaged: " in refusal(read_glove, path, ["zebra"])
 
 
 def test_an_unreadable_file_is_refused(tmp_path, refusal):

@@ -1,5 +1,6 @@
-"""Reading packed data sets from disk and from object stores."""
+"""Reading packed data sets from disk and from object stores, whatever their manifest names."""
 
+import functools
 import hashlib
 import json
 import pickle
@@ -12,7 +13,6 @@ from etils import epath
 from etils.epath import testing as epath_testing
 from helpers.packing import assert_same_split, config_of, files_of
 
-from mlmoe_jax.apps.tools import pack as packing
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources import packed
@@ -50,42 +50,35 @@ def test_changed_labels_are_detected_when_a_split_is_opened(packed_folder, refus
 def test_missing_and_shortened_shards_are_refused(packed_folder, refusal):
     first, second = (packed_folder / f"train-0000{n}-of-00003.arrayrecord" for n in range(2))
     second.write_bytes(second.read_bytes()[:100])
-    assert f"{second} has 100 bytes instead of 131,072" in refusal(open_packed, packed_folder, "train")
     first.unlink()
-    assert f"{first} is missing" in refusal(open_packed, packed_folder, "train")
-    assert sum(bool(sentence) for sentence in verify(packed_folder)) == 2
-
-
-def test_a_shard_that_is_deleted_during_use_is_reported(packed_folder, refusal):
     images = open_packed(packed_folder, "train").images
-    (packed_folder / "train-00000-of-00003.arrayrecord").unlink()
-    assert "contains 0 images instead of 3" in refusal(images.read, 0)
+    assert f"{first} is missing or damaged: it has 0 images instead of 3" in refusal(images.read, 0)
+    assert str(second) in refusal(images.read, 3)
+    assert images.read(6).ndim == 3
+    assert [str(first) in sentence for sentence in verify(packed_folder) if sentence] == [True, False]
 
 
 def test_other_folders_splits_and_manifests_are_refused(packed_folder, tmp_path, refusal):
     assert refusal(open_packed, "", "train") == "data.root is empty; set it to the folder that --mode=pack wrote"
-    assert "is not a folder" in refusal(open_packed, tmp_path / "nothing", "train")
-    assert "there is no manifest.json in" in refusal(open_packed, tmp_path, "train")
+    assert "there is no " in refusal(open_packed, tmp_path / "nothing", "train")
+    assert f"there is no {tmp_path}/manifest.json; set data.root" in refusal(open_packed, tmp_path, "train")
     assert refusal(open_packed, packed_folder, "nope") == "data set packed has no split 'nope'; it has train, val"
     manifest = (packed_folder / "manifest.json").read_text()
-    (packed_folder / "manifest.json").write_text(manifest.replace('"format": 1', '"format": 2'))
-    assert "does not have format 1" in refusal(open_packed, packed_folder, "train")
-    (packed_folder / "manifest.json").write_text(manifest[:50])
-    assert "manifest.json is damaged" in refusal(open_packed, packed_folder, "train")
+    for damaged in (manifest.replace('"format": 1', '"format": 2'), manifest[:50], "[]", '{"format": 1}'):
+        (packed_folder / "manifest.json").write_text(damaged)
+        assert "manifest.json is damaged" in refusal(open_packed, packed_folder, "train")
 
 
 def test_readers_open_lazily_are_limited_and_can_be_pickled(packed_folder, monkeypatch):
-    monkeypatch.setattr(packed, "OPEN_SHARDS", 2)
+    opened = functools.lru_cache(maxsize=2)(packed._reader.__wrapped__)
+    monkeypatch.setattr(packed, "_reader", opened)
     images = open_packed(packed_folder, "train").images
-    assert not images._readers
+    assert opened.cache_info().currsize == 0
     expected = [images.encoded(row) for row in range(7)]
-    assert list(images._readers) == [1, 2]
-    copy = pickle.loads(pickle.dumps(images))
-    assert not copy._readers
-    assert [copy.encoded(row) for row in range(7)] == expected
+    assert opened.cache_info()[1:] == (3, 2, 2), "three shards, of which two stay open"
     rows = np.random.default_rng(0).integers(0, 7, 2000).tolist()
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(images.encoded, rows)) == [expected[row] for row in rows]
+        assert list(pool.map(pickle.loads(pickle.dumps(images)).encoded, rows)) == [expected[row] for row in rows]
     assert images.encoded(-1) == expected[6]
     with pytest.raises(IndexError):
         images.encoded(7)
@@ -118,6 +111,7 @@ def test_shards_are_copied_once_and_verified(small_voc, tmp_path, bucket, refusa
 
     for path in cache.iterdir():
         path.unlink()
+    packed._reader.cache_clear()
     stored = tmp_path / "store" / "bucket" / "packed" / "train-00000-of-00003.arrayrecord"
     flip(stored, 5)
     fresh = open_packed(epath.Path("gs://bucket/packed"), "train").images
@@ -127,20 +121,15 @@ def test_shards_are_copied_once_and_verified(small_voc, tmp_path, bucket, refusa
     assert not list(cache.iterdir())
     stored.unlink()
     assert "cannot copy gs://bucket/packed/train-00000" in refusal(fresh.read, 0)
-    assert "is missing" in refusal(open_packed, "gs://bucket/packed", "train")
 
 
-def test_missing_packages_for_an_object_store_are_reported(small_voc, monkeypatch, refusal):
+def test_a_missing_package_for_an_object_store_is_reported(refusal):
     def not_installed(*_, **__):
         raise ImportError("Please install gcsfs to access Google Storage")
 
-    with epath_testing.mock_epath(isdir=not_installed, mkdir=not_installed, makedirs=not_installed):
+    with epath_testing.mock_epath(stat=not_installed):
         assert refusal(open_packed, "gs://bucket/packed", "train") == (
-            "cannot read data.root gs://bucket/packed: Please install gcsfs to access Google Storage"
-        )
-        monkeypatch.setattr(packing, "_open_splits", lambda config: [])
-        assert "cannot write to gs://bucket/packed: Please install" in refusal(
-            pack, config_of(small_voc), "gs://bucket/packed"
+            "cannot read gs://bucket/packed/manifest.json: Please install gcsfs to access Google Storage"
         )
 
 
@@ -153,3 +142,82 @@ def test_the_manifest_describes_all_files(packed_folder):
             assert entry["bytes"] == len(files[entry["file"]])
             assert entry["sha256"] == hashlib.sha256(files[entry["file"]]).hexdigest()
     assert manifest["settings"] == {"shard_images": 3, "short_side": 0, "quality": 95}
+
+
+# --------------------------------------------------------- manifests and links of somebody else
+HOSTILE = [
+    ("file", "../../../escaped.txt"),
+    ("file", "/etc/passwd"),
+    ("file", ".."),
+    ("file", "a\0b"),
+    ("file", None),
+    ("sha256", "0" * 63),
+    ("sha256", "../" * 21 + "a"),
+    ("sha256", "0" * 64 + "\n"),
+    ("sha256", None),
+    ("bytes", "9"),
+]
+
+
+def alter(manifest: Path, part: str, key: str, value) -> None:
+    content = json.loads(manifest.read_text())
+    of_split = content["splits"]["train"]
+    (of_split["labels"] if part == "labels" else of_split["shards"][1])[key] = value
+    manifest.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("part", ["labels", "shards"])
+@pytest.mark.parametrize(("key", "value"), HOSTILE)
+def test_a_manifest_names_only_files_in_its_folder(small_voc, packed_folder, refusal, part, key, value):
+    alter(packed_folder / "manifest.json", part, key, value)
+    before = files_of(packed_folder)
+    assert f"{packed_folder}/manifest.json is damaged: " in refusal(open_packed, packed_folder, "train")
+    assert f"{packed_folder}/manifest.json is damaged: " in refusal(lambda: list(verify(packed_folder)))
+    if part == "shards":
+        assert f"{packed_folder}/manifest.json is damaged: " in refusal(pack, config_of(small_voc), packed_folder)
+        assert files_of(packed_folder) == before
+
+
+def test_links_are_replaced_when_a_data_set_is_packed(small_voc, tmp_path, packed_folder, precious):
+    expected = files_of(packed_folder)
+    output = tmp_path / "other"
+    output.mkdir()
+    (output / ".manifest.json.tmp").symlink_to(precious)
+    (output / ".unfinished.json.tmp").symlink_to(precious)
+    (output / ".train-00000-of-00003.arrayrecord.tmp").symlink_to(precious)
+    assert pack(config_of(small_voc), output) == 0
+    assert files_of(output) == expected
+    (output / "train-00001-of-00003.arrayrecord").unlink()
+    for name in ("train-00001-of-00003.arrayrecord", "train.npz"):
+        (output / name).unlink(missing_ok=True)
+        (output / name).symlink_to(precious)
+    assert pack(config_of(small_voc), output) == 0
+    assert files_of(output) == expected
+    assert not any(path.is_symlink() for path in output.iterdir())
+
+
+@pytest.mark.parametrize(("key", "value"), HOSTILE)
+def test_a_bucket_writes_nothing_outside_the_cache(small_voc, tmp_path, bucket, refusal, key, value):
+    pack(config_of(small_voc), "gs://bucket/packed")
+    (tmp_path / "store" / "escaped.txt").write_text("of the bucket")
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    bucket.clear()
+    alter(tmp_path / "store" / "bucket" / "packed" / "manifest.json", "shards", key, value)
+    assert "gs://bucket/packed/manifest.json is damaged: " in refusal(open_packed, "gs://bucket/packed", "train")
+    assert not bucket, "nothing is fetched"
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_shard_is_checked_before_it_leaves_a_temporary_file(small_voc, tmp_path, bucket, refusal):
+    pack(config_of(small_voc), "gs://bucket/packed")
+    shard = "train-00001-of-00003.arrayrecord"
+    alter(tmp_path / "store" / "bucket" / "packed" / "manifest.json", "shards", "sha256", "0" * 64)
+    bucket.clear()
+    images = open_packed("gs://bucket/packed", "train").images
+    assert f"gs://bucket/packed/{shard} has changed since it was packed" in refusal(images.read, 4)
+    ((source, target),) = bucket
+    assert source == f"gs://bucket/packed/{shard}"
+    cache = tmp_path / "cache" / "packed"
+    assert Path(target).parent.parent == cache
+    assert Path(target).parent.name.startswith("fetching-")
+    assert not list(cache.iterdir())

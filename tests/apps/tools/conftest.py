@@ -9,8 +9,9 @@ from mlmoe_jax.apps.tools.pack import pack
 
 
 @pytest.fixture
-def small_voc(tmp_path):
-    """A root with a VOC 2012 folder to pack."""
+def small_voc(tmp_path, monkeypatch):
+    """A root with a VOC 2012 folder to pack in shards of 3 images."""
+    monkeypatch.setattr("mlmoe_jax.apps.tools.pack.SHARD_IMAGES", 3)
     write_voc(tmp_path / "voc")
     return tmp_path / "voc"
 
