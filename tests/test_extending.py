@@ -30,7 +30,8 @@ from sklearn import datasets
 whole = datasets.load_digits
 datasets.load_digits = lambda **options: [part[:26] for part in whole(**options)]
 from mlmoe_jax.main import main
-if code := main(sys.argv[1:]) or main(["--mode=report", "--workdir=run"]):
+export = ["--mode=export", "--workdir=run", "--format=single", "--output=exported"]
+if code := main(sys.argv[1:]) or main(["--mode=report", "--workdir=run"]) or main(export):
     sys.exit(code)
 from mlmoe_jax.inference.predict import Predictor
 predict = Predictor.from_run("run")
@@ -99,7 +100,16 @@ def test_every_addition_is_one_file_one_line_and_one_command():
         ]
         others = {"launch target": [], "vision transformer": ["file", "line"]}
         assert kinds == others.get(names[-1], ["file", "line", "shell"]), names[-1]
-    assert names == ["head", "backbone family", "vision transformer", "data set", "loss", "metric", "launch target"]
+    assert names == [
+        "head",
+        "backbone family",
+        "vision transformer",
+        "data set",
+        "loss",
+        "metric",
+        "export format",
+        "launch target",
+    ]
 
 
 def test_the_additions_train_save_restore_and_predict(extended):
@@ -123,6 +133,10 @@ def test_the_additions_train_save_restore_and_predict(extended):
         assert as_text(kept[key]) == value, "the run used what the page adds"
     assert (run / "labels.txt").read_text().split() == ["even", "prime", "square", "loop"]
     assert 0 <= json.loads((run / "results.json").read_text())["test"]["subset_accuracy@0.5"] <= 1
+    assert {"model.bin", "model.json", "load.py", "README.md"} == {
+        path.name for path in (extended / "exported").iterdir()
+    }
+    assert "| `model.bin` | the program and its weights" in (extended / "exported" / "README.md").read_text()
     report = (run / "report.html").read_text()
     assert "Whole images" in report
     assert "share of images whose labels are all predicted correctly, at the threshold 0.5" in report

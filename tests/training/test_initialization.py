@@ -15,7 +15,8 @@ from helpers.tiny import write_weights
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from mlmoe_jax.apps.export.convert import export_official_run, import_run
+from mlmoe_jax.apps.export.run import export_run
+from mlmoe_jax.apps.tools.import_run import import_run
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
@@ -350,7 +351,7 @@ def own_images(config, tmp_path):
     return config
 
 
-def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_images, refusal, tmp_path):
+def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_images, refusal, tmp_path, capsys):
     config, folder = own_images, RunFolder(tmp_path / "run")
     config.train.epochs, config.optim.learning_rate, config.ema.decay = 1, 1e-30, 0.0
     assert refusal(import_run, config, folder).startswith("--mode=import needs --config.init_from=FILE")
@@ -371,10 +372,10 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-5)
     assert Predictor.from_run(tmp_path / "run").names == ("a", "b", "c")
 
-    summary = export_official_run(folder, tmp_path / "out.safetensors")
-    assert summary == f"imported weights of step 0 in the vpt_deep layout; written to {tmp_path / 'out.safetensors'}"
+    assert export_run(folder, str(tmp_path / "out.safetensors"), None) == 0
+    assert "imported weights of step 0 as official; in the vpt_deep layout; written to" in capsys.readouterr().out
     same(load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "kept.safetensors"))
-    assert "would need PyTorch" in refusal(export_official_run, folder, tmp_path / "out.pth")
+    assert "would need PyTorch" in refusal(export_run, folder, str(tmp_path / "out.pth"), "official")
 
     wanted = {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()}
     train(config, folder)  # resumes from the imported values, and the steps leave them unchanged

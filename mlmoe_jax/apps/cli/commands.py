@@ -288,7 +288,7 @@ def _features(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> in
 
 def _import(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config, folder = _new_run(flags, overrides)
-    from mlmoe_jax.apps.export.convert import import_run
+    from mlmoe_jax.apps.tools.import_run import import_run
 
     import_run(config, folder)
     print(f"run folder: {folder}")
@@ -300,10 +300,10 @@ def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     folder = _workdir(flags)
     if not flags.output:
         raise UserError("--mode=export needs --output=FILE, a .safetensors or .npz file, or a folder with --format")
-    from mlmoe_jax.apps.export.convert import export
+    from mlmoe_jax.apps.export.run import export_run
 
     how = {"checkpoint": flags.checkpoint, "include_frozen": flags.include_frozen}
-    return export(folder, flags.output, flags.format, overrides, **how)
+    return export_run(folder, flags.output, flags.format, overrides, **how)
 
 
 def _push(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:

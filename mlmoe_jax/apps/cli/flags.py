@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from mlmoe_jax.apps.export.catalog import TARGETS
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import DEMO, HUB
 from mlmoe_jax.runtime.version import __version__
@@ -67,7 +68,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         ("export",),
         "stablehlo or onnx (a folder with a program and its labels), safetensors (a file with our parameter paths), or "
         "official (a .safetensors or .npz file with the names of the authors' code; default for such an --output)",
-        {"choices": ("stablehlo", "onnx", "safetensors", "official")},
+        {"choices": tuple(TARGETS)},
     ),
     "include-frozen": (
         ("export",),

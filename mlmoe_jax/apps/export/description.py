@@ -7,18 +7,17 @@ from typing import Any
 
 import jax
 
-from mlmoe_jax.apps.export.onnx import OPSET
-from mlmoe_jax.apps.export.stablehlo import PLATFORMS
+from mlmoe_jax.apps.export.catalog import ExportTarget
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runtime.version import __version__
 
 _PREPROCESS = ("resize", "crop_fraction", "exif", "reduced_decoding")  # keys of config.data
 
 
-def describe(predictor: Predictor, kind: str) -> dict[str, Any]:
+def describe(predictor: Predictor, kind: str, target: ExportTarget) -> dict[str, Any]:
     """Return labels, thresholds (infinity = never), preprocessing, and the settings of the model, without local paths.
 
-    kind: the format of the export.
+    kind, target: the format of the export.
     """
     run, size = predictor.run, predictor.run.preprocess.image_size
     return {
@@ -36,7 +35,7 @@ def describe(predictor: Predictor, kind: str) -> dict[str, Any]:
         },
         "trained": {"step": run.step, "kind": run.notes.get("kind", "selected")},
         "model": _without_folders(run.config.model.to_dict()),
-        **_OF_FORMAT.get(kind, {}),
+        **target.about,
     }
 
 
@@ -50,8 +49,6 @@ def _without_folders(settings: dict[str, Any]) -> dict[str, Any]:
 
     return {key: plain(value) for key, value in settings.items()}
 
-
-_OF_FORMAT = {"stablehlo": {"platforms": list(PLATFORMS)}, "onnx": {"opset": OPSET}}
 
 _README = """# An exported multi-label image classifier
 
@@ -77,26 +74,16 @@ model = Model()
 print([label for label, score, least in zip(model.labels, scores, model.thresholds) if score >= least])
 ```
 """
-_FILES = {
-    "stablehlo": "| `model.stablehlo` | the program, a serialized `jax.export.Exported` for {platforms} |\n"
-    "| `weights.safetensors` | its weights in float32, by parameter path |",
-    "onnx": "| `model.onnx` | the program, opset {opset}; tensors above 1 MB are in `model.onnx.data`, which stays "
-    "beside it |",
-}
-_INSTALL = {
-    "stablehlo": 'pip install "jax>={jax}" flatbuffers safetensors numpy pillow',
-    "onnx": 'pip install "onnxruntime>=1.17" numpy pillow',
-}
 
 
-def readme(description: dict[str, Any]) -> str:
+def readme(description: dict[str, Any], target: ExportTarget) -> str:
     """Return the text of README.md for an exported folder."""
-    kind, model, made_with = description["format"], description["model"], description["made_with"]
+    model = description["model"]
     return _README.format(
         name=f"Head `{model['head']['kind']}` on the backbone `{model['backbone']['name']}`",
-        version=made_with["mlmoe_jax"],
+        version=description["made_with"]["mlmoe_jax"],
         size=description["preprocess"]["image_size"],
         labels=len(description["labels"]),
-        files=_FILES[kind].format(platforms=", ".join(PLATFORMS), opset=OPSET),
-        install=_INSTALL[kind].format(jax=made_with["jax"]),
+        files="\n".join(f"| `{name}` | {text} |" for name, text in target.files.items()),
+        install=target.install,
     )

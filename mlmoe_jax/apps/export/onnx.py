@@ -12,30 +12,27 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
+from mlmoe_jax.apps.export.catalog import Export, ExportTarget, new_folder
 from mlmoe_jax.apps.export.program import image_shape, program_of, weights_of
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.restore import Run
 
-OPSET = 21  # ONNX Runtime 1.17 and newer
-# Head -> the reason why the converter fails on it.
-_REFUSED = {"cnn_rnn": "its beam search is a loop with an integer remainder, rem, over an open number of images"}
+_OPSET = 21  # ONNX Runtime 1.17 and newer
 _INSTALL = 'pip install "mlmoe-jax[onnx]" and then pip install --no-deps jax2onnx'
 
 
-def require_converter() -> None:
-    """Raise UserError if the packages of the extra `onnx` are not installed."""
+def _place(output: str) -> Path:
     for name in ("onnxruntime", "onnx", "jax2onnx"):
         if importlib.util.find_spec(name) is None:
             raise UserError(f"--format=onnx needs the package {name}: {_INSTALL}")
+    return new_folder(output)
 
 
-def write_onnx(run: Run, folder: Path) -> None:
+def _write(job: Export) -> str:
     """Write model.onnx, with tensors above 1 MB in model.onnx.data; input `image`, output `probability`.
 
     Raises UserError if the converter does not support an operation of the model.
     """
-    if reason := _REFUSED.get(run.config.model.head.kind):
-        raise _not_converted(run, reason)
+    run = job.run
     from jax2onnx import to_onnx
 
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every intermediate value without a type
@@ -51,23 +48,29 @@ def write_onnx(run: Run, folder: Path) -> None:
         to_onnx(
             simpler,
             [images],
-            opset=OPSET,
+            opset=_OPSET,
             input_names=["image"],
             output_names=["probability"],
             return_mode="file",
-            output_path=str(folder / "model.onnx"),
+            output_path=str(job.path / "model.onnx"),
         )
     except Exception as error:  # whatever a rule of the converter raises for a case that it does not have
-        reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
-        raise _not_converted(run, reason) from error
+        reason, model = (
+            (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip("."),
+            run.config.model,
+        )
+        raise UserError(
+            f"jax2onnx cannot convert the head {model.head.kind} on {model.backbone.name} ({reason}); export it with "
+            "--format=stablehlo"
+        ) from error
+    return f"opset {_OPSET}"
 
 
-def _not_converted(run: Run, reason: str) -> UserError:
-    model = run.config.model
-    return UserError(
-        f"jax2onnx cannot convert the head {model.head.kind} on {model.backbone.name} ({reason}); export it with "
-        "--format=stablehlo"
-    )
+def _load(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=onnxruntime.get_available_providers())
+    return lambda images: session.run(["probability"], {"image": images})[0]
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
@@ -111,3 +114,14 @@ _SIMPLER: dict[str, Callable[..., jax.Array]] = {
     "reduce_window_max": _max_pool,
     "stop_gradient": lambda value, settings: value,
 }
+TARGET = ExportTarget(
+    _write,
+    _load,
+    files={
+        "model.onnx": f"the program, opset {_OPSET}; tensors above 1 MB are in `model.onnx.data`, which stays beside it"
+    },
+    install='pip install "onnxruntime>=1.17" numpy pillow',
+    place=_place,
+    about={"opset": _OPSET},
+    needs={"eval.dtype": "float32"},  # runtimes have no matmuls of bfloat16 on CPUs
+)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence  # noqa: F401 - used by load_program
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Model:
         self.description: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         self.labels: list[str] = self.description["labels"]
         self.thresholds = np.array([np.inf if value is None else value for value in self.description["thresholds"]])
-        self._run = {"stablehlo": _stablehlo, "onnx": _onnx}[self.description["format"]](folder)
+        self._run = load_program(folder)  # noqa: F821 - of the format; the export adds it to this file
 
     def __call__(self, images: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
         """Return the probabilities f32[B,K] of images u8[B,H,W,3], RGB at the model's size."""
@@ -78,23 +78,6 @@ def _resized(image: Any, size: tuple[int, int]) -> Any:
     from PIL import Image
 
     return image if image.size == size else image.resize(size, Image.Resampling.BILINEAR)
-
-
-def _stablehlo(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
-    import jax
-    from jax import export
-    from safetensors.numpy import load_file
-
-    program = jax.jit(export.deserialize(bytearray((folder / "model.stablehlo").read_bytes())).call)
-    weights = jax.device_put(load_file(folder / "weights.safetensors"))
-    return lambda images: np.asarray(program(weights, images))
-
-
-def _onnx(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=onnxruntime.get_available_providers())
-    return lambda images: session.run(["probability"], {"image": images})[0]
 
 
 def main(paths: Sequence[str]) -> int:

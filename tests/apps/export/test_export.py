@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,10 +19,10 @@ from PIL import Image
 from safetensors.numpy import load_file, safe_open
 
 from mlmoe_jax import load_config
+from mlmoe_jax.apps.export import onnx, stablehlo, standalone
 from mlmoe_jax.apps.export import run as export
-from mlmoe_jax.apps.export.onnx import write_onnx
+from mlmoe_jax.apps.export.catalog import ALWAYS, TARGETS, Export
 from mlmoe_jax.apps.export.program import image_shape, largest_difference, program_of
-from mlmoe_jax.apps.export.standalone import Model
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -48,6 +50,11 @@ pixels = np.load(images)
 found = {{str(size): model(pixels[:size]) for size in (1, 2, 5)}}
 np.savez(scores, read=model(np.stack([model.read(path) for path in paths])), **found)
 """
+
+
+def model_of(folder: Path):
+    """Return the `Model` that load.py of an exported folder has."""
+    return runpy.run_path(str(folder / "load.py"))["Model"](folder)
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +109,18 @@ def test_the_folder_describes_itself(made):
     assert described["platforms"] == ["cpu", "cuda", "tpu"]
     assert described["model"]["head"]["graph"]["word_vectors"] == "vectors.txt"
     assert str(made) not in (out / "model.json").read_text() + (out / "README.md").read_text()
-    assert Model(out).thresholds.tolist() == [0.25, np.inf, 0.5]
+    model = model_of(out)
+    assert model.thresholds.tolist() == [0.25, np.inf, 0.5]
     with pytest.raises(ValueError, match=r"uint8 \[B,8,8,3\], not float64"):
-        Model(out)(np.zeros((1, 8, 8, 3)))
+        model(np.zeros((1, 8, 8, 3)))
 
 
 def test_a_key_that_the_format_needs_may_be_given(made, tmp_path, refusal, monkeypatch):
-    needed = replace(export.PROGRAMS["stablehlo"], fixed=(("eval.dtype", "float32"),))
-    monkeypatch.setitem(export.PROGRAMS, "stablehlo", needed)
+    monkeypatch.setattr(stablehlo, "TARGET", replace(stablehlo.TARGET, needs={"eval.dtype": "float32"}))
     folder = RunFolder(made / RUN)
-    sentence = refusal(export.export_run, folder, tmp_path / "a", "stablehlo", [("eval.dtype", "bfloat16")])
+    sentence = refusal(export.export_run, folder, str(tmp_path / "a"), "stablehlo", [("eval.dtype", "bfloat16")])
     assert sentence == "--format=stablehlo needs eval.dtype=float32, not bfloat16; leave --config.eval.dtype out"
-    assert export.export_run(folder, tmp_path / "b", "stablehlo", [("eval.dtype", "float32")]) == 0
+    assert export.export_run(folder, str(tmp_path / "b"), "stablehlo", [("eval.dtype", "float32")]) == 0
 
 
 def test_the_loader_labels_files_on_the_command_line(made, tmp_path, monkeypatch, capsys):
@@ -144,7 +151,7 @@ def test_the_loader_labels_files_on_the_command_line(made, tmp_path, monkeypatch
 def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
     config = load_config("linear_probe:dataset=digits")
     config.data.image_size, config.data.resize = 16, resize
-    model = object.__new__(Model)
+    model = object.__new__(standalone.Model)
     how = {
         "image_size": 16,
         **{key: config.data[key] for key in ("resize", "crop_fraction", "exif", "reduced_decoding")},
@@ -179,7 +186,7 @@ def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch, capsys):
     pixels = np.random.default_rng(1).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
     mean, std = (np.array(described["preprocess"][name]) for name in ("mean", "std"))
     scores = jax.nn.sigmoid(names["model"](jax.numpy.asarray((pixels / 255 - mean) / std, np.float32)).logits)
-    np.testing.assert_allclose(scores, Model(made / "out")(pixels), atol=1e-6)
+    np.testing.assert_allclose(scores, model_of(made / "out")(pixels), atol=1e-6)
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, refusal, monkeypatch):
@@ -191,11 +198,8 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, r
     assert refuse(made / "out") == f"{made / 'out'} already exists; remove it or set another --output"
     assert "there is no folder" in refuse(tmp_path / "no" / "out")
     assert "local path" in refuse("gs://bucket/out")
-    for name, kind in (("a.onnx", "onnx"), ("a.safetensors", "stablehlo")):
-        monkeypatch.setattr(export, "require_converter", lambda: None)
-        assert f"should be a folder, which will hold the program and its labels for --format={kind}" in refuse(
-            tmp_path / name, kind
-        )
+    for name in ("a.onnx", "a.safetensors"):
+        assert "should be a folder, which will hold the program and its labels" in refuse(tmp_path / name)
     assert "should be a .safetensors file" in refuse(tmp_path / "a", "safetensors")
     monkeypatch.setattr(export, "largest_difference", lambda run, label: float("nan"))
     assert "differs from the run by nan" in refuse(tmp_path / "out")
@@ -274,7 +278,7 @@ def test_onnx_runtime_gives_the_same_probabilities(name, small_backbones, tmp_pa
     pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
     reference, changes = (CASES | SLOW)[name]
     run = random_run(reference, **changes)
-    write_onnx(run, tmp_path)
+    TARGETS["onnx"].write(Export(run, tmp_path, {}, ALWAYS))
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     [given], [returned] = session.get_inputs(), session.get_outputs()
     assert (given.name, given.type, given.shape) == ("image", "tensor(uint8)", ["B", 32, 32, 3])
@@ -295,15 +299,20 @@ def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, monkeyp
     assert export.export_run(RunFolder(made / RUN), str(made / "onnx"), "onnx") == 0
     assert "raw weights of step 20 as onnx; " in capsys.readouterr().out
     pixels = np.random.default_rng(2).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
-    np.testing.assert_allclose(Model(made / "onnx")(pixels), Model(made / "out")(pixels), atol=1e-6)
-    assert Model(made / "onnx").description["opset"] == 21
+    np.testing.assert_allclose(model_of(made / "onnx")(pixels), model_of(made / "out")(pixels), atol=1e-6)
+    assert model_of(made / "onnx").description["opset"] == 21
     monkeypatch.chdir(made / "onnx")
     exec(PROGRAMS[2], {})
     assert capsys.readouterr().out == "(2, 3)\n"
 
 
-def test_a_head_that_cannot_be_converted_is_named(small_backbones, tmp_path, refusal):
+def test_a_model_that_cannot_be_converted_is_named(small_backbones, tmp_path, refusal, monkeypatch):
+    def fails(*arguments, **options):
+        raise NotImplementedError("no rem. And more")
+
+    monkeypatch.setitem(sys.modules, "jax2onnx", SimpleNamespace(to_onnx=fails))
     run = random_run("linear_probe", abstract_parts, **ON_VIT)
-    run.config.model.head.kind = "cnn_rnn"
-    sentence = refusal(write_onnx, run, tmp_path)
-    assert sentence.startswith("jax2onnx cannot convert the head cnn_rnn on vit_digits (its beam search")
+    monkeypatch.setattr(onnx, "weights_of", lambda run: {**run.values, **run.frozen})
+    monkeypatch.setattr(onnx, "program_of", lambda run: lambda weights, image: image.astype(np.float32).mean())
+    sentence = refusal(TARGETS["onnx"].write, Export(run, tmp_path, {}, ALWAYS))
+    assert sentence.startswith("jax2onnx cannot convert the head linear on vit_digits (no rem); export it with")

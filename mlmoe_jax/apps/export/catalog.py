@@ -1,0 +1,77 @@
+"""The formats of --mode=export: a new format is one file and one line here. Does not import jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.registry import Registry
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mlmoe_jax.runs.restore import Run
+
+ALWAYS, AUTO, NEVER = "always", "auto", "never"  # as in checkpoint.include_frozen
+
+
+def new_folder(output: str) -> Path:
+    """Return the path of a folder that does not exist yet; UserError if it does, or if `output` looks like a file."""
+    from mlmoe_jax.runtime.storage import require_new  # here, since the command line lists the formats
+
+    path = require_new(output)
+    if path.suffix in (".safetensors", ".onnx"):
+        raise UserError(f"--output={output} should be a folder, which will hold the program and its labels")
+    return path
+
+
+@dataclass(frozen=True)
+class Export:
+    """A run that is being exported to `path`, a hidden file or folder that gets its name when it is complete.
+
+    description: the content of model.json. include_frozen: which frozen weights are written, for files of tensors.
+    """
+
+    run: Run
+    path: Path
+    description: Mapping[str, Any]
+    include_frozen: str
+
+
+@dataclass(frozen=True)
+class ExportTarget:
+    """A format of --mode=export.
+
+    Attributes:
+      write: writes an export, and returns a few words about it for the message.
+      load: for a folder with a program, folder -> (images u8[B,H,W,3] -> probabilities f32[B,K]). Its source becomes
+        part of the folder, so it imports what it needs. None for a file of tensors.
+      files: name -> a line about each file of the folder, for its README.
+      install: what the README says to run before `load`.
+      place: output -> its path; UserError if it cannot be written, or a package is missing.
+      about: entries of model.json.
+      needs: config keys with the only value that the format supports.
+    """
+
+    write: Callable[[Export], str]
+    load: Callable[[Path], Callable[[np.ndarray], np.ndarray]] | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    install: str = ""
+    place: Callable[[str], Path] = new_folder
+    about: Mapping[str, Any] = field(default_factory=dict)
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+
+OFFICIAL = "official"  # the format of a file without --format
+TARGETS: Registry[ExportTarget] = Registry(
+    "export format",
+    {
+        "stablehlo": "mlmoe_jax.apps.export.stablehlo:TARGET",
+        "onnx": "mlmoe_jax.apps.export.onnx:TARGET",
+        "safetensors": "mlmoe_jax.apps.export.tensors:SAFETENSORS",
+        OFFICIAL: "mlmoe_jax.apps.export.tensors:AUTHORS",
+    },
+)

@@ -1,0 +1,53 @@
+"""`--mode=import`: a checkpoint of the authors' code as a run folder."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+import mlmoe_jax.config as configuration
+from mlmoe_jax.data.pipeline import steps_per_epoch
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs.assemble import preprocess_for
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import has_checkpoint, write_run_metadata
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.runtime.sharding import place
+from mlmoe_jax.training.initialization import initial_parts, require_source
+from mlmoe_jax.training.selection import Selection
+from mlmoe_jax.training.setup import build_steps, label_space_for
+
+
+def import_run(config: ConfigDict, folder: RunFolder) -> None:
+    """Convert `config.init_from` into a run folder without training, for evaluation, prediction and export.
+
+    Labels, their order and their groups are those of the training split; no image is read. The folder gets a checkpoint
+    of step 0, from which training can resume. Raises UserError if `init_from` is empty or the folder already holds a
+    run, and as `initial_parts` does.
+    """
+    configuration.validate(config)
+    if not config.init_from:
+        raise UserError(
+            "--mode=import needs --config.init_from=FILE, a checkpoint of the authors' code, or a run folder"
+        )
+    if has_checkpoint(folder):
+        raise UserError(f"{folder} already holds a run; choose another --workdir")
+    require_source(config)
+    folder.require_place()
+    preprocess = preprocess_for(config)
+    split = open_split(config.data, config.data.train_split, seed=config.seed)
+    label_space = label_space_for(config, split)
+    mesh = setup_jax(config)
+    parts = initial_parts(config, label_space)
+    total_steps = config.train.epochs * steps_per_epoch(len(split), config.train.batch_size)
+    steps = build_steps(config, parts, preprocess, mesh, split.labels, total_steps=total_steps)
+    state = place(steps.initial_state(parts), mesh)  # without padding, so the checkpoint does not depend on the mesh
+    selection = Selection(state.ema, config.eval.select_metric, kind="imported")
+    with folder.writing_by_first():
+        if distributed.is_first():
+            write_run_metadata(folder, config, label_space, preprocess, state.frozen, parts.unpublished)
+        with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
+            notes = {**selection.notes(), "skipped": []}
+            checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
