@@ -1,6 +1,5 @@
 """A made-up run folder with every file that a report reads, small and drawn once."""
 
-import csv
 import html
 import io
 import json
@@ -58,7 +57,6 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
         split: np.clip(0.35 + 0.3 * (c == 1) + 0.2 * draw.normal(size=c.shape), 0, 1) for split, c in codes.items()
     }
     write_evaluation(folder, codes, scores)
-    write_gates(folder, codes, draw)
     for step in STEPS:
         row = {
             "step": step,
@@ -96,7 +94,7 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
 
 
 def write_evaluation(folder: RunFolder, codes: dict[str, np.ndarray], scores: dict[str, np.ndarray]) -> None:
-    """Write results.json, scores.npz and per_class.csv."""
+    """Write results.json, scores.npz, per_class.csv, and gates.npz with the shares of one dynamic gate."""
     results, rows, names = {}, [], folder.read_text("labels.txt").splitlines()
     for split, of_split in codes.items():
         label, mask = of_split == 1, of_split >= 0
@@ -105,25 +103,14 @@ def write_evaluation(folder: RunFolder, codes: dict[str, np.ndarray], scores: di
         rows += [[split, name, *(of_class[f][k] for f in ("positives", "AP", "AUC"))] for k, name in enumerate(names)]
     folder.write_json("results.json", results)
     folder.write_csv("per_class.csv", ["split", "label", "positives", "AP", "AUC"], rows)
-    folder.write_npz(
-        "scores.npz",
-        ids=np.concatenate([image_ids(split, len(c)) for split, c in codes.items()]),
-        scores=np.concatenate(list(scores.values())),
-        labels=np.concatenate(list(codes.values())),
-        split=np.concatenate([np.full(len(c), split) for split, c in codes.items()]),
-    )
-
-
-def write_gates(folder: RunFolder, codes: dict[str, np.ndarray], draw: np.random.Generator) -> None:
-    """Write gates.npz with shares of one dynamic gate."""
-    joined = np.concatenate(list(codes.values()))
-    folder.write_npz(
-        "gates.npz",
-        ids=np.concatenate([image_ids(split, len(c)) for split, c in codes.items()]),
-        labels=joined,
-        split=np.concatenate([np.full(len(c), split) for split, c in codes.items()]),
-        **{"shared/experts": draw.uniform(0.6, 0.9, joined.shape).astype(np.float32)},
-    )
+    joined = {
+        "ids": np.concatenate([image_ids(split, len(c)) for split, c in codes.items()]),
+        "labels": np.concatenate(list(codes.values())),
+        "split": np.concatenate([np.full(len(c), split) for split, c in codes.items()]),
+    }
+    folder.write_npz("scores.npz", **joined, scores=np.concatenate(list(scores.values())))
+    shares = np.random.default_rng(3).uniform(0.6, 0.9, joined["labels"].shape).astype(np.float32)
+    folder.write_npz("gates.npz", **joined, **{"shared/experts": shares})
 
 
 def image_ids(split: str, count: int) -> np.ndarray:
@@ -152,11 +139,6 @@ def write_samples(folder: RunFolder, codes: np.ndarray, scores: np.ndarray, draw
     entries = {"co": ["expert 1", "expert 2"], "experts": ["shared 1", "shared 2", "task 1"]}
     index = {"split": "test", "grid": GRID, "prompt_groups": prompts, "entries": entries, "samples": listed}
     folder.write_json("samples/index.json", index)
-
-
-def table(folder: RunFolder, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
-    return list(csv.DictReader(io.StringIO(folder.read_text(name))))
 
 
 def data_block(page: str, name: str):

@@ -46,19 +46,17 @@ def compare_folders(
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
-    target = _target(output)
+    if output and not output.endswith((".csv", ".json")):
+        raise UserError(f"--output={output} should end in .csv or .json")
     first, second = ComparedRun.of(a), ComparedRun.of(b)
-    comparisons, why = [], None
-    for name in [split] if split else shared_splits(first, second):
+    comparisons, names = [], [split] if split else shared_splits(first, second)
+    for name in names:
         try:
             comparisons.append(compare_runs(first, second, split=name, resamples=resamples))
         except UserError as error:
-            if split:
+            if not comparisons and name == names[-1]:
                 raise
             status(f"{name} is left out: {error}")
-            why = error
-    if why and not comparisons:
-        raise why
     for name in (one.split for one in comparisons):
         for folder in (a, b):
             if hidden := hidden_evaluations(folder).get(name):
@@ -67,23 +65,12 @@ def compare_folders(
         if used != other:
             status(f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of {a}")
     report = to_json({one.split: as_dict(one) for one in comparisons}, indent=2)
-    if target is not None:
-        with opened(target) as file:
-            _write_table(file, comparisons) if target.kind == "csv" else file.write(report + "\n")
-        status(f"written to {target}")
+    if output:
+        with opened(Target(epath.Path(output), "")) as file:
+            _write_table(file, comparisons) if output.endswith(".csv") else file.write(report + "\n")
+        status(f"written to {output}")
     print(report if as_json else "\n\n".join(map(format_comparison, comparisons)))
     return 0
-
-
-def _target(output: str | None) -> Target | None:
-    if output is None:
-        return None
-    path = epath.Path(output)
-    if path.suffix not in (".csv", ".json"):
-        raise UserError(f"--output={output} should end in .csv or .json")
-    if "://" not in output and not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write {path.name} into")
-    return Target(path, path.suffix[1:])
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from helpers import browser
-from helpers.made_run import NAMES, SECTIONS, data_block, table
+from helpers.made_run import NAMES, SECTIONS, data_block
 
 from mlmoe_jax.apps.report import page
 
@@ -37,7 +37,7 @@ def test_every_section_is_drawn_and_in_the_contents(tab):
 
 
 def test_a_click_on_a_heading_sorts_and_a_second_one_reverses(tab, run):
-    ap = {row["label"]: float(row["AP"]) for row in table(run, "per_class.csv") if row["split"] == "test"}
+    ap = {row[0]: row[2] for row in data_block((run / "report.html").read_text(), "label-table")["rows"]}
     by_ap = sorted(NAMES, key=lambda name: -ap[name])
     assert _sorted(tab, "AP") == by_ap
     assert _sorted(tab, "AP") == by_ap[::-1]
