@@ -6,7 +6,7 @@ from mlmoe_jax.config.keys import Integer, Key, Rules, Section, Text, section, w
 from mlmoe_jax.config.tables.data import AUGMENT, DATA, PACK
 from mlmoe_jax.config.tables.evaluation import EVAL, LOG, METRICS, PRUNE, REPORT, SERVE, THRESHOLDS
 from mlmoe_jax.config.tables.model import MODEL
-from mlmoe_jax.config.tables.training import CHECKPOINT, COMPILE, EMA, LOSS, MESH, OPTIM, TRAIN
+from mlmoe_jax.config.tables.training import CHECKPOINT, EMA, LOSS, MESH, OPTIM, TRAIN
 
 CONFIG = section(
     "Everything that a run depends on.",
@@ -42,7 +42,6 @@ CONFIG = section(
     pack=PACK,
     prune=PRUNE,
     mesh=MESH,
-    compile=COMPILE,
 )
 
 # Dotted name -> key, and dotted name -> section, of the whole table.

@@ -39,6 +39,8 @@ RENAMED = {
 }
 # Keys of earlier versions that are constants now: key -> the value that stayed. A stored config may still have them.
 CONSTANT: dict[str, Any] = {
+    "compile.cache": 1.0,
+    "prune.keep_segments": 4,
     "augment.crop_ratio": (0.75, 1.3333333333333333),
     "augment.where": "host",
     "optim.eps": 1e-8,

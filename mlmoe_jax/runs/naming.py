@@ -29,7 +29,6 @@ FREE_KEYS = (
     "eval.batch_size",
     "checkpoint.",
     "mesh.",
-    "compile.",
     "log.",
     "metrics.",
     "thresholds.",

@@ -57,7 +57,7 @@ from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, without_paddi
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
 # Sections that do not change a trained model.
-_MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh", "compile")
+_MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from mlmoe_jax.runtime.sharding import make_mesh
 
 AUTO = "auto"
 DTYPES = ("model.dtype", "model.frozen_dtype")  # the keys that may be `auto`
+MOST_KEPT = GIB
 SHORTEST = 0.1  # seconds; programs that compile faster than this are not kept
 
 
@@ -43,7 +44,7 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
     """
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
     if devices is None:
-        keep_programs(config.compile.cache)
+        keep_programs()
     mesh = make_mesh(config.mesh, devices)
     platform = (jax.devices() if devices is None else devices)[0].platform
     config.model.dtype, config.model.frozen_dtype = dtypes(config, platform)
@@ -90,14 +91,15 @@ def stored_dtypes(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------------------------- compiled programs
-def keep_programs(size: float) -> None:
-    """Let JAX keep the programs that it compiles from now on, at most `size` GiB; the oldest ones go first.
+def keep_programs() -> None:
+    """Let JAX keep the programs that it compiles from now on, up to MOST_KEPT bytes; the oldest ones go first.
 
-    Without effect if `size` is 0, if JAX has a cache already (JAX_COMPILATION_CACHE_DIR), and in a job of several
-    processes on GPUs, which search for the fastest kernels together. If the folder cannot be written, one line says so.
+    Without effect if JAX has a cache already (JAX_COMPILATION_CACHE_DIR) or shall have none
+    (JAX_ENABLE_COMPILATION_CACHE=false), and in a job of several processes on GPUs, which search for the fastest
+    kernels together. If the folder cannot be written, one line says so.
     """
     together = distributed.process()[1] > 1 and jax.default_backend() == "gpu"
-    if not size or jax.config.jax_compilation_cache_dir or together:
+    if not jax.config.jax_enable_compilation_cache or jax.config.jax_compilation_cache_dir or together:
         return
     folder = programs_folder()
     try:
@@ -107,7 +109,7 @@ def keep_programs(size: float) -> None:
     except OSError as error:
         status(f"compiled programs are not kept for later runs: {folder} cannot be written ({error.strerror or error})")
         return
-    jax.config.update("jax_compilation_cache_max_size", int(size * GIB))
+    jax.config.update("jax_compilation_cache_max_size", MOST_KEPT)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     compilation_cache.reset_cache()  # JAX decides at its first program whether it has a cache

@@ -14,6 +14,7 @@ from mlmoe_jax.runtime.setup import dtypes, keep_programs, setup_jax, stored_dty
 
 SETTINGS = (
     "jax_compilation_cache_dir",
+    "jax_enable_compilation_cache",
     "jax_compilation_cache_max_size",
     "jax_persistent_cache_min_compile_time_secs",
     "jax_default_matmul_precision",
@@ -60,8 +61,7 @@ def files(folder) -> list:
 
 def test_a_program_is_compiled_once_and_then_found(folder, events):
     jax.jit(lambda x: x + 1)(1)  # JAX decides at its first program whether it has a cache
-    config = default_config()
-    setup_jax(config)
+    setup_jax(default_config())
     first = run_anew()
     assert len(files(folder)) == 1
     assert "cache_hits" not in events
@@ -69,15 +69,18 @@ def test_a_program_is_compiled_once_and_then_found(folder, events):
     np.testing.assert_array_equal(run_anew(), first)
     assert "cache_hits" in events
     assert "cache_misses" not in events
-    assert jax.config.jax_compilation_cache_max_size == config.compile.cache * 2**30
+    assert jax.config.jax_compilation_cache_max_size == 2**30
     assert folder.stat().st_mode & 0o077 == 0  # others could make this process run their code
 
 
-def test_the_size_is_limited_and_0_keeps_nothing(folder):
-    keep_programs(0)
+def test_the_size_is_limited_and_jax_may_keep_nothing(folder, monkeypatch):
+    jax.config.update("jax_enable_compilation_cache", False)
+    keep_programs()
+    jax.config.update("jax_enable_compilation_cache", True)
     run_anew()
     assert not folder.exists()
-    keep_programs(100 / 2**30)  # 100 bytes
+    monkeypatch.setattr(setup, "MOST_KEPT", 100)
+    keep_programs()
     with pytest.warns(UserWarning, match="exceeds the maximum cache size of 100 bytes"):
         run_anew()
     assert files(folder) == []
@@ -85,7 +88,7 @@ def test_the_size_is_limited_and_0_keeps_nothing(folder):
 
 def test_a_cache_that_jax_has_already_is_left_alone(folder, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
-    keep_programs(1)
+    keep_programs()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
     assert not folder.exists()
 
@@ -97,7 +100,7 @@ def test_programs_for_other_devices_are_not_kept(folder):
 
 def test_a_folder_that_cannot_be_written_is_told_in_one_line(folder, capsys):
     folder.parent.write_text("a file, where the folder should be")
-    keep_programs(1)
+    keep_programs()
     assert capsys.readouterr().err == (
         f"compiled programs are not kept for later runs: {folder} cannot be written (Not a directory)\n"
     )

@@ -110,14 +110,13 @@ def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> 
     """Return every combination of token and segment levels of `config.prune`; levels with equal masks appear once.
 
     importance: `tokens` f64[P] and `segments` f64[P,S], S segments per prompt. The lowest values are pruned first;
-    segments are compared within their prompt. At least one prompt is kept, and `prune.keep_segments` segments of each.
+    segments are compared within their prompt. At least one prompt is kept, and a quarter of the segments of each: the
+    authors keep 4 of 16.
     """
     levels: dict[tuple, Level] = {}
     for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
         kept_tokens = _kept(importance["tokens"], tokens, at_least=1)
-        kept_segments = tuple(
-            _kept(row, segments, at_least=prune_config.keep_segments) for row in importance["segments"]
-        )
+        kept_segments = tuple(_kept(row, segments, at_least=max(1, len(row) // 4)) for row in importance["segments"])
         name = f"tokens={tokens:g},segments={segments:g}"
         levels.setdefault((kept_tokens, kept_segments), Level(name, kept_tokens, kept_segments))
     return list(levels.values())

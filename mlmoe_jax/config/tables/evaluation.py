@@ -103,7 +103,6 @@ PRUNE = section(
         _LEVELS,
         "Fractions of each prompt's segments to prune, combined with every fraction of prompts.",
     ),
-    keep_segments=Integer(4, "Smallest number of segments that each prompt keeps.", least=0),
     importance=Choice(
         "signed",
         "How the importance of a prompt or segment is measured on the gradients of its mask.",

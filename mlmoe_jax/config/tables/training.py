@@ -135,14 +135,3 @@ MESH = section(
     fsdp=Integer(1, "Number of devices over which large parameters, and batches, are sharded.", least=-1),
     expert=Integer(1, "Number of devices over which the labels of a head, and batches, are sharded.", least=-1),
 )
-
-COMPILE = section(
-    "Compiled programs.",
-    cache=Number(
-        1.0,
-        "The most that compiled programs may take in the cache folder, where later runs find them; 0 keeps none, and "
-        "JAX_COMPILATION_CACHE_DIR names another folder, whose settings are JAX's own.",
-        least=0,
-        unit="GiB",
-    ),
-)

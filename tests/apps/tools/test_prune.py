@@ -24,10 +24,9 @@ TOKENS = np.array([0.3, -0.5, 0.1, 0.9])
 SEGMENTS = np.array([[4, 3, 2, 1], [1, 2, 3, 4], [-1, -2, -3, -4], [0, 9, 0, 9]], float)
 
 
-def levels_of(token_levels, segment_levels, keep_segments=1):
+def levels_of(token_levels, segment_levels):
     settings = default_config().prune
     settings.token_levels, settings.segment_levels = token_levels, segment_levels
-    settings.keep_segments = keep_segments
     return make_levels({"tokens": TOKENS, "segments": SEGMENTS}, settings)
 
 
@@ -43,10 +42,10 @@ def test_levels_are_cumulative_and_equal_masks_appear_once():
     assert {level.kept_segments for level in found} == {("1111",) * 4}
 
 
-def test_at_least_one_prompt_and_the_configured_segments_are_kept():
-    (level,) = levels_of((0.99,), (0.99,), keep_segments=3)
+def test_at_least_one_prompt_and_a_quarter_of_its_segments_are_kept():
+    (level,) = levels_of((0.99,), (0.99,))
     assert level.kept_tokens == "0001"
-    assert [row.count("1") for row in level.kept_segments] == [3] * 4
+    assert [row.count("1") for row in level.kept_segments] == [1] * 4
 
 
 def test_the_config_of_a_level_has_its_masks():
@@ -85,7 +84,6 @@ def config():
         small.train.epochs, small.train.batch_size, small.eval.batch_size = 1, 20, 40
         small.data.test_splits = ("test",)
         small.prune.token_levels, small.prune.segment_levels = (0.25, 0.5), (0.5,)
-        small.prune.keep_segments = 1
         yield small
 
 
