@@ -30,13 +30,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package contains the configs; a checkout has them next to the package.
 CONFIG_FOLDER = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), _PACKAGE)
 
-# Old names of keys, in stored configs and on the command line -> the keys that took their place, each with its value.
-RENAMED = {
-    "model.prompts.mask": ("model.prompts.attention_mask",),
-    "model.prompts.masks": ("model.prompts.pruning",),
-    "data.difficult": ("data.difficult_train", "data.difficult_eval"),
-    "data.val_seed": ("data.split_seed",),
-}
 # Keys of earlier versions that are constants now: key -> the value that stayed. A stored config may still have them.
 CONSTANT: dict[str, Any] = {
     "compile.cache": 1.0,
@@ -78,7 +71,6 @@ _STYLES = {
     ("none", "added", False, "detr", False, True, "relu", "auto", "xavier"): "q2l",
     ("identity", "input", True, "none", False, False, "relu", "linear_relu", "torch"): "ml_decoder",
 }
-RENAMED |= {f"model.head.decoder.{name}": (_STYLE,) for name in _STYLE_KEYS}
 # Sections whose keys do not change a trained model, so that a stored value other than the constant is only reported.
 _HARMLESS = (
     "data",
@@ -97,7 +89,6 @@ _HARMLESS = (
     "checkpoint",
     "log",
 )
-EARLIER_SPLIT = {"data.split_rule": "random", "data.split_seed": -1}
 
 
 def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
@@ -218,8 +209,6 @@ def why_unknown(name: str) -> str:
     """Return the end of an error about an unknown key `name`, with the nearest known key."""
     if name in CONSTANT:
         return f"is no longer a key: its value is always {CONSTANT[name]!r}"
-    if name in RENAMED:
-        return f"has been renamed; use {' and '.join(map(repr, RENAMED[name]))}"
     if (place := name.rpartition(".")[0]) in KEYS:
         return f"does not exist: '{place}' is a key, not a section"
     # A key with the same last part in another section is nearer than another key of the same section.
@@ -244,32 +233,32 @@ def to_json(config: ConfigDict) -> str:
 def from_json(text: str, source: str = "the stored config") -> ConfigDict:
     """Read a stored config over the defaults, so that keys added later have their default.
 
-    Renamed keys are read under their old names too. Unknown keys, such as those of a later version, are ignored with a
-    warning. source: its name in messages. Raises UserError, which names the key, for a value of another type.
+    Unknown keys, such as those of a later version, are ignored with a warning.
+
+    Args:
+      text: the JSON text.
+      source: its name in messages.
+
+    Raises:
+      UserError: a value of another type, with its key; or damaged JSON.
     """
     with damage_explained(source):
         stored = _with_style(_without_constants(flatten(json.loads(text)), source), source)
-    if stored.get("loss.kind") == "focal" and "loss.gamma" not in stored and "loss.gamma_neg" in stored:
-        stored["loss.gamma"] = stored.pop("loss.gamma_neg")  # once the exponent of focal too
     if stored.get("data.cache") == "ram":
         stored["data.cache"] = "disk"  # the cache of images that is left
-    if stored.get("data.val_fraction"):
-        known = {name for old in stored for name in RENAMED.get(old, (old,))}
-        stored |= {name: value for name, value in EARLIER_SPLIT.items() if name not in known}
     # Terms of weight 0 that no head gives had no effect, and were accepted once.
     stored = {name: v for name, v in stored.items() if v or not name.startswith("loss.terms.") or name in KEYS}
     config, unknown = default_config(), []
-    present = [(old, name, value) for old, value in stored.items() for name in RENAMED.get(old, (old,))]
-    for old, name, value in present:
+    for name, value in stored.items():
         if name in SECTIONS:
-            raise UserError(f"{source} is damaged: '{old}' is a section, not a key")
+            raise UserError(f"{source} is damaged: '{name}' is a section, not a key")
         if (key := key_named(name)) is None:
-            unknown.append(old)
+            unknown.append(name)
             continue
         try:
             _assign(config, name, tuples(value))
         except TypeError as error:
-            must = f"'{old}' is {value!r} and must be {key.takes}"
+            must = f"'{name}' is {value!r} and must be {key.takes}"
             raise UserError(f"{source} is damaged: its key {must}") from error
     if unknown:
         status(f"warning: {source} has unknown keys, which are ignored: {', '.join(unknown)}")

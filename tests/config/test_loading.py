@@ -16,7 +16,6 @@ from mlmoe_jax.config import (
     validate,
 )
 from mlmoe_jax.config.defaults import KEYS
-from mlmoe_jax.config.loading import RENAMED
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))
 
@@ -198,35 +197,6 @@ def test_an_older_stored_config_gets_the_defaults_of_newer_keys():
     assert config.train.epochs == 3
     config.train.epochs = default_config().train.epochs
     assert flatten(config) == flatten(default_config())
-
-
-def test_renamed_keys_of_an_older_stored_config_are_read():
-    stored = json.loads(to_json(default_config()))
-    prompts, loss = stored["model"]["prompts"], stored["loss"]
-    del prompts["attention_mask"], prompts["pruning"], loss["gamma"]
-    prompts["mask"], prompts["masks"], loss["gamma_neg"] = "cross_group", "fixed", 3.0
-    config = from_json(json.dumps(stored))
-    assert (config.model.prompts.attention_mask, config.model.prompts.pruning) == ("cross_group", "fixed")
-    assert (config.loss.gamma_neg, config.loss.gamma) == (3.0, default_config().loss.gamma)
-    assert set(flatten(config)) == set(flatten(default_config()))
-    data = stored["data"]
-    del data["difficult_train"], data["difficult_eval"]
-    data["difficult"] = "ignore"
-    data = from_json(json.dumps(stored)).data
-    assert (data.difficult_train, data.difficult_eval) == ("ignore", "ignore")
-    loss["kind"] = "focal"
-    focal = from_json(json.dumps(stored)).loss
-    assert (focal.gamma, focal.gamma_neg) == (3.0, default_config().loss.gamma_neg), "gamma_neg was that of focal too"
-    loss["gamma"] = 1.0
-    assert from_json(json.dumps(stored)).loss.gamma == 1.0
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_override_by_an_old_name_names_the_new_one(refusal, old, new):
-    sentence = refusal(apply_overrides, default_config(), [(old, "none")])
-    assert sentence == f"config key '{old}' has been renamed; use " + " and ".join(f"'{name}'" for name in new)
-    assert KEYS.keys() >= set(new)
-    assert old not in KEYS
 
 
 @pytest.mark.parametrize(

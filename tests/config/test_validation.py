@@ -247,10 +247,6 @@ def test_limits_of_the_data_keys(refusal):
 
 def test_keys_that_do_not_exist_are_mistakes(refusal):
     assert mistakes(refusal, train__epocs=3) == ["train.epocs does not exist", "did you mean 'train.epochs'?"]
-    assert mistakes(refusal, model__prompts__masks="fixed") == [
-        "model.prompts.masks has been renamed",
-        "use 'model.prompts.pruning'",
-    ]
 
 
 def test_keys_that_are_missing_are_named(refusal):

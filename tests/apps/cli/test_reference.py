@@ -99,7 +99,6 @@ def test_help_of_an_open_section_says_so():
     [
         ("optm", "does not exist; did you mean 'optim'?"),
         ("learning_rate", "does not exist; did you mean 'optim.learning_rate'?"),
-        ("model.prompts.mask", "has been renamed; use 'model.prompts.attention_mask'"),
         ("", "does not exist; the config has seed, data, "),
     ],
 )
