@@ -15,7 +15,6 @@ N patches; see `models.contracts.Prediction`.
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,7 @@ from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
+from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapters.catalog import prompts_of
@@ -91,51 +90,27 @@ def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
-def choose_samples(codes: np.ndarray, count: int, scores: np.ndarray | None = None) -> np.ndarray:
+def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
     """Choose at most `count` of N images deterministically; return their rows i64[S], increasing.
 
-    With scores, up to a quarter are the most confident mistakes: the worst mistake of each label comes before the
-    second of any label. The others are chosen one by one: each is the image with the largest number of labels that no
-    chosen image has yet; if no image adds a label, all labels count as new again. Images without labels come last. Of
-    equal images the first is chosen.
-
-    codes: i8[N,K], see data.split. scores: probabilities f[N,K]; images with NaN scores could not be read and are not
-    chosen.
+    Images are chosen one by one: each is the image with the largest number of labels that no chosen image has yet; if
+    no image adds a label, all labels count as new again. Images without labels come last. Of equal images the first is
+    chosen. codes: i8[N,K], see data.split.
     """
     positive = codes == POSITIVE
-    left = np.ones(len(codes), bool) if scores is None else ~np.isnan(scores).any(axis=1)
-    chosen = [] if scores is None else _mistakes(codes, scores)[: count // 4].tolist()
-    left[chosen] = False
-    shows = positive.sum(axis=1)
-    unseen = ~positive[chosen].any(axis=0)
-    gain = positive[:, unseen].sum(axis=1)
-    while len(chosen) < count and left.any():
-        row = int(np.argmax(np.where(left, gain, -1)))
+    chosen, free, unseen = [], np.ones(len(codes), bool), np.ones(codes.shape[1], bool)
+    gain = positive.sum(axis=1)
+    while len(chosen) < count and free.any():
+        row = int(np.argmax(np.where(free, gain, -1)))
         if not gain[row]:
-            unseen, gain = np.ones_like(unseen), shows.copy()
-            row = int(np.argmax(np.where(left, gain, -1)))
+            unseen[:], gain = True, positive.sum(axis=1)
+            row = int(np.argmax(np.where(free, gain, -1)))
         new = unseen & positive[row]
         unseen &= ~new
         gain -= positive[:, new].sum(axis=1)
         chosen.append(row)
-        left[row] = False
+        free[row] = False
     return np.sort(np.array(chosen, np.int64))
-
-
-def _mistakes(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return the rows with a known label whose score is on the wrong side of 0.5, in the order of `choose_samples`."""
-    worst, label = np.zeros(len(codes)), np.zeros(len(codes), np.int64)
-    for rows in np.array_split(np.arange(len(codes)), max(1, len(codes) // 10_000)):  # limits memory
-        known = (codes[rows] == NEGATIVE) | (codes[rows] == POSITIVE)
-        error = np.nan_to_num(np.where(known, np.abs(scores[rows] - codes[rows]), 0.0))
-        worst[rows], label[rows] = error.max(axis=1), error.argmax(axis=1)
-    rows = np.flatnonzero(worst > 0.5)
-    rows = rows[np.argsort(-worst[rows], kind="stable")]
-    turns, before = [], Counter()
-    for of in label[rows].tolist():
-        turns.append(before[of])
-        before[of] += 1
-    return rows[np.argsort(turns, kind="stable")]
 
 
 @dataclass(frozen=True)
@@ -186,15 +161,15 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
     return Explained(rows.astype(np.int64), images, scores, joined, output["grid"], tuple(output["large"]))
 
 
-def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int, scores: np.ndarray | None = None) -> None:
+def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:
     """Explain at most `count` images of a split and write them to samples/, replacing earlier samples.
 
-    With several processes, all of them call it, and the first one writes. scores: probabilities of all images, see
-    `choose_samples`. Raises UserError for more than MOST_SAMPLES images, or if no image can be read.
+    With several processes, all of them call it, and the first one writes. Raises UserError for more than MOST_SAMPLES
+    images, or if no image can be read.
     """
     if not 1 <= count <= MOST_SAMPLES:
         raise UserError(f"report.samples is {count} and should be from 1 to {MOST_SAMPLES} to write samples")
-    chosen = split.take(choose_samples(split.labels, count, scores), split.name)
+    chosen = split.take(choose_samples(split.labels, count), split.name)
     explained = explain_images(run, chosen)
     if not distributed.is_first():
         return
@@ -222,21 +197,16 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int, scor
     folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: readers ignore samples without an index
 
 
-def sample_split(data_config: ConfigDict) -> str:
-    """Return the split that samples are taken from: the first test split, or else the validation split.
+def explain_run(folder: RunFolder, run: Run, *, count: int) -> None:
+    """Write samples of a run from its first test split, or else from its validation split.
 
-    data_config: `config.data`. Raises UserError if it names neither.
+    Raises UserError as `write_samples`, or if the config names neither split or the data set is missing.
     """
-    name = next(iter((*data_config.test_splits, data_config.val_split)))
+    config = run.config
+    name = next(iter((*config.data.test_splits, config.data.val_split)))
     if not name:
         raise UserError("data.test_splits and data.val_split are empty; name the split to take sample images from")
-    return name
-
-
-def explain_run(folder: RunFolder, run: Run, *, count: int) -> None:
-    """Write samples of a run from its data set; UserError as in `write_samples`, or if the data set is missing."""
-    config = run.config
-    split = open_split(config.data, sample_split(config.data), classes=run.label_space.names, seed=config.seed)
+    split = open_split(config.data, name, classes=run.label_space.names, seed=config.seed)
     write_samples(folder, run, split, count=count)
 
 

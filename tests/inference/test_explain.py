@@ -22,7 +22,6 @@ from mlmoe_jax.inference.explain import (
     explain_images,
     explain_run,
     prompt_places,
-    sample_split,
     thumbnail,
     write_samples,
 )
@@ -143,20 +142,6 @@ def test_labels_are_chosen_evenly():
     assert choose_samples(codes, 6).tolist() == [0, 1, 2, 6, 7, 8]
     assert choose_samples(np.concatenate([0 * codes[:2], codes]), 10).tolist() == [0, *range(2, 11)]
     assert choose_samples(codes, 64).tolist() == list(range(9))
-
-
-def test_a_quarter_are_the_worst_mistakes_of_each_label_in_turn():
-    codes = np.zeros((40, 3), np.int8)
-    codes[:, 0] = 1
-    codes[7, 1] = 2  # difficult: never a mistake
-    scores = np.tile([0.9, 0.1, 0.2], (40, 1))
-    scores[[30, 31, 32, 33], 1] = 0.99, 0.98, 0.97, 0.96
-    scores[35, 2], scores[36, 2], scores[38, 0], scores[7, 1] = 0.7, 0.6, 0.45, 1.0
-    assert set(choose_samples(codes, 16, scores)) >= {30, 35, 38, 31}
-    assert not set(choose_samples(codes, 16, scores)) & {32, 33, 36}
-    scores[35] = np.nan  # could not be read
-    assert set(choose_samples(codes, 16, scores)) >= {30, 36, 38, 31}
-    assert 35 not in choose_samples(codes, 40, scores)
 
 
 # ---------------------------------------------------------------------------------------------------- prompt_places
@@ -287,7 +272,8 @@ def test_a_run_explains_its_first_test_split(make_run, tmp_path, monkeypatch):
     assert names == [("test_shift", run.label_space.names)]
     assert len(RunFolder(tmp_path).read_json("samples/index.json")["samples"]) == 2
     run.config.data.test_splits, run.config.data.val_split = (), "dev"
-    assert sample_split(run.config.data) == "dev"
+    explain_run(RunFolder(tmp_path), run, count=2)
+    assert names[1][0] == "dev"
 
 
 # ----------------------------------------------------------------------------------------------------------- gates
