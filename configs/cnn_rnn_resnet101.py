@@ -13,7 +13,7 @@ selection=honest, or preset=honest: select weights and fit thresholds on a tenth
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, small
-from mlmoe_jax.config.recipes.selection import evaluate_like
+from mlmoe_jax.config.recipes.shared import evaluate_like
 
 
 def get_config(arg=""):

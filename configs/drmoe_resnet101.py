@@ -16,7 +16,7 @@ jitter: 0.4, and 0.1 for the hue, in random order, are our choice.
 """
 
 from mlmoe_jax.config.recipes.feature_map import DRMOE_PRESETS, feature_map, small, train_batch_norm, use_routed_experts
-from mlmoe_jax.config.recipes.selection import evaluate_like
+from mlmoe_jax.config.recipes.shared import evaluate_like
 
 
 def get_config(arg=""):

@@ -14,7 +14,7 @@ selection=honest, or preset=honest: select weights and fit thresholds on a tenth
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, q2l_recipe, small, use_q2l, use_routed_experts
-from mlmoe_jax.config.recipes.selection import evaluate_like
+from mlmoe_jax.config.recipes.shared import evaluate_like
 
 
 def get_config(arg=""):

@@ -15,7 +15,7 @@ imports. A backbone that is trained gets pixels in 0 … 1 without mean and stan
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, small, train_batch_norm, use_ml_decoder, use_unit_input
-from mlmoe_jax.config.recipes.selection import evaluate_like
+from mlmoe_jax.config.recipes.shared import evaluate_like
 
 
 def get_config(arg=""):

@@ -5,7 +5,7 @@ python -m mlmoe_jax.main --config=configs/mlvpt_digits.py --workdir=runs/digits
 
 from mlmoe_jax.config import parse_arg
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
-from mlmoe_jax.config.recipes.selection import OPTION
+from mlmoe_jax.config.recipes.shared import OPTION
 
 
 def get_config(arg=""):

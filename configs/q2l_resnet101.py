@@ -14,7 +14,7 @@ although their paper says so; here it is applied.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, q2l_recipe, small, use_q2l
-from mlmoe_jax.config.recipes.selection import evaluate_like
+from mlmoe_jax.config.recipes.shared import evaluate_like
 
 
 def get_config(arg=""):

@@ -96,7 +96,7 @@ def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | Non
       UserError: no such file, argument or key, a value of another type, or settings that do not fit together.
     """
     import mlmoe_jax.config as configuration
-    from mlmoe_jax.config.overrides import as_pairs
+    from mlmoe_jax.config.loading import as_pairs
 
     loaded = configuration.load_config(os.fspath(reference), as_pairs(overrides))
     configuration.validate(loaded)
@@ -152,7 +152,7 @@ def evaluate(
     Raises:
       UserError: a folder without a trained model, a key of what was trained, or data with other labels.
     """
-    from mlmoe_jax.config.overrides import as_pairs
+    from mlmoe_jax.config.loading import as_pairs
     from mlmoe_jax.evaluation.evaluate import evaluate_run
     from mlmoe_jax.runs.folder import RunFolder
 
@@ -176,7 +176,7 @@ def open_run(
     Raises:
       UserError: a folder without a trained model, or a key of what was trained.
     """
-    from mlmoe_jax.config.overrides import as_pairs
+    from mlmoe_jax.config.loading import as_pairs
     from mlmoe_jax.runs import restore
     from mlmoe_jax.runs.shared import run_folder
 

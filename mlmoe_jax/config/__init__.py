@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         split_references,
         to_json,
     )
-    from mlmoe_jax.config.recipes.benchmarks import use_dataset
     from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
+    from mlmoe_jax.config.recipes.shared import use_dataset
     from mlmoe_jax.config.validation import validate, warnings
 
 # Where the names are. Each is imported on first use, so that --help imports none of them; the recipes import models,
@@ -27,7 +27,7 @@ _LAZY = {
     **dict.fromkeys(("CONFIG_FOLDER", "apply_overrides", "flatten", "from_json", "load_config"), "loading"),
     **dict.fromkeys(("parse_arg", "set_key", "split_references", "to_json"), "loading"),
     **dict.fromkeys(("prompt_tuning", "use_ml_vpt"), "recipes.prompt_tuning"),
-    "use_dataset": "recipes.benchmarks",
+    "use_dataset": "recipes.shared",
     **dict.fromkeys(("validate", "warnings"), "validation"),
 }
 

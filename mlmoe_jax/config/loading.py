@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ _HARMLESS = (
     "log",
 )
 
+Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
+
 
 def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
     """Split `key=value,key=value`; `defaults` has the known keys, and their types by their values.
@@ -160,6 +162,18 @@ def find_config(location: str) -> Path:
             return candidate
     names = sorted(path.stem for path in CONFIG_FOLDER.glob("*.py"))
     raise UserError(f"there is no config '{location}'{suggestion(Path(location).stem, names)}")
+
+
+def as_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
+    """Return overrides as pairs (dotted key, text); UserError for the value None and for a whole section."""
+    pairs = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
+    return [(key, _text(key, value)) for key, value in pairs]
+
+
+def _text(key: str, value: Any) -> str:
+    if value is None or isinstance(value, Mapping):
+        raise UserError(f"config key '{key}' cannot be set to {value!r}; give a value, or one key for each value")
+    return repr(tuple(value)) if isinstance(value, list | tuple) else str(value)
 
 
 def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:

@@ -11,7 +11,7 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-from mlmoe_jax.config.overrides import Overrides, as_pairs
+from mlmoe_jax.config.loading import Overrides, as_pairs
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.readers import untimed
 from mlmoe_jax.data.split import Split

@@ -7,7 +7,7 @@ from flax import nnx
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
-from mlmoe_jax.config.recipes.benchmarks import ema_decay
+from mlmoe_jax.config.recipes.shared import ema_decay
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.build import build_model

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 from mlmoe_jax.config import default_config
-from mlmoe_jax.config.recipes.selection import use_selection
+from mlmoe_jax.config.recipes.shared import use_selection
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import few_positives

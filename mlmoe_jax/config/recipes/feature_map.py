@@ -9,9 +9,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
-from mlmoe_jax.config.recipes.benchmarks import use_dataset
-from mlmoe_jax.config.recipes.following import follow
-from mlmoe_jax.config.recipes.selection import OPTION, evaluate_like, read_selection, use_selection
+from mlmoe_jax.config.recipes.shared import OPTION, evaluate_like, follow, read_selection, use_dataset, use_selection
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape

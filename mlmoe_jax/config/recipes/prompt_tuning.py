@@ -11,9 +11,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
-from mlmoe_jax.config.recipes.benchmarks import use_dataset
-from mlmoe_jax.config.recipes.following import follow
-from mlmoe_jax.config.recipes.selection import OPTION, evaluate_like, read_selection, use_selection
+from mlmoe_jax.config.recipes.shared import OPTION, evaluate_like, follow, read_selection, use_dataset, use_selection
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapters.groups import SIDES
 
@@ -32,7 +30,7 @@ def prompt_tuning(
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config with the common recipe of the ML-VPT paper's comparison, and the options read from `arg`.
 
-    Options: dataset, root, resolution, backbone, preset, selection (see `recipes.selection`), precision (a name in
+    Options: dataset, root, resolution, backbone, preset, selection (see `recipes.shared`), precision (a name in
     PRECISIONS), and those in `further` with their defaults. On `digits` the default backbone is vit_digits, the
     learning rate is `digits_rate`, and 8 epochs are enough. On other data sets, as published: AdamW with weight decay
     0.01 on all trainable parameters, one-cycle, 40 epochs, batches of 64, cutout and RandAugment, EMA, evaluation of

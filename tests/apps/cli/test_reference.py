@@ -151,9 +151,9 @@ def test_the_page_has_every_key_once():
 
 def test_recipes_are_there_without_their_module():
     from mlmoe_jax import config
-    from mlmoe_jax.config.recipes import benchmarks, prompt_tuning
+    from mlmoe_jax.config.recipes import prompt_tuning, shared
 
-    assert config.use_dataset is benchmarks.use_dataset
+    assert config.use_dataset is shared.use_dataset
     assert config.use_ml_vpt is prompt_tuning.use_ml_vpt
     assert config.prompt_tuning is prompt_tuning.prompt_tuning
     with pytest.raises(AttributeError, match="use_nothing"):
