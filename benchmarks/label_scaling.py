@@ -9,12 +9,11 @@ scaling), so memory should decrease with the number of labels per device. A TPU 
 """
 
 import argparse
-import contextlib
 
 import jax
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.tools.preflight.compile_check import Programs, capacity_elsewhere, examine, tpu_compiler
+from mlmoe_jax.apps.tools.preflight.compile_check import Programs, capacity_elsewhere, examine, tpu_devices
 from mlmoe_jax.runtime.memory import GIB, device_bytes
 from mlmoe_jax.runtime.setup import setup_jax
 
@@ -28,10 +27,10 @@ def row(topology: str, batch: int, labels: int) -> str:
     config = configuration.load_config("drmoe_20k", [*SETTINGS, *mesh])
     configuration.validate(config)
     local = here == "here"
-    with contextlib.nullcontext(jax.devices()[: int(count)]) if local else tpu_compiler(topology) as devices:
-        capacity = None if local else capacity_elsewhere(devices[0])[0]
-        programs = Programs(config, setup_jax(config, devices, training=False), labels)
-        report = examine(programs.training(batch), len(devices), capacity, quick=True)
+    devices = jax.devices()[: int(count)] if local else tpu_devices(topology)
+    capacity = None if local else capacity_elsewhere(devices[0])[0]
+    programs = Programs(config, setup_jax(config, devices, training=False), labels)
+    report = examine(programs.training(batch), len(devices), capacity, quick=True)
     if report["refused"]:
         return f"| {topology} | {len(devices)} | does not fit |"
     kinds = ", ".join(f"{kind} {of['bytes'] / 1e6:.1f}" for kind, of in report["collectives"].items())

@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.tools.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_compiler
+from mlmoe_jax.apps.tools.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_devices
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 
@@ -91,10 +91,10 @@ def compiled(row: Row, topology: str) -> dict:
     """Compile the training step of a row for a topology; return the raw result, one line of the file."""
     config = configuration.load_config(row.config, [*SETTINGS, *row.overrides])
     configuration.validate(config)
-    with tpu_compiler(topology) as devices:
-        capacity, _ = capacity_elsewhere(devices[0])
-        programs = Programs(config, setup_jax(config, devices, training=False), row.labels)
-        report = examine(programs.training(row.images * len(devices)), len(devices), capacity, quick=True)
+    devices = tpu_devices(topology)
+    capacity, _ = capacity_elsewhere(devices[0])
+    programs = Programs(config, setup_jax(config, devices, training=False), row.labels)
+    report = examine(programs.training(row.images * len(devices)), len(devices), capacity, quick=True)
     packages = {name: _version(name) for name in ("jax", "flax", "libtpu")}
     return {
         "row": row.name,

@@ -7,12 +7,11 @@ half a chip on TPU v2, v3, v4 and 7x, whose chips appear as two devices.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,7 @@ from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.text import counted
+from mlmoe_jax.runtime.text import counted, text_table
 from mlmoe_jax.training.setup import abstract_steps
 
 # Without these variables libtpu queries the metadata service of the cloud.
@@ -46,15 +45,19 @@ QUICK = {"optimization_level": 9}
 
 @dataclass(frozen=True)
 class Program:
-    """A step that can be compiled; its arguments have shapes and shardings only.
+    """A step that can be compiled; its arguments, by name, have shapes and shardings only.
 
     held: bytes per device that training holds in addition to the arguments while the step runs.
     """
 
-    lower: Callable[[], jax.stages.Lowered]
+    step: Any
     arguments: dict[str, Any]
     batch_size: int
     held: int
+
+    def lower(self) -> jax.stages.Lowered:
+        """Trace the step."""
+        return self.step.lower(*self.arguments.values())
 
 
 class Programs:
@@ -69,25 +72,18 @@ class Programs:
         state = jax.eval_shape(self._steps.initial_state, parts)
         self.state = sharding.abstract(state, mesh, self._steps.label_axes)
 
-    def training(self, batch_size: int) -> Program:
+    def training(self, size: int) -> Program:
         """Return the training step. A device also holds the values selected so far and the next batch."""
-        batch = self.batch(batch_size)
-        return Program(
-            lambda: self._steps.train_step.lower(self.state, batch),
-            {"state": self.state, "batch": batch},
-            batch_size,
-            held=device_bytes(self.state.ema) + device_bytes(batch),
-        )
+        batch = self.batch(size)
+        held = device_bytes((self.state.ema, batch))
+        return Program(self._steps.train_step, {"state": self.state, "batch": batch}, size, held)
 
-    def evaluation(self, batch_size: int, training_batch_size: int) -> Program:
+    def evaluation(self, size: int, training_size: int) -> Program:
         """Return the evaluation step. A device also holds the other values of the training state, and batches."""
-        batch, state, waiting = self.batch(batch_size), self.state, self.batch(training_batch_size)
-        return Program(
-            lambda: self._steps.eval_step.lower(state.ema, state.frozen, batch),
-            {"values": state.ema, "frozen": state.frozen, "batch": batch},
-            batch_size,
-            held=device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting)),
-        )
+        batch, state, waiting = self.batch(size), self.state, self.batch(training_size)
+        arguments = {"values": state.ema, "frozen": state.frozen, "batch": batch}
+        held = device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting))
+        return Program(self._steps.eval_step, arguments, size, held)
 
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes of a global batch of the pipeline; see data/batch.py."""
@@ -104,11 +100,10 @@ class Programs:
 
 
 # --------------------------------------------------------------------------------------------------- devices
-@contextlib.contextmanager
-def tpu_compiler(topology: str) -> Iterator[Sequence[Any]]:
-    """Yield the devices of a TPU topology such as `v5e:4x4`, for compilation inside the block without a TPU.
+def tpu_devices(topology: str) -> Sequence[Any]:
+    """Return the devices of a TPU topology such as `v5e:4x4`, for compilation without a TPU.
 
-    Until the end of the block, JAX uses the CPU and environment variables keep libtpu from looking for a TPU.
+    For the rest of the process, JAX uses the CPU and environment variables keep libtpu from looking for a TPU.
 
     Raises:
       UserError: without libtpu, or for an unknown topology.
@@ -117,25 +112,17 @@ def tpu_compiler(topology: str) -> Iterator[Sequence[Any]]:
         raise UserError('--topology needs the TPU compiler, which also runs without a TPU: pip install "jax[tpu]"')
     from jax.experimental import topologies
 
-    platforms, single = jax.config.jax_platforms, topology.rpartition(":")[2] in ("1x1", "1x1x1")
-    options = {"chips_per_host_bounds": (1, 1, 1)} if single else {}
-    added = {name: value for name, value in WITHOUT_TPU.items() if name not in os.environ}
-    os.environ.update(added)
+    for name, value in WITHOUT_TPU.items():
+        os.environ.setdefault(name, value)
     jax.config.update("jax_platforms", "cpu")
+    single = topology.rpartition(":")[2] in ("1x1", "1x1x1")
+    options = {"chips_per_host_bounds": (1, 1, 1)} if single else {}
     try:
-        try:
-            devices = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
-        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            reason = str(error).partition(": ")[2].strip().splitlines()[0].partition(". ")[0].rstrip(".")
-            raise UserError(
-                f"--topology={topology} is unknown to the TPU compiler ({reason}); write it like v5e:4x4, v5p:2x2x2 or "
-                "v6e:16x16"
-            ) from error
-        yield devices
-    finally:
-        for name in added:
-            del os.environ[name]
-        jax.config.update("jax_platforms", platforms)
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        reason = str(error).partition(": ")[2].strip().splitlines()[0].partition(". ")[0].rstrip(".")
+        form = "write it like v5e:4x4, v5p:2x2x2 or v6e:16x16"
+        raise UserError(f"--topology={topology} is unknown to the TPU compiler ({reason}); {form}") from error
 
 
 def capacity_elsewhere(device: Any) -> tuple[int, str]:
@@ -160,10 +147,9 @@ def memory_shortage(message: str) -> tuple[int, int] | None:
     match = re.search(rf"Used {size} of {size} hbm|\({size}\) exceeds available HBM \({size}\)", message)
     if match is None:
         return None
-    needed, n, available, a = (text for text in match.groups() if text is not None)
-    return tuple(
-        round(float(number) * 1024 ** "_KMGT".index(unit or "_")) for number, unit in ((needed, n), (available, a))
-    )
+    texts = [text for text in match.groups() if text is not None]
+    needed, available = (round(float(n) * 1024 ** " KMGT".index(unit or " ")) for n, unit in (texts[:2], texts[2:]))
+    return needed, available
 
 
 # --------------------------------------------------------------------------------------------------- compiling
@@ -229,11 +215,7 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
         while fits(2 * size):
             size *= 2
     else:
-        while size := size // 2:
-            if fits(size):
-                break
-        else:
-            return 0
+        size = next((2**power for power in reversed(range(start.bit_length() - 1)) if fits(2**power)), 0)
     low, high, step = size, 2 * size, max(1, size // 8)
     while high - low > step:
         middle = low + (high - low) // 2 // step * step
@@ -259,12 +241,12 @@ def check(
     """
     if num_labels < 0:
         raise UserError(f"--labels={num_labels} is not a number of labels; give 1 or more")
-    with tpu_compiler(topology) if topology else contextlib.nullcontext(jax.devices()) as devices:
-        mesh = setup_jax(config, devices, training=not find_batch)
-        capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
-        if find_batch and capacity is None:
-            raise UserError(f"--find-batch needs the memory of a device, which is {source}; name a --topology")
-        reports = _examine_both(config, Programs(config, mesh, num_labels), mesh, capacity, find_batch, quick)
+    devices = tpu_devices(topology) if topology else jax.devices()
+    mesh = setup_jax(config, devices, training=not find_batch)
+    capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
+    if find_batch and capacity is None:
+        raise UserError(f"--find-batch needs the memory of a device, which is {source}; name a --topology")
+    reports = _examine_both(config, Programs(config, mesh, num_labels), mesh, capacity, find_batch, quick)
     fits = [report["fits"] for report in reports.values()]
     return {
         "topology": topology or "local",
@@ -284,13 +266,12 @@ def _examine_both(
     config: ConfigDict, programs: Programs, mesh: Mesh, capacity: int | None, find_batch: bool, quick: bool
 ) -> dict[str, dict[str, Any]]:
     """Return the reports of the training step and of the evaluation step, by name."""
+    tried: dict[int, dict[str, Any]] = {}
 
     def examined(name: str, program: Program) -> dict[str, Any]:
         images = program.batch_size // mesh.size
         status(f"compiling the {name} step, {counted(images, 'image')} per device on {counted(mesh.size, 'device')}")
         return examine(program, mesh.size, capacity, quick=quick)
-
-    unit, tried = config.train.accumulate * mesh.size, {}
 
     def fits(size: int) -> bool:
         tried[size] = examined("train", programs.training(size * unit))
@@ -298,6 +279,7 @@ def _examine_both(
         return tried[size]["fits"]
 
     if find_batch:
+        unit = config.train.accumulate * mesh.size
         train = tried[largest_fitting(fits, max(1, config.train.batch_size // unit)) or 1]
     else:
         train = examined("train", programs.training(config.train.batch_size))
@@ -317,21 +299,15 @@ def format_report(report: dict[str, Any]) -> str:
     mesh = ", ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
     capacity = report["capacity"]
     known = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
-    lines = [
-        f"{report['topology']}: {counted(report['chips'], 'chip')}, {counted(report['devices'], 'device')} "
-        f"({report['device']})",
-        f"mesh: {mesh}",
-        f"memory per device: {known} ({report['capacity_source']})",
-    ]
+    devices = f"{counted(report['chips'], 'chip')}, {counted(report['devices'], 'device')} ({report['device']})"
+    lines = [f"{report['topology']}: {devices}", f"mesh: {mesh}"]
+    lines.append(f"memory per device: {known} ({report['capacity_source']})")
     if report["quick"]:
         lines.append("compiled with minimal optimization: sizes may be a few percent off")
     for name, step in report["steps"].items():
         images = counted(step["batch_a_device"], "image")
-        lines += ["", f"{name} step, batch {step['batch_size']:,}: {images} per device"]
-        lines += _step_lines(step)
-    lines.append("")
-    lines += [f"{name}: {_verdict(step, capacity)}" for name, step in report["steps"].items()]
-    return "\n".join(lines)
+        lines += ["", f"{name} step, batch {step['batch_size']:,}: {images} per device", *_step_lines(step)]
+    return "\n".join([*lines, "", *(f"{name}: {_verdict(step, capacity)}" for name, step in report["steps"].items())])
 
 
 def _step_lines(step: dict[str, Any]) -> list[str]:
@@ -344,18 +320,17 @@ def _step_lines(step: dict[str, Any]) -> list[str]:
             f"  memory, GiB: {sizes}, held in addition {step['held'] / GIB:.3f}",
             f"  compiled in {step['compile_seconds']:.0f} s",
         ]
-        lines += [
-            f"  {kind}: {row['count']:,} per step, {row['bytes']:,} bytes per device"
-            for kind, row in step["collectives"].items()
-        ] or ["  no collectives"]
+        moved = step["collectives"].items()
+        lines += [f"  {kind}: {row['count']:,} per step, {row['bytes']:,} bytes per device" for kind, row in moved]
+        lines += [] if moved else ["  no collectives"]
         if step["uncounted"]:
             lines.append(f"  counted once, although in loops of unknown length: some of {', '.join(step['uncounted'])}")
-    width = max(len(row["path"]) for row in step["largest"])
-    lines.append("  largest arguments, bytes per device")
-    for row in step["largest"]:
-        shape = f"{row['dtype']}[{','.join(map(str, row['shape']))}]"
-        lines.append(f"    {row['path']:<{width}}  {row['bytes']:>13,}  {shape}  {row['spec']}")
-    return lines
+    rows = [
+        [row["path"], f"{row['bytes']:,}", f"{row['dtype']}[{','.join(map(str, row['shape']))}]", row["spec"]]
+        for row in step["largest"]
+    ]
+    largest = text_table(rows, align="<><").splitlines()
+    return [*lines, "  largest arguments, bytes per device", *(f"    {line}" for line in largest)]
 
 
 def _verdict(step: dict[str, Any], capacity: int | None) -> str:
