@@ -7,6 +7,7 @@ folder of the cache that has the name of the commit; nothing else of a repositor
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import urllib.parse
@@ -16,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.pretrained import web
-from mlmoe_jax.pretrained.download import fetch
-from mlmoe_jax.runtime.files import HUB, MIB, cache_folder
+from mlmoe_jax.runtime.files import HUB, cache_folder, full_disk_explained
 from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
@@ -26,6 +25,12 @@ from mlmoe_jax.runtime.version import __version__
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+FILE = re.compile(
+    r"https://(?:huggingface\.co|hf\.co)/(?P<repo>[^/]+(?:/[^/]+)?)/resolve/(?P<revision>[^/]+)/(?P<file>.+)"
+)
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_TIMEOUT = 30.0  # seconds, for connecting and for every read
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
@@ -41,8 +46,12 @@ class Address:
         return f"{HUB}{self.repository}{'' if self.revision == 'main' else f'@{self.revision}'}"
 
 
-class _Unreachable(Exception):
+class NoAnswer(Exception):
     """The hub could not be asked."""
+
+
+class Refused(UserError):
+    """The hub does not show or accept a model."""
 
 
 def require_repository(name: str) -> str:
@@ -68,71 +77,92 @@ def parse(text: str) -> Address:
 
 
 # ---------------------------------------------------------------------------------------------------------- download
+def locate(address: str) -> tuple[str, dict[str, str], str]:
+    """Return where the file at an https address is: its location, headers for requests, and its sha256 or "".
+
+    A file on the hub is located at its commit, on the mirror and with the token of the user.
+
+    Raises:
+      Refused, NoAnswer: the hub does not describe the file.
+    """
+    if not (found := FILE.fullmatch(address)):
+        return address, {}, ""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    repository, revision, name = found["repo"], found["revision"], urllib.parse.unquote(found["file"])
+    headers = build_hf_headers(library_name="mlmoe_jax")
+    with _explained(Address(repository, revision)):
+        url = hf_hub_url(repository, name, revision=revision, endpoint=_endpoint())
+        about = get_hf_file_metadata(url, headers=headers, timeout=_TIMEOUT)
+    location = hf_hub_url(repository, name, revision=about.commit_hash or revision, endpoint=_endpoint())
+    return location, headers, about.etag if about.etag and _SHA256.fullmatch(about.etag) else ""
+
+
 def fetch_model(address: Address, most: Mapping[str, int], required: Collection[str]) -> Path:
     """Download the files of a model that are not in the cache, and return their folder.
 
-    most: name -> the largest size in bytes, of all files to download; those that the repository does not have are left
-    out. If the hub cannot be reached, the files of an earlier download of the same revision are used, and this is told.
-    Raises UserError if the repository does not exist, is not shown or has not all files of `required`, if a file is too
-    large, and if a download fails.
+    If the hub cannot be reached, the files of an earlier download of the same revision are used, and this is reported.
+
+    Args:
+      address: the model and its revision.
+      most: name -> the largest size in bytes, of all files to download that the repository has.
+      required: the files without which it is no model.
+
+    Raises:
+      UserError: the repository does not exist, is not shown or lacks a required file, a file is too large, or a
+        download fails.
     """
     models = cache_folder() / "hub" / address.repository.replace("/", "--")
     earlier = models / "revisions" / urllib.parse.quote(address.revision, safe="")
+    known = earlier.read_text() if earlier.is_file() else ""
     try:
         commit, files = _look_up(address)
-    except _Unreachable as error:
-        commit = _complete_before(earlier)
-        if not commit:
+        if missing := [name for name in required if name not in files]:
+            raise UserError(f"{address} is not a model that mlmoe_jax has shared: it has no {missing[0]}")
+        if known != commit:
+            _download(address, commit, {name: files[name] for name in most if name in files}, most, models / commit)
+            earlier.parent.mkdir(parents=True, exist_ok=True)
+            earlier.write_text(commit)
+    except NoAnswer as error:
+        if not _COMMIT.fullmatch(known):
             raise UserError(
                 f"{address} cannot be downloaded, because {error}; try again, or download it elsewhere with `hf "
                 f"download {address.repository} --local-dir=FOLDER` and set --workdir=FOLDER"
             ) from error
-        status(f"{error}; {address} is the commit {commit[:12]}, which was downloaded before")
-        return models / commit
-    if missing := [name for name in required if name not in files]:
-        raise UserError(f"{address} is not a model that mlmoe_jax has shared: it has no {missing[0]}")
-    for name in most:
-        if name in files and files[name][0] > most[name]:
-            raise UserError(f"{address} has a {name} of {megabytes(files[name][0])}, above {megabytes(most[name])}")
-    folder = models / commit
-    known = _complete_before(earlier) == commit
-    if not known:
-        status(f"downloading {address}, commit {commit[:12]}, to {folder}")
-    for name in most:
-        if name in files:
-            size, sha256 = files[name]
-            url = f"https://huggingface.co/{address.repository}/resolve/{commit}/{name}"
-            fetch(url, folder / name, sha256=sha256, size=size, quiet=size < MIB)
-    if not known:  # a cache that is only read need not be writable
-        earlier.parent.mkdir(parents=True, exist_ok=True)
-        earlier.write_text(commit)
-    return folder
+        status(f"{error}; {address} is the commit {known[:12]}, which was downloaded before")
+        return models / known
+    return models / commit
 
 
 def _look_up(address: Address) -> tuple[str, dict[str, tuple[int, str]]]:
     """Return the commit of a revision, and name -> (size in bytes, sha256 or "") of its files."""
     if os.environ.get("MLMOE_OFFLINE", "") not in ("", "0"):
-        raise _Unreachable("MLMOE_OFFLINE is set")
+        raise NoAnswer("MLMOE_OFFLINE is set")
     with _explained(address):
-        about = _hub().model_info(
-            address.repository, revision=address.revision, files_metadata=True, timeout=web.TIMEOUT
-        )
-    files = {
-        file.rfilename: (file.size or 0, file.lfs.sha256 if file.lfs else "")
-        for file in about.siblings or ()
-        if file.size is not None
-    }
-    commit = about.sha or ""
-    good = all(size >= 0 and (not digest or web.SHA256.fullmatch(digest)) for size, digest in files.values())
-    if not (good and _COMMIT.fullmatch(commit)):  # it becomes the name of a folder
+        about = _hub().model_info(address.repository, revision=address.revision, files_metadata=True, timeout=_TIMEOUT)
+    if not _COMMIT.fullmatch(about.sha or ""):  # it becomes the name of a folder
         raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
-    return commit, files
+    files = {file.rfilename: (file.size or 0, file.lfs.sha256 if file.lfs else "") for file in about.siblings or ()}
+    return about.sha, files
 
 
-def _complete_before(earlier: Path) -> str:
-    """Return the commit of the last complete download of a revision, or ""."""
-    commit = earlier.read_text() if earlier.is_file() else ""
-    return commit if _COMMIT.fullmatch(commit) else ""
+def _download(
+    address: Address, commit: str, files: Mapping[str, tuple[int, str]], most: Mapping[str, int], folder: Path
+) -> None:
+    from huggingface_hub import hf_hub_download
+
+    for name, (size, _) in files.items():
+        if size > most[name]:
+            raise UserError(f"{address} has a {name} of {megabytes(size)}, above {megabytes(most[name])}")
+    status(f"downloading {address}, commit {commit[:12]}, to {folder}")
+    for name, (size, sha256) in files.items():
+        with _explained(address), full_disk_explained(folder):
+            hf_hub_download(address.repository, name, revision=commit, local_dir=folder, endpoint=_endpoint())
+        path = folder / name
+        if path.stat().st_size != size or (sha256 and sha256_of(path) != sha256):
+            path.unlink()
+            raise UserError(f"the {name} of {address} has another size or sha256 than the hub says; try again")
 
 
 # ------------------------------------------------------------------------------------------------------------ upload
@@ -158,7 +188,7 @@ def upload_model(folder: Path, address: Address, names: Collection[str], *, priv
     try:
         with _explained(address, writes=True):
             hub.create_repo(repository, private=private or None, exist_ok=True)
-            if private and not hub.model_info(repository, timeout=web.TIMEOUT).private:
+            if private and not hub.model_info(repository, timeout=_TIMEOUT).private:
                 raise UserError(f"{repository} exists and is public; make it private there, or leave --private out")
             if revision != "main":
                 hub.create_branch(repository, branch=revision, exist_ok=True)
@@ -173,51 +203,69 @@ def upload_model(folder: Path, address: Address, names: Collection[str], *, priv
                 commit_message="Share a model of mlmoe_jax",
                 revision=revision,
             )
-    except _Unreachable as error:
+    except NoAnswer as error:
         raise UserError(f"{repository} cannot be uploaded, because {error}; try again") from error
     return done.commit_url
+
+
+def is_safe(address: str) -> bool:
+    """Return whether an address is https, or http on this machine."""
+    parts = urllib.parse.urlsplit(address)
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS)
+
+
+def _endpoint() -> str | None:
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None  # the library reads it only when it is imported
+    if endpoint and not is_safe(endpoint):
+        raise Refused(f"HF_ENDPOINT: '{endpoint}' is not an https address; give that of the hub or of a mirror")
+    return endpoint
 
 
 def _hub() -> Any:
     from huggingface_hub import HfApi
 
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None  # the library reads it only when it is imported
-    try:
-        web.require_safe(endpoint or "https://huggingface.co")
-    except web.Refused as error:
-        raise UserError(f"HF_ENDPOINT: {error}; give the https address of the hub or of a mirror") from error
-    return HfApi(endpoint=endpoint, library_name="mlmoe_jax", library_version=__version__)
+    return HfApi(endpoint=_endpoint(), library_name="mlmoe_jax", library_version=__version__)
 
 
 @contextlib.contextmanager
 def _explained(address: Address, *, writes: bool = False) -> Iterator[None]:
-    """Turn the errors of the hub's library into a UserError, or into _Unreachable; none of them quotes a token."""
+    """Turn the errors of the hub's library into a UserError, or into NoAnswer; none of them quotes a token."""
     from huggingface_hub import errors
 
     repository, page = address.repository, f"https://huggingface.co/{address.repository}"
     try:
         yield
-    except (UserError, KeyboardInterrupt):
+    except UserError:
         raise
     except errors.OfflineModeIsEnabled as error:
-        raise _Unreachable("HF_HUB_OFFLINE is set") from error
+        raise NoAnswer("HF_HUB_OFFLINE is set") from error
     except errors.GatedRepoError as error:
-        raise UserError(f"access to {address} has to be requested at {page}; then {_LOGIN}") from error
+        raise Refused(f"access to {address} has to be requested at {page}; then {_LOGIN}") from error
     except errors.RevisionNotFoundError as error:
-        raise UserError(f"the model {repository} has no revision '{address.revision}'; {page} lists them") from error
+        raise Refused(f"the model {repository} has no revision '{address.revision}'; {page} lists them") from error
     except errors.RepositoryNotFoundError as error:
-        raise UserError(f"the hub has no model {repository}, or it is private: check the name, or {_LOGIN}") from error
+        raise Refused(f"the hub has no model {repository}, or it is private: check the name, or {_LOGIN}") from error
     except errors.HfHubHTTPError as error:
-        raise _refused(address, error.response, writes=writes) from error
+        code = getattr(error.response, "status_code", 0)
+        if code >= 500 or code in (408, 429):
+            raise NoAnswer(f"the hub responds with {code}") from error
+        may = (
+            f"the token for the hub may not {'write to' if writes else 'read'} {repository}; {_LOGIN} with one that may"
+        )
+        refusal = f"the hub refuses {address} with the status {code}; check the name and the token"
+        raise Refused(may if code in (401, 403) else refusal) from error
     except Exception as error:  # each major version of the library changed its transport, and with it the errors
-        raise _Unreachable(f"the hub cannot be reached ({web.brief(error)})") from error
+        raise NoAnswer(f"the hub cannot be reached ({brief(error)})") from error
 
 
-def _refused(address: Address, response: Any, *, writes: bool) -> Exception:
-    code = getattr(response, "status_code", 0)
-    if code in (401, 403):
-        may = "write to" if writes else "read"
-        return UserError(f"the token for the hub may not {may} {address.repository}; {_LOGIN} with one that may")
-    if code >= 500 or code in (408, 429):
-        return _Unreachable(f"the hub responds with {code}")
-    return UserError(f"the hub refuses {address} with the status {code}; check the name and the token")
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def brief(error: Exception) -> str:
+    """Return the message of an error in a form that fits into a sentence."""
+    reason = getattr(error, "reason", error)
+    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return text.partition("\n")[0].partition(". ")[0].rstrip(".")

@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def names(target: Path) -> list[str]:
-    return sorted(path.name for path in target.parent.iterdir())
+    return sorted(path.name for path in target.parent.iterdir() if path.name != ".lock")
 
 
 def assert_complete(target: Path, content: bytes = CONTENT):

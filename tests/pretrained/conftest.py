@@ -8,7 +8,7 @@ from helpers.file_site import CHUNK, HUB_PATH, Site
 from helpers.torch_pickles import LAYOUTS, WRITE
 from huggingface_hub import constants
 
-from mlmoe_jax.pretrained import download, web
+from mlmoe_jax.pretrained import download
 from mlmoe_jax.pretrained.load import read_tensors
 
 
@@ -17,7 +17,7 @@ def pauses(monkeypatch):
     """The requested pauses, which are skipped; environment variables for proxies and tokens are removed."""
     asked = []
     monkeypatch.setattr(download, "pause", asked.append)
-    monkeypatch.setattr(web, "CHUNK", CHUNK)
+    monkeypatch.setattr(download, "CHUNK", CHUNK)
     for name in ("MLMOE_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)

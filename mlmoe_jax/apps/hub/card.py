@@ -20,8 +20,7 @@ from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.models.adapters.catalog import adapters_of, described
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.pretrained.hub import Address
-from mlmoe_jax.pretrained.web import HUB
+from mlmoe_jax.pretrained.hub import FILE, Address
 from mlmoe_jax.runs.folder import FROZEN, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.text import counted, percent
@@ -87,7 +86,7 @@ def write_card(
 
 
 def _metadata(address: Address, config: ConfigDict, results: Results, main: str, license_name: str) -> ModelCardData:
-    base = HUB.fullmatch(catalog.entry(config.model.backbone.name).address)
+    base = FILE.fullmatch(catalog.entry(config.model.backbone.name).address)
     kinds = [config.model.head.kind, *adapters_of(config)]
     measured = [
         EvalResult(
