@@ -52,7 +52,7 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
 
 
 # ----------------------------------------------------------------------------------------------------------- selection
-# Every config of a method takes `selection=published`, the default, or `selection=honest`: the test split and the metric
+# Every config of a method takes `selection=published`, the default, or `selection=honest`: the test split and metric
 # of a paper, or held-out training images. `preset=honest` is short for the default preset with `selection=honest`.
 PUBLISHED, HONEST = SELECTIONS = ("published", "honest")
 OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or honest if the preset says so
