@@ -127,7 +127,7 @@ def measure(
 
 def measure_pairs(
     scored: Mapping[str, SplitScores], label_space: LabelSpace, config: ConfigDict
-) -> dict[str, list[cooccurrence.PairBias]]:
+) -> dict[str, list[cooccurrence.PairRow]]:
     """Return the co-occurrence overfitting of each split on the pairs of labels that co-occur in training."""
     found = {}
     pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
@@ -208,7 +208,7 @@ def write_results(
     folder.write_json(f"{prefix}{RESULTS}", dict(results))
 
 
-def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairBias]], reported: Sequence[str]) -> dict[str, dict]:
+def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairRow]], reported: Sequence[str]) -> dict[str, dict]:
     """Average the pairs of each split; use the same pairs for all reported splits."""
     together = {name: rows for name, rows in pairs.items() if name in reported}
     groups = [together, *({name: rows} for name, rows in pairs.items() if name not in reported)]
@@ -216,12 +216,14 @@ def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairBias]], reported: 
 
 
 def _write_pairs(
-    folder: RunFolder, pairs: Mapping[str, Sequence[cooccurrence.PairBias]], names: Sequence[str], prefix: str
+    folder: RunFolder, pairs: Mapping[str, Sequence[cooccurrence.PairRow]], names: Sequence[str], prefix: str
 ) -> None:
     """Write cooccurrence.csv, one row per split and pair; cells that are undefined are empty."""
-    rows = [{"split": split} | pair.row() for split, of_split in pairs.items() for pair in of_split]
-    for row in rows:
-        row |= {"a": names[row["a"]], "b": names[row["b"]]}
+    rows = [
+        {"split": split} | row | {"a": names[row["a"]], "b": names[row["b"]]}
+        for split, of_split in pairs.items()
+        for row in of_split
+    ]
     cells = [["" if value != value else value for value in row.values()] for row in rows]  # nan differs from itself
     folder.write_csv(f"{prefix}{COOCCURRENCE}", list(rows[0]), cells)
 

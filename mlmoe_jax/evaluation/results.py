@@ -23,7 +23,6 @@ from mlmoe_jax.runs.restore import read_config
 EVALUATED = "eval/"  # what --mode=eval writes
 FALL = "mAP_fall_from_test"  # of test_shift, a difference from the results of test
 PREFIXES = ("", EVALUATED)  # the first that has a split takes precedence
-_HUGE = 10**300  # larger integers are no floats
 _CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
@@ -151,13 +150,12 @@ def training_results(folder: RunFolder) -> Results | None:
 
 
 def _results_in(folder: RunFolder, name: str) -> Results:
-    stored = folder.read_json(name)
-    if not all(map(_is_table, stored.values())):
-        raise UserError(f"{folder / name} is damaged: it should hold a number for each metric of each split")
-    return {
-        split: {key: math.nan if value is None else value for key, value in metrics.items()}
-        for split, metrics in stored.items()
-    }
+    with folder.reading(name):
+        stored = folder.read_json(name)
+        return {
+            split: {key: math.nan if value is None else float(value) for key, value in metrics.items()}
+            for split, metrics in stored.items()
+        }
 
 
 def read_labels(folder: RunFolder) -> tuple[str, ...]:
@@ -167,36 +165,21 @@ def read_labels(folder: RunFolder) -> tuple[str, ...]:
 
 
 def _present(folder: RunFolder, name: str) -> list[str]:
-    folder.require()
     """Return the prefixes under which a file is there; UserError if there are none."""
-    if found := [prefix for prefix in PREFIXES if (folder / f"{prefix}{name}").exists()]:
-        return found
-    raise UserError(f"{folder} has no {name}; run --mode=eval --workdir={folder}, or let its training finish")
-
-
-def _is_table(metrics: object) -> bool:
-    return isinstance(metrics, dict) and all(
-        value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _HUGE)
-        for value in metrics.values()
-    )
+    folder.require()
+    if not (prefixes := [prefix for prefix in PREFIXES if (folder / f"{prefix}{name}").exists()]):
+        raise UserError(f"{folder} has no {name}; run --mode=eval --workdir={folder}, or let its training finish")
+    return prefixes
 
 
 def _read_file(folder: RunFolder, prefix: str) -> dict[str, SplitScores]:
-    name = f"{prefix}{SCORES}"
-    with folder.reading(name):  # also what is made of the arrays: their shapes and types are not known yet
+    name, labels = f"{prefix}{SCORES}", len(read_labels(folder))
+    with folder.reading(name):
         stored = folder.read_npz(name)
         ids, scores, codes, of = (stored[key] for key in ("ids", "scores", "labels", "split"))
-        labels = len(read_labels(folder))
-        if not (scores.shape == codes.shape == (len(ids), labels) and ids.shape == of.shape == (len(ids),)):
-            raise UserError(
-                f"{folder / name} is damaged: {len(ids)} ids, scores of shape {scores.shape} and codes of shape "
-                f"{codes.shape} do not fit the {labels} labels of {LABELS}"
-            )
-        if not ids.dtype.kind == of.dtype.kind == "U":
-            raise TypeError("ids and splits should be text")
-        if not (np.issubdtype(scores.dtype, np.floating) and np.isin(codes, _CODES).all()):
-            raise UserError(f"{folder / name} is damaged: scores should be numbers and label codes one of -1, 0, 1, 2")
-        if ((scores < 0) | (scores > 1)).any():  # nan is an image that could not be read
-            raise UserError(f"{folder / name} is damaged: scores should be in 0 … 1")
-        whole = SplitScores("", ids, scores.astype(np.float64, copy=False), codes, prefix=prefix)
-        return {split: replace(whole.take(of == split), name=split) for split in dict.fromkeys(of.tolist())}
+        fit = scores.shape == codes.shape == (len(ids), labels) and ids.shape == of.shape == (len(ids),)
+        # nan is an image that could not be read
+        if not fit or not np.isin(codes, _CODES).all() or ((scores < 0) | (scores > 1)).any():
+            raise ValueError(f"its arrays do not fit the {labels} labels of {LABELS}, or have impossible values")
+        whole = SplitScores("", ids.astype(str), scores.astype(np.float64, copy=False), codes, prefix=prefix)
+        return {split: replace(whole.take(of == split), name=split) for split in dict.fromkeys(of.astype(str).tolist())}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mlmoe_jax.evaluation.metrics.ranking import checked
+
 Floats = NDArray[np.float64]
 
 
@@ -34,24 +36,19 @@ def prior_matched(
       f64[K], infinity also for a class without known labels.
 
     Raises:
-      ValueError: no images, a NaN score that counts, frequencies of another shape or outside [0, 1], unknown
-        `when_zero`.
+      ValueError: a NaN score that counts, wrong shapes, or frequencies outside [0, 1].
     """
-    if when_zero not in ("none", "all"):
-        raise ValueError(f"when_zero must be 'none' or 'all', not {when_zero!r}")
     scores, frequency = np.asarray(scores, np.float64), np.asarray(train_frequency, np.float64)
-    if scores.ndim != 2 or not len(scores) or frequency.shape != scores.shape[1:]:
-        raise ValueError(f"scores must be [N,K] and frequencies [K], not {scores.shape} {frequency.shape}")
-    if not np.all((frequency >= 0) & (frequency <= 1)):
-        raise ValueError("train_frequency must be fractions in [0, 1]")
-    valid = _valid(scores, mask)
+    _, _, valid = checked(scores, np.broadcast_to(np.False_, scores.shape), mask)
+    if frequency.shape != scores.shape[1:] or not np.all((frequency >= 0) & (frequency <= 1)):
+        raise ValueError(f"train_frequency must be {scores.shape[1]} fractions in [0, 1]")
     known = valid.sum(axis=0)
-    wanted = (frequency * known).astype(np.int64)
+    count = (frequency * known).astype(np.int64)
     ascending = np.sort(np.where(valid, scores, -np.inf), axis=0)
     # For m = 0 the authors' index wraps around to the smallest score.
-    rank = np.where(wanted > 0, wanted, known)
+    rank = np.where(count > 0, count, known)
     cuts = np.take_along_axis(ascending, (len(scores) - np.maximum(rank, 1))[None], axis=0)[0]
-    return np.where((wanted if when_zero == "none" else known) == 0, np.inf, cuts)
+    return np.where({"none": count, "all": known}[when_zero] == 0, np.inf, cuts)
 
 
 def reported(
@@ -103,19 +100,11 @@ def fit(
       precise enough, so that the class is never predicted.
 
     Raises:
-      ValueError: wrong shapes, valid scores outside [0, 1], unknown per or goal, impossible precision.
+      ValueError: wrong shapes, a NaN score that counts, or an unknown per or goal.
     """
-    if per not in ("class", "global") or goal not in ("f1", "precision") or not 0 <= precision <= 1:
-        raise ValueError(
-            f"per must be 'class' or 'global', goal 'f1' or 'precision', precision within [0, 1], not "
-            f"{per!r}, {goal!r}, {precision!r}"
-        )
-    scores, positive = np.asarray(scores, np.float64), np.asarray(labels) == 1
-    if scores.ndim != 2 or scores.shape != positive.shape:
-        raise ValueError(f"scores and labels must both be [N,K], not {scores.shape} {positive.shape}")
-    valid = _valid(scores, mask)
-    if not np.all((scores[valid] >= 0) & (scores[valid] <= 1)):
-        raise ValueError("scores must be probabilities in [0, 1]")
+    if per not in ("class", "global") or goal not in ("f1", "precision"):
+        raise ValueError(f"per must be 'class' or 'global', and goal 'f1' or 'precision', not {per!r}, {goal!r}")
+    scores, positive, valid = checked(np.asarray(scores, np.float64), labels, mask)
     classes = scores.shape[1]
     if per == "global":
         scores, positive, valid = (x.reshape(-1, 1) for x in (scores, positive, valid))
@@ -142,13 +131,3 @@ def _best_cuts(scores: Floats, positive: NDArray[np.bool_], goal: str, precision
     middle = lower + (upper - lower) / 2
     cuts = np.where(middle > lower, middle, upper)  # neighboring floats have no number between them
     return np.where(found[-1] == 0, np.nan, np.where(reached, cuts, np.inf))
-
-
-def _valid(scores: Floats, mask: ArrayLike | None) -> NDArray[np.bool_]:
-    """Return which entries are valid, bool[N,K]; ValueError for a mask of another shape or a valid NaN score."""
-    valid = np.ones(scores.shape, bool) if mask is None else np.asarray(mask) != 0
-    if valid.shape != scores.shape or np.isnan(scores[valid]).any():
-        raise ValueError(
-            f"mask must be [N,K] like the scores, and valid scores must not be NaN, not {valid.shape} {scores.shape}"
-        )
-    return valid

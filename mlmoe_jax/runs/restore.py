@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -91,47 +90,27 @@ class Run:
 
 def require_same_frozen(folder: RunFolder, frozen: Params) -> None:
     """Raise UserError if the folder holds checkpoints of a run with other frozen weights."""
-    if not ((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
-        return
-    _require_fingerprint(folder, _read_backbone(folder), frozen)
+    if (folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists():
+        _require_fingerprint(folder, frozen)
 
 
-@dataclass(frozen=True)
-class _FrozenWeights:
-    """The contents of backbone.json: the name of the backbone, and its file, size and fingerprint."""
-
-    name: str
-    weights: str
-    frozen_parameters: int
-    fingerprint: str
-
-
-def _read_backbone(folder: RunFolder) -> _FrozenWeights:
+def _require_fingerprint(folder: RunFolder, frozen: Params) -> None:
     with folder.reading(BACKBONE):
         stored = folder.read_json(BACKBONE)
-        kinds = {"name": str, "weights": str, "frozen_parameters": int, "fingerprint": str}
-        for name, kind in kinds.items():
-            if not isinstance(stored[name], kind):
-                raise TypeError(f"{name} is {stored[name]!r}")
-        return _FrozenWeights(**{name: stored[name] for name in kinds})
+        name, weights, expected = (str(stored[key]) for key in ("name", "weights", "fingerprint"))
+    if fingerprint(frozen) != expected:
+        raise UserError(
+            f"the frozen weights of {name} ({weights}) are not those that {folder} was trained with; put the original "
+            "file back, or train in another --workdir"
+        )
 
 
 def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
     """Return the stored mean and standard deviation with the image size of the config, which may differ."""
     with folder.reading(PREPROCESS):
         stored = folder.read_json(PREPROCESS)
-        mean, std = ([float(value) for value in stored[name]] for name in ("mean", "std"))
-        if not (len(mean) == len(std) == 3 and all(map(math.isfinite, mean + std)) and min(std) > 0):
-            raise ValueError("mean and std should be three numbers each, and std above 0")
-        return Preprocess(image_size, (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]))
-
-
-def _require_fingerprint(folder: RunFolder, described: _FrozenWeights, frozen: Params) -> None:
-    if fingerprint(frozen) != described.fingerprint:
-        raise UserError(
-            f"the frozen weights of {described.name} ({described.weights}) are not those that {folder} was "
-            "trained with; put the original file back, or train in another --workdir"
-        )
+        (red, green, blue), (r, g, b) = (map(float, stored[name]) for name in ("mean", "std"))
+        return Preprocess(image_size, (red, green, blue), (r, g, b))
 
 
 def write_run_metadata(
@@ -270,7 +249,7 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     The values that a checkpoint holds, trainable parameters and statistics, are ShapeDtypeStructs. Raises UserError if
     the frozen weights are not those that the run was trained with.
     """
-    described, stored = _read_backbone(folder), {}
+    stored: Params = {}
     if (folder / FROZEN).exists():
         content = folder.read_bytes(FROZEN, MOST_DATA)
         try:
@@ -279,14 +258,17 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
             raise UserError(f"{folder / FROZEN} is damaged: {error}") from error
     build = model_builder(config, label_space)
     model = nnx.eval_shape(build)
-    if elsewhere := split_model(model, config).frozen.keys() - stored.keys():
+    parts = split_model(model, config)
+    if elsewhere := parts.frozen.keys() - stored.keys():
         if (folder / ADAPTER).exists() and config.model.backbone.weights != "auto":
             raise UserError(f"{folder} is damaged: {FROZEN} has not all of its frozen weights, which are not published")
         fill_backbone(model, config)
         draw_missing(model, build, among=elsewhere)
-    parts = split_model(model, config)
-    parts = replace(parts, frozen={**parts.frozen, **stored}, unpublished=frozenset(stored))
-    _require_fingerprint(folder, described, parts.frozen)
+        _, values, _ = ModelDef.split(model)
+        stored = cast_frozen({path: values[path] for path in elsewhere}, config) | stored
+    frozen = {path: stored[path] for path in parts.frozen}
+    parts = replace(parts, frozen=frozen, unpublished=frozenset(stored) - elsewhere)
+    _require_fingerprint(folder, parts.frozen)
     return parts
 
 

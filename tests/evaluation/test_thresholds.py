@@ -51,19 +51,17 @@ def test_reported_cuts():
 
 
 @pytest.mark.parametrize(
-    ("scores", "frequency", "when_zero"),
+    ("scores", "frequency"),
     [
-        (np.ones((3, 2)), [0.5, 0.5, 0.5], "none"),
-        (np.ones((0, 2)), [0.5, 0.5], "none"),
-        (np.full((3, 2), np.nan), [0.5, 0.5], "none"),
-        (np.ones((3, 2)), [0.5, 1.5], "none"),
-        (np.ones((3, 2)), [0.5, np.nan], "none"),
-        (np.ones((3, 2)), [0.5, 0.5], "wrap"),
+        (np.ones((3, 2)), [0.5, 0.5, 0.5]),
+        (np.full((3, 2), np.nan), [0.5, 0.5]),
+        (np.ones((3, 2)), [0.5, 1.5]),
+        (np.ones((3, 2)), [0.5, np.nan]),
     ],
 )
-def test_impossible_input(scores, frequency, when_zero):
-    with pytest.raises(ValueError, match="must be"):
-        thresholds.prior_matched(scores, frequency, when_zero=when_zero)
+def test_impossible_input(scores, frequency):
+    with pytest.raises(ValueError, match=r"must be|is NaN"):
+        thresholds.prior_matched(scores, frequency)
 
 
 @pytest.mark.parametrize("when_zero", ["none", "all"])
@@ -153,18 +151,15 @@ def test_a_threshold_between_neighboring_floats_is_the_larger_score():
 @pytest.mark.parametrize(
     ("scores", "options"),
     [
-        ([[0.5, 1.5]], {}),
         ([[0.5, np.nan]], {}),
         ([[0.5]], {}),
         ([[0.5, 0.5]], {"mask": [[1]]}),
         ([[0.5, 0.5]], {"goal": "recall"}),
         ([[0.5, 0.5]], {"per": "image"}),
-        ([[0.5, 0.5]], {"goal": "precision", "precision": -0.1}),
-        ([[0.5, 0.5]], {"goal": "precision", "precision": 1.1}),
     ],
 )
 def test_labels_without_a_threshold(scores, options):
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(ValueError, match=r"must|is NaN"):
         thresholds.fit(scores, [[1, 0]], **options)
 
 

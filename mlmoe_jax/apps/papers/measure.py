@@ -14,7 +14,7 @@ from mlmoe_jax.apps.papers.request import Request
 from mlmoe_jax.apps.tools.preflight.cost import summarize
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import published
-from mlmoe_jax.evaluation.metrics.rates import sample_deviation
+from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.evaluation.results import read_scores, require_split, training_results
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import read_config, read_label_space

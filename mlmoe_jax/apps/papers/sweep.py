@@ -18,7 +18,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers.engine import GridRun, execute, planned, require_no_errors
 from mlmoe_jax.apps.papers.grid import Point, as_text, short_names
 from mlmoe_jax.apps.papers.plot import Mark, draw
-from mlmoe_jax.evaluation.metrics.rates import sample_deviation
+from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.formats import to_json

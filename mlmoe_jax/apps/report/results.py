@@ -14,7 +14,7 @@ from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Secti
 from mlmoe_jax.apps.report.run_files import Evaluated, RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun, Comparison, compare_runs
 from mlmoe_jax.evaluation.metrics.groups import GROUPS
-from mlmoe_jax.evaluation.metrics.predictions import CUTS, FIGURES, PREDICTIONS
+from mlmoe_jax.evaluation.metrics.standard import CUTS, FIGURES, PREDICTIONS
 from mlmoe_jax.evaluation.results import hidden_evaluations
 from mlmoe_jax.runtime.text import percent
 

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
 
-from mlmoe_jax.evaluation.metrics.multilabel import top_k
-from mlmoe_jax.evaluation.metrics.rates import Floats, mean_defined, precision_recall_f1_of, ratio
+from mlmoe_jax.evaluation.metrics.multilabel import Floats, mean_defined, precision_recall_f1_of, ratio, top_k
 
 CHUNK = 100  # resamples at a time: their weights take 16 MB for 40,000 images
 

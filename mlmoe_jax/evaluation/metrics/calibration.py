@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
+from mlmoe_jax.evaluation.metrics.multilabel import Floats, mean_defined, ratio
 from mlmoe_jax.evaluation.metrics.ranking import checked, row_blocks
-from mlmoe_jax.evaluation.metrics.rates import Floats, mean_defined, ratio
 
 Ints = NDArray[np.int64]
 
@@ -74,10 +74,8 @@ def reliability(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None 
       bins: M. More bins resolve finer errors, but with few entries per bin they also measure noise.
 
     Raises:
-      ValueError: wrong shapes, bins below 1, or a valid score that is NaN or outside [0, 1].
+      ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].
     """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, not {bins}")
     scores, positive, valid = checked(scores, labels, mask)
     classes = scores.shape[1]
     count, hits = (np.zeros(classes * bins, np.int64) for _ in range(2))
@@ -105,7 +103,7 @@ MEANINGS = {
 
 def measure(entries: Entries) -> dict[str, float]:
     """Return the metrics that MEANINGS names: over all entries (pooled), or as the mean over classes (macro)."""
-    binned = reliability(entries.scores, entries.positive, mask=entries.valid, bins=entries.bins)
+    binned = reliability(entries.scores, entries.positive, mask=entries.valid)
     pooled = binned.pooled()
     return {
         "ECE_pooled": float(pooled.expected_calibration_error[0]),

@@ -21,7 +21,6 @@ Shape letters: N images, K labels.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -42,75 +41,28 @@ class Pair:
     support: int
 
 
-@dataclass(frozen=True)
-class Cells:
-    """The number of images per cell of a pair, among those with both labels known."""
+PairRow = dict[str, float]  # the values of a pair on a split by name, as in cooccurrence.csv; nan if undefined
 
-    both: int
-    a_only: int
-    b_only: int
-    neither: int
-
-
-@dataclass(frozen=True)
-class WithoutB:
-    """Images without b: the share predicted as b (fpr) and the mean score of b, with and without a."""
-
-    fpr_with_a: float
-    fpr_without_a: float
-    score_with_a: float
-    score_without_a: float
-
-    @property
-    def fpr_gap(self) -> float:
-        """How much a raises the false-positive rate of b."""
-        return self.fpr_with_a - self.fpr_without_a
-
-    @property
-    def score_gap(self) -> float:
-        """How much a raises the mean score of an absent b."""
-        return self.score_with_a - self.score_without_a
-
-
-@dataclass(frozen=True)
-class WithB:
-    """AP and AUC of b over its positives with a (cooccurring) or without (exclusive), against all its negatives."""
-
-    ap_cooccurring: float
-    ap_exclusive: float
-    auc_cooccurring: float
-    auc_exclusive: float
-
-    @property
-    def auc_gap(self) -> float:
-        """How much worse b is found without a."""
-        return self.auc_cooccurring - self.auc_exclusive
-
-
-@dataclass(frozen=True)
-class PairBias:
-    """The metrics of one pair on one split; a metric is nan if one of its cells has too few images."""
-
-    pair: Pair
-    images: Cells
-    without_b: WithoutB
-    with_b: WithB
-
-    def row(self) -> dict[str, float]:
-        """Return all values by name, as in cooccurrence.csv."""
-        images = {f"images_{cell}": count for cell, count in vars(self.images).items()}
-        return {**vars(self.pair), **images, **vars(self.without_b), **vars(self.with_b)}
-
-
-# The metrics of the two questions; those of one question are averaged over the same pairs.
-_QUESTIONS = (
-    (
-        "pairs_fpr",
-        "without_b",
-        ("fpr_with_a", "fpr_without_a", "fpr_gap", "score_with_a", "score_without_a", "score_gap"),
-    ),
-    ("pairs_ap", "with_b", ("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive", "auc_gap")),
-)
+CELLS = ("both", "a_only", "b_only", "neither")
+# The metrics of the two questions; those of one question are averaged over the same pairs. A gap is the difference of
+# two others, which it names.
+_QUESTIONS = {
+    "pairs_fpr": {
+        "fpr_with_a": (),
+        "fpr_without_a": (),
+        "fpr_gap": ("fpr_with_a", "fpr_without_a"),
+        "score_with_a": (),
+        "score_without_a": (),
+        "score_gap": ("score_with_a", "score_without_a"),
+    },
+    "pairs_ap": {
+        "ap_cooccurring": (),
+        "ap_exclusive": (),
+        "auc_cooccurring": (),
+        "auc_exclusive": (),
+        "auc_gap": ("auc_cooccurring", "auc_exclusive"),
+    },
+}
 MEANINGS = {
     r"mAP_fall_from_test": "mAP on test minus mAP on this split, in which labels do not co-occur as in training",
     r"cooccurrence/fpr_with_a": "false-positive rate of b in images with a, for pairs that often co-occur in training",
@@ -143,10 +95,6 @@ def training_pairs(
     often than by chance are chosen.
     """
     together, positives = csr_array(together).tocoo(), np.asarray(positives, np.int64)
-    if together.shape != (positives.size, positives.size):
-        raise ValueError(f"counts must be [K,K] and positives [K], not {together.shape} and {positives.shape}")
-    if not 0 < level <= 1:
-        raise ValueError(f"level must be above 0 and at most 1, not {level}")
     a, b = together.row, together.col
     given, alone = together.data / np.maximum(positives[a], 1), positives[b] / max(1, images)
     chosen = (a != b) & (given >= level) & (given > alone) & (together.data >= max(1, support))
@@ -163,26 +111,58 @@ def pair_biases(
     *,
     mask: ArrayLike | None = None,
     fewest: int = 10,
-) -> list[PairBias]:
+) -> list[PairRow]:
     """Measure each pair on a split, in the order of `pairs`.
 
     Args:
       scores: f[N,K], probabilities.
       labels: [N,K], positive if equal to 1.
+      pairs: of `training_pairs`.
       thresholds: a number or f[K]; b is predicted if its score ≥ its threshold.
       mask: [N,K] or None; an image counts for a pair only if both labels are known; negatives of b count for the AP
         even if a is unknown.
       fewest: minimum number of images in each cell that a metric uses.
+
+    Returns:
+      per pair: the fields of `Pair`; images_CELL, the number of images with both, a only, b only and neither, among
+      those with both labels known; fpr_* and score_*, the share predicted as b and the mean score of b, in images
+      without b; ap_* and auc_* of b over its positives with a (cooccurring) or without (exclusive), against all its
+      negatives.
 
     Raises:
       ValueError: wrong shapes, or a NaN score in a valid entry.
     """
     scores, positive, valid = checked(scores, labels, mask)
     cuts = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
-    return [_measure(pair, scores, positive, valid, cuts[pair.b], fewest) for pair in pairs]
+    return [_measure(pair, scores, positive, valid, cuts[pair.b], max(1, fewest)) for pair in pairs]
 
 
-def summarize(splits: Mapping[str, Sequence[PairBias]]) -> dict[str, dict[str, float]]:
+def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, cut: np.float64, fewest: int) -> PairRow:
+    score, shows_a, shows_b = scores[:, pair.b], positive[:, pair.a], positive[:, pair.b]
+    known = valid[:, pair.a] & valid[:, pair.b]
+    both, a_only, b_only, neither = cells = (
+        known & shows_a & shows_b,
+        known & shows_a & ~shows_b,
+        known & ~shows_a & shows_b,
+        known & ~shows_a & ~shows_b,
+    )
+    images = {f"images_{name}": int(cell.sum()) for name, cell in zip(CELLS, cells, strict=True)}
+    means, ranks, absent = {}, {}, score[valid[:, pair.b] & ~shows_b]
+    for side, cell in (("with_a", a_only), ("without_a", neither)):
+        of_cell = score[cell].astype(np.float64)
+        enough = of_cell.size >= fewest
+        means[f"fpr_{side}"] = float((of_cell >= cut).mean()) if enough else np.nan
+        means[f"score_{side}"] = float(of_cell.mean()) if enough else np.nan
+    for side, cell in (("cooccurring", both), ("exclusive", b_only)):
+        ranking = rank(score[cell], [absent]) if min(np.count_nonzero(cell), absent.size) >= fewest else None
+        ranks[f"ap_{side}"] = ranking.average_precision() if ranking else np.nan
+        ranks[f"auc_{side}"] = ranking.roc_auc() if ranking else np.nan
+    values = means | ranks
+    stored = [name for question in _QUESTIONS.values() for name, gap in question.items() if not gap]
+    return {**vars(pair), **images, **{name: values[name] for name in stored}}
+
+
+def summarize(splits: Mapping[str, Sequence[PairRow]]) -> dict[str, dict[str, float]]:
     """Average the pairs of one or several splits so that the splits are comparable.
 
     All pairs have the same weight regardless of their number of images, because the most frequent label would dominate
@@ -194,58 +174,24 @@ def summarize(splits: Mapping[str, Sequence[PairBias]]) -> dict[str, dict[str, f
 
     Returns:
       name -> pairs, their number; pairs_fpr, the number of pairs in the means of fpr_* and score_*, and pairs_ap, in
-      those of ap_* and auc_*; the mean of each of these metrics and of the gaps, nan without pairs.
+      the means of ap_* and auc_*; the mean of each of these metrics and of the gaps, nan without pairs.
 
     Raises:
       ValueError: the splits have different pairs.
     """
-    pairs = [[(row.pair.a, row.pair.b) for row in rows] for rows in splits.values()]
+    pairs = [[(row["a"], row["b"]) for row in rows] for rows in splits.values()]
     if any(of_split != pairs[0] for of_split in pairs):
         raise ValueError("the splits must be measured on the same pairs")
-    report = {name: {"pairs": len(rows)} for name, rows in splits.items()}
-    for count, question, figures in _QUESTIONS:
-        answers = [[getattr(row, question) for row in rows] for rows in splits.values()]
-        values = np.array([[[getattr(answer, f) for f in figures] for answer in of_split] for of_split in answers])
-        values = values.reshape(len(splits), -1, len(figures))
+    report: dict[str, dict[str, float]] = {name: {"pairs": len(rows)} for name, rows in splits.items()}
+    for count, metrics in _QUESTIONS.items():
+        values = np.array(
+            [
+                [[row[gap[0]] - row[gap[1]] if gap else row[name] for name, gap in metrics.items()] for row in rows]
+                for rows in splits.values()
+            ]
+        ).reshape(len(splits), -1, len(metrics))
         values = values[:, ~np.isnan(values).any(axis=(0, 2))]
         for summary, x in zip(report.values(), values, strict=True):
-            means = x.mean(axis=0) if len(x) else np.full(len(figures), np.nan)
-            summary.update({count: len(x)} | dict(zip(figures, means.tolist(), strict=True)))
+            means = x.mean(axis=0) if len(x) else np.full(len(metrics), np.nan)
+            summary.update({count: len(x)} | dict(zip(metrics, means.tolist(), strict=True)))
     return report
-
-
-class CellMasks(NamedTuple):
-    """The images of each cell of a pair, bool[N], as in `Cells`."""
-
-    both: Bools
-    a_only: Bools
-    b_only: Bools
-    neither: Bools
-
-
-def cell_masks(pair: Pair, positive: Bools, valid: Bools) -> CellMasks:
-    """Return the images of each cell; positive, valid: bool[N,K], whether labels are present, and whether known."""
-    shows_a, shows_b = positive[:, pair.a], positive[:, pair.b]
-    known = valid[:, pair.a] & valid[:, pair.b]
-    return CellMasks(
-        known & shows_a & shows_b, known & shows_a & ~shows_b, known & ~shows_a & shows_b, known & ~shows_a & ~shows_b
-    )
-
-
-def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, cut: np.float64, fewest: int) -> PairBias:
-    score, shows_b = scores[:, pair.b], positive[:, pair.b]
-    both, a_only, b_only, neither = masks = cell_masks(pair, positive, valid)
-    cells = Cells(*(int(cell.sum()) for cell in masks))
-    fpr, mean = [], []
-    for cell in (a_only, neither):
-        of_cell = score[cell].astype(np.float64)
-        enough = of_cell.size >= max(1, fewest)
-        fpr.append(float((of_cell >= cut).mean()) if enough else np.nan)
-        mean.append(float(of_cell.mean()) if enough else np.nan)
-    absent, ap, auc = score[valid[:, pair.b] & ~shows_b], [], []
-    for cell in (both, b_only):
-        enough = min(np.count_nonzero(cell), absent.size) >= max(1, fewest)
-        ranking = rank(score[cell], [absent]) if enough else None
-        ap.append(ranking.average_precision() if ranking else np.nan)
-        auc.append(ranking.roc_auc() if ranking else np.nan)
-    return PairBias(pair, cells, WithoutB(*fpr, *mean), WithB(*ap, *auc))

@@ -34,8 +34,8 @@ class MetricGroup:
 GROUPS: Registry[MetricGroup] = Registry(
     "group of metrics",
     {
-        "ranking": "mlmoe_jax.evaluation.metrics.ranked:RANKING",
-        "predictions": "mlmoe_jax.evaluation.metrics.predictions:PREDICTIONS",
+        "ranking": "mlmoe_jax.evaluation.metrics.standard:RANKING",
+        "predictions": "mlmoe_jax.evaluation.metrics.standard:PREDICTIONS",
         "calibration": "mlmoe_jax.evaluation.metrics.calibration:CALIBRATION",
         "cooccurrence": "mlmoe_jax.evaluation.metrics.cooccurrence:COOCCURRENCE",
         "published": "mlmoe_jax.evaluation.metrics.published:PUBLISHED",
@@ -47,8 +47,8 @@ GROUPS: Registry[MetricGroup] = Registry(
 class Entries:
     """The scores of a split with the truth, and cached values that several groups use.
 
-    scores f[B,K], probabilities; positive, valid bool[B,K], the present and the valid labels. thresholds, k,
-    minimum and bins as in `evaluate_scores`.
+    scores f[B,K], probabilities; positive, valid bool[B,K], the present and the valid labels. thresholds and k as in
+    `evaluate_scores`.
     """
 
     scores: Floats
@@ -56,8 +56,6 @@ class Entries:
     valid: Bools
     thresholds: Mapping[str, float | ArrayLike] = field(default_factory=dict)
     k: int = 3
-    minimum: float = 0.5
-    bins: int = 15
 
     @cached_property
     def of_class(self) -> dict[str, NDArray]:
@@ -77,8 +75,6 @@ def evaluate_scores(
     thresholds: Mapping[str, float | ArrayLike],
     *,
     k: int = 3,
-    minimum: float = 0.5,
-    bins: int = 15,
 ) -> dict[str, float]:
     """Return all metrics of a split, each under a name that states its definition.
 
@@ -89,16 +85,14 @@ def evaluate_scores(
       thresholds: name -> a number or f64[K]; a class is predicted if score ≥ threshold. See `thresholds.reported`,
         which marks cuts that depend on the evaluated split itself as transductive.
       k: number of classes per image in mAP@k and @topk.
-      minimum: minimum score of a class in @topk_min.
-      bins: number of bins of equal width for the calibration error.
 
     Returns:
-      The metrics of all groups in GROUPS that measure one split: those of `ranked`, `predictions` and `calibration`.
+      The metrics of all groups in GROUPS that measure one split: those of `standard` and `calibration`.
 
     Raises:
       ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].
     """
-    entries = Entries(*checked(scores, labels, mask), thresholds, k, minimum, bins)
+    entries = Entries(*checked(scores, labels, mask), thresholds, k)
     found: dict[str, float] = {}
     for group in map(GROUPS.__getitem__, GROUPS):
         found |= group.measure(entries) if group.measure else {}

@@ -45,7 +45,6 @@ from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.data.batch import targets
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import (
     average_precision,
@@ -88,11 +87,8 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
       also @top3 (exactly three per image) or @top3_min0.5 if the paper has them.
 
     Raises:
-      UserError: unknown name.
       ValueError: wrong shapes, a NaN score, or no frequency for mlvpt.
     """
-    if name not in PRESETS:
-        raise UserError(f"there is no metric preset '{name}'; choose one of {', '.join(PRESETS)}")
     evaluator = PRESETS[name]
     scores, codes = np.asarray(scores, np.float64), np.asarray(codes)
     label, known = (x > 0 for x in targets(codes, "negative"))

@@ -17,7 +17,7 @@ from mlmoe_jax.apps.cli import commands as main
 from mlmoe_jax.apps.report import labels, page, results, training
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
-from mlmoe_jax.evaluation.metrics.predictions import FIGURES
+from mlmoe_jax.evaluation.metrics.standard import FIGURES
 from mlmoe_jax.runs.folder import RunFolder
 
 

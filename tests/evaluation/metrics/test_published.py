@@ -169,9 +169,8 @@ def test_order_of_images_does_not_matter(name):
     assert rows[0] == pytest.approx(rows[1], abs=1e-13)
 
 
-def test_invalid_arguments(refusal):
-    assert "mlvpt, q2l, mlgcn, asl, drmoe" in refusal(preset, "voc", P, Y, frequency=None)
-    with pytest.raises(ValueError, match="frequencies"):
+def test_invalid_arguments():
+    with pytest.raises(ValueError, match="fractions"):
         preset("mlvpt", P, Y, frequency=None)
     with pytest.raises(ValueError, match="NaN"):
         preset("asl", np.full_like(P, np.nan), Y, frequency=None)

@@ -1,0 +1,106 @@
+"""The metrics of every split: rankings, and predictions at named thresholds, such as CF1@0.5."""
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
+from mlmoe_jax.evaluation.metrics.multilabel import (
+    map_of_returned,
+    mean_average_precision,
+    mean_defined,
+    precision_recall_f1,
+    ratio,
+    top_k,
+)
+from mlmoe_jax.evaluation.metrics.ranking import rank_all
+
+# ------------------------------------------------------------------------------------------------------------- ranking
+MEANINGS = {
+    r"mAP": "mean of average precision, the mean precision at each positive, over the labels with a positive",
+    r"mAP_envelope": "the same with the largest precision at this or any higher recall (VOC 2010+, Q2L, ML-VPT)",
+    r"mAP_11point": "the same at recall 0, 0.1 … 1 (VOC 2007)",
+    r"mAP_weighted": "mean of average precision weighted by the positives of each label",
+    r"mAP_micro": "average precision of the scores of all labels in one list",
+    r"mAP@(\d+)": "mAP if each image returns only its {0} highest labels",
+    r"AUC_macro": "mean over labels of the chance that a positive scores higher than a negative",
+    r"precision@1": "share of the images whose highest label is right",
+}
+
+
+def _measure_ranking(entries: Entries) -> dict[str, float]:
+    """Return the metrics that MEANINGS names.
+
+    mAP (plain), mAP_envelope, mAP_11point and AUC_macro are means over classes; mAP_weighted is weighted by the number
+    of positives; mAP_micro ranks all entries in one list. precision@1 is over the images with a valid entry; images
+    without positives are misses.
+    """
+    of_class, positive, valid = entries.of_class, entries.positive, entries.valid
+    first = top_k(entries.scores, 1, mask=valid)
+    return {
+        "mAP": mean_average_precision(of_class["AP"]),
+        "mAP_envelope": mean_average_precision(of_class["AP_envelope"]),
+        "mAP_11point": mean_average_precision(of_class["AP_11point"]),
+        "mAP_weighted": mean_average_precision(of_class["AP"], weights=of_class["positives"]),
+        "mAP_micro": rank_all(entries.scores, positive, valid).average_precision(),
+        "AUC_macro": float(mean_defined(of_class["AUC"])),
+        "precision@1": float(ratio((first & positive).sum(), valid.any(axis=1).sum())),
+        f"mAP@{entries.k}": map_of_returned(entries.scores, positive, valid, entries.top),
+    }
+
+
+RANKING = MetricGroup(
+    "Ranking, without thresholds",
+    MEANINGS,
+    _measure_ranking,
+    lambda config: (name.replace(r"(\d+)", str(config.metrics.top_k)) for name in MEANINGS),
+)
+
+# --------------------------------------------------------------------------------------------------------- predictions
+TOP_MINIMUM = 0.5  # of a label among the k highest of an image in @topk_min
+FIGURES = {
+    "CP": "mean of the precision of the labels that are predicted at least once",
+    "CR": "mean of the recall of the labels that are present at least once",
+    "CF1": "harmonic mean of CP and CR, as in nearly all published tables",
+    "CF1_mean": "mean of the F1 of the labels that are predicted or present at least once",
+    "OP": "precision of all predictions together",
+    "OR": "recall of all positives together",
+    "OF1": "harmonic mean of OP and OR",
+    "precision_macro": "mean over all labels of precision, 0 for one that is never predicted (scikit-learn's macro)",
+    "recall_macro": "mean over all labels of recall, 0 for one that is never present (scikit-learn's macro)",
+    "F1_macro": "mean over all labels of F1, 0 for one that is never predicted (scikit-learn's macro)",
+}
+CUTS = {
+    r"([\d.]+)": "a label is predicted if its score is at least {0}",
+    r"fitted": "a label is predicted if its score is at least its own threshold, fitted on another split "
+    "(see Thresholds)",
+    r"prior_matched_transductive": "each label is predicted as often as it was positive in training; these cuts are "
+    "computed from the scores of the evaluated images themselves (transductive), so they are for comparison with "
+    "published tables, never for prediction",
+    r"top(\d+)": "the {0} highest labels of each image are predicted",
+    r"top(\d+)_min([\d.]+)": "the {0} highest labels of each image are predicted if their score is at least {1}",
+}
+
+
+def _measure_predictions(entries: Entries) -> dict[str, float]:
+    """Return FIGURES of `precision_recall_f1` at each threshold and for the k highest labels.
+
+    The latter are exactly k per image (@top3), and those of the k that reach the minimum (@top3_min0.5).
+    """
+    scores, top, k = entries.scores, entries.top, entries.k
+    cuts = {name: scores >= np.asarray(threshold, np.float64) for name, threshold in entries.thresholds.items()}
+    cuts |= {f"top{k}": top, f"top{k}_min{TOP_MINIMUM:g}": top & (scores >= TOP_MINIMUM)}
+    found = {}
+    for name, predicted in cuts.items():
+        values = precision_recall_f1(predicted, entries.positive, mask=entries.valid)
+        found |= {f"{figure}@{name}": value for figure, value in values.items()}
+    return found
+
+
+def _selectable(config: ConfigDict) -> list[str]:
+    k = config.metrics.top_k
+    cuts = (f"{config.eval.threshold:g}", "prior_matched_transductive", f"top{k}", f"top{k}_min{TOP_MINIMUM:g}")
+    return [f"{figure}@{cut}" for cut in cuts for figure in FIGURES]
+
+
+# The report shows these by cut and figure instead of one line per name.
+PREDICTIONS = MetricGroup("Precision, recall and F1 of predictions", {}, _measure_predictions, _selectable)
