@@ -191,7 +191,7 @@ def _prepare(moment: str, strike: Callable[[], None]) -> None:
     from mlmoe_jax.runs import checkpoint
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.runtime import storage
-    from mlmoe_jax.training import loop, setup, step
+    from mlmoe_jax.training import loop, step
 
     def around(owner: object, name: str, *, first: bool = False, then: Callable = lambda *_: None) -> None:
         real = getattr(owner, name)
@@ -221,7 +221,7 @@ def _prepare(moment: str, strike: Callable[[], None]) -> None:
         case "row":
             around(RunFolder, "append_row")
         case "evaluation":
-            around(setup.Experiment, "score", first=True)
+            around(loop, "score", first=True)
         case "final-evaluation":
             around(loop, "finish", first=True)
         case "saving":

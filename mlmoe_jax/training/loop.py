@@ -12,8 +12,8 @@ from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.sources.open import root_of
-from mlmoe_jax.data.split import few_positives
-from mlmoe_jax.evaluation.evaluate import list_skipped, measure_and_write
+from mlmoe_jax.data.split import Split, few_positives
+from mlmoe_jax.evaluation.evaluate import list_skipped, measure, measure_and_write, score_split
 from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
 from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.models.params import Params, parameter_table
@@ -21,7 +21,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, require_same_frozen, write_run_metadata
-from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
+from mlmoe_jax.runs.thresholds import write_thresholds
 from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import Progress, status
@@ -124,39 +124,43 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
     """Evaluate raw and averaged weights on the selection split, and update `selection`; return a row of metrics."""
     config, epoch = experiment.config, experiment.steps_per_epoch
     kinds = {"raw": state.raw()} | ({"ema": state.ema} if config.ema.decay else {})
-    split, metric = experiment.selection_split, selection.metric
-    scored = experiment.score(kinds, state.frozen, experiment.eval_splits[split]) if split else {}
-    measured = {kind: experiment.measure(scores) for kind, scores in scored.items()}
+    name, metric = experiment.selection_split, selection.metric
+    scored = score(experiment, kinds, state.frozen, experiment.eval_splits[name]) if name else {}
+    measured = {kind: measure(scores, experiment.label_space, config) for kind, scores in scored.items()}
     results = {kind: values[metric] for kind, values in measured.items()}
     if config.eval.select_on == "none":
         kind = list(kinds)[-1]
         selection.keep(step, kind, "", copied(kinds[kind]))
     else:
         candidates = {kind: (result, copied(kinds[kind])) for kind, result in results.items()}
-        selection.consider(step, split, candidates, patience=config.train.patience * epoch)
+        selection.consider(step, name, candidates, patience=config.train.patience * epoch)
     if results:
         shown = ", ".join(f"{kind} {100 * result:.2f}" for kind, result in results.items())
-        few = few_positives(experiment.eval_splits[split].labels)
+        few = few_positives(experiment.eval_splits[name].labels)
         rough = f" (rough: {few})" if few else ""
-        status(f"step {step}, epoch {step / epoch:g}: {split} {metric} {shown} %{rough}")
+        status(f"step {step}, epoch {step / epoch:g}: {name} {metric} {shown} %{rough}")
     if selection.finished:
         status(f"stopping early: the best {metric} is more than train.patience={config.train.patience} epochs old")
-    return {f"{split}/{kind}/{name}": value for kind, values in measured.items() for name, value in values.items()}
+    return {f"{name}/{kind}/{metric}": value for kind, values in measured.items() for metric, value in values.items()}
 
 
 def finish(experiment: Experiment, selection: Selection, frozen: Params) -> Results:
     """Evaluate the selected values on every evaluation split, fit thresholds if requested, and write all results."""
-    config, folder = experiment.config, experiment.folder
+    config, folder, names = experiment.config, experiment.folder, experiment.label_space.names
     status(f"evaluating the {selection}")
-    selected = {selection.kind: selection.values}
+    selected, fitted = {selection.kind: selection.values}, None
     scored = {
-        name: experiment.score(selected, frozen, split)[selection.kind]
+        name: score(experiment, selected, frozen, split)[selection.kind]
         for name, split in experiment.eval_splits.items()
     }
-    fitted = _fit_thresholds(experiment, scored) if config.thresholds.at_end else None
+    if config.thresholds.at_end:
+        fitted = fit_split(scored[split_to_fit(config)], names, config)
+        status(f"thresholds fitted on {fitted.source['split']}; --mode=predict uses them")
     skipped = experiment.skipped.everywhere()
     backbone = _backbone_file({**selection.values, **frozen}) if config.train.save_backbone else None
     if distributed.is_first():
+        if fitted is not None:
+            write_thresholds(folder, fitted)
         list_skipped(folder, [skipped, *(item.skipped for item in scored.values())])
         if backbone is not None:
             folder.write_bytes("backbone.safetensors", backbone)
@@ -165,13 +169,12 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params) -> Resu
     return results
 
 
-def _fit_thresholds(experiment: Experiment, scored: Mapping[str, SplitScores]) -> Thresholds:
-    """Fit thresholds to the scores of the split that the config names, and write them."""
-    fitted = fit_split(scored[split_to_fit(experiment.config)], experiment.label_space.names, experiment.config)
-    if distributed.is_first():
-        write_thresholds(experiment.folder, fitted)
-    status(f"thresholds fitted on {fitted.source['split']}; --mode=predict uses them")
-    return fitted
+def score(
+    experiment: Experiment, candidates: Mapping[str, Params], frozen: Params, split: Split
+) -> dict[str, SplitScores]:
+    """Return the scores of a split for each of the given values, in one pass over its images."""
+    steps = experiment.steps
+    return score_split(steps.eval_step, candidates, frozen, split, experiment.config, steps.mesh)
 
 
 def _backbone_file(values: Params) -> bytes:

@@ -23,18 +23,16 @@ EPS = 1e-8  # in the denominator of Adam's update, as in torch.optim
 MILESTONE_FACTOR = 0.1  # of the learning rate at each milestone of multi_step
 
 
-def one_cycle(
-    peak: float, total_steps: int, *, pct_start: float = 0.2, div: float = 25.0, final_div: float = 1e4
-) -> tuple[Schedule, Schedule]:
-    """Return one-cycle learning rate and beta1: PyTorch's OneCycleLR with cosine phases and its default momentum cycle.
+def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:
+    """Return one-cycle learning rate and beta1: PyTorch's OneCycleLR with pct_start=0.2 and its other defaults.
 
-    The rate goes peak/div → peak at step pct_start·total_steps − 1 (rarely an integer) → peak/div/final_div at the
-    last step, total_steps − 1, and stays there. beta1 mirrors it, 0.95 → 0.85 → 0.95. Both are functions of the number
-    of steps already taken, to f32[], that work inside jit.
-    If pct_start·total_steps = 1, the first step is the peak (PyTorch divides by zero).
+    The rate goes peak/25 → peak at step 0.2·total_steps − 1 (rarely an integer) → peak/25e4 at the last step,
+    total_steps − 1, and stays there. beta1 mirrors it, 0.95 → 0.85 → 0.95. Both are functions of the number of steps
+    already taken, to f32[], that work inside jit.
+    If 0.2·total_steps = 1, the first step is the peak (PyTorch divides by zero).
     """
     last = float(total_steps - 1)
-    top = pct_start * total_steps - 1
+    top = 0.2 * total_steps - 1
 
     def cycle(first: float, middle: float, end: float) -> Schedule:
         def value(step: ArrayLike) -> Array:
@@ -48,7 +46,7 @@ def one_cycle(
 
         return value
 
-    return cycle(peak / div, peak, peak / div / final_div), cycle(0.95, 0.85, 0.95)
+    return cycle(peak / 25.0, peak, peak / 25.0 / 1e4), cycle(0.95, 0.85, 0.95)
 
 
 def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:

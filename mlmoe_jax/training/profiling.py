@@ -36,26 +36,19 @@ class Window:
     @classmethod
     def parse(cls, text: str) -> Window:
         """Return the steps of `START:STOP`; UserError unless these are steps, in this order, and not too many."""
-        found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
-        first, last = map(int, found.groups()) if found else (0, 0)
-        if not 1 <= first <= last:
+        numbers = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
+        first, last = map(int, numbers.groups()) if numbers else (0, 0)
+        if not 1 <= first <= last < first + MOST_STEPS:
             raise UserError(
                 f"--profile={text} should be the first and the last step to trace, such as --profile=10:12; steps "
-                "count from 1"
+                f"count from 1, and at most {MOST_STEPS} are traced"
             )
-        if last - first >= MOST_STEPS:
-            raise UserError(f"--profile={text} are {last - first + 1} steps; trace at most {MOST_STEPS} of them")
         return cls(first, last)
 
     def require(self, done: int, total: int) -> None:
-        """Raise UserError unless all of the steps are after `done`, those taken already, and within `total`."""
-        if self.last > total:
-            raise UserError(f"--profile={self.first}:{self.last} is beyond the {total} steps of this training")
-        if self.first <= done:
-            raise UserError(
-                f"--profile={self.first}:{self.last} begins at a step that is done, since the run resumes from step "
-                f"{done}; begin at {done + 1} or later"
-            )
+        """Raise UserError unless all of the steps are after `done`, the steps taken already, and within `total`."""
+        if not done < self.first <= self.last <= total:
+            raise UserError(f"--profile={self.first}:{self.last} is not within the steps {done + 1} to {total} to take")
 
 
 def print_trace(folder: RunFolder, window: Window, program: str) -> None:

@@ -93,8 +93,10 @@ class Selection:
         return cls(values, **{name: copy.copy(notes[name]) for name in _NOTES})
 
     def __str__(self) -> str:
-        best = f"best {self.metric} on {self.split}, {100 * max(self.best.values()):.2f} %"
-        return f"{self.kind} weights of step {self.step} ({best if self.split else 'the last'})"
+        reason = "the last"
+        if self.split:
+            reason = f"best {self.metric} on {self.split}, {100 * max(self.best.values()):.2f} %"
+        return f"{self.kind} weights of step {self.step} ({reason})"
 
 
 _NOTES = tuple(entry.name for entry in fields(Selection) if entry.name != "values")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,15 +22,13 @@ from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.evaluate import measure, score_split
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.gate_shares import shared_entries
-from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
 from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_of
-from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import read_label_space, restored_values
@@ -93,14 +91,6 @@ class Experiment:
         """Return whether the state after a step is saved, besides at the end and when training is stopped."""
         every = max(1, round(self.config.checkpoint.every_epochs * self.steps_per_epoch))
         return step % every == 0 or step == self.total_steps
-
-    def score(self, candidates: Mapping[str, Params], frozen: Params, split: Split) -> dict[str, SplitScores]:
-        """Return the scores of a split for each of the given values, in one pass over its images."""
-        return score_split(self.steps.eval_step, candidates, frozen, split, self.config, self.steps.mesh)
-
-    def measure(self, scored: SplitScores) -> dict[str, float]:
-        """Return the metrics of a scored split."""
-        return measure(scored, self.label_space, self.config)
 
 
 def open_experiment(

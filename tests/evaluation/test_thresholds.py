@@ -29,12 +29,6 @@ def test_cuts_and_figures_of_the_authors_code(case):
     assert percent == pytest.approx(expected["prior_matched"], abs=1e-4)
 
 
-def test_by_hand():
-    scores = np.array([[0.9, 0.1], [0.5, 0.2], [0.4, 0.3], [0.1, 0.4]])
-    np.testing.assert_array_equal(thresholds.prior_matched(scores, [0.5, 1.0]), [0.5, 0.1])
-    np.testing.assert_array_equal(thresholds.prior_matched(scores, [0.74, 0.25]), [0.5, 0.4])
-
-
 def test_a_class_without_any_prediction():
     scores, frequency = np.array([[0.9, 0.1], [0.5, 0.2]]), [0.4, 0.5]
     np.testing.assert_array_equal(thresholds.prior_matched(scores, frequency), [np.inf, 0.2])
@@ -127,16 +121,6 @@ def test_fitted_thresholds_are_the_best_of_all_cuts(seed, goal, precision):
     assert together.shape == (8,)
     _, middle = brute_force(scores[mask], labels[mask], goal, Fraction(precision))
     np.testing.assert_allclose(together, middle, rtol=0, atol=1e-15)
-
-
-def test_fitting_by_hand():
-    scores = np.array([[0.9, 0.9], [0.7, 0.7], [0.7, 0.3], [0.2, 0.1]])
-    labels = np.array([[1, 0], [1, 0], [0, 0], [0, 1]])
-    np.testing.assert_allclose(thresholds.fit(scores, labels), [0.45, 0.05])
-    assert thresholds.fit(scores, labels, goal="precision", precision=0.9) == pytest.approx([0.8, np.inf])
-    # the precision falls below the goal in between, and reaches it again
-    ranked = np.array([[0.9], [0.8], [0.6], [0.4], [0.2]]), np.array([[1], [0], [1], [1], [0]])
-    assert thresholds.fit(*ranked, goal="precision", precision=0.75) == pytest.approx([0.3])
 
 
 def test_a_threshold_between_neighboring_floats_is_the_larger_score():

@@ -9,7 +9,7 @@ from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from PIL import Image
 
 from mlmoe_jax.inference import predict
-from mlmoe_jax.inference.predict import Predictor, fitting_size
+from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 
 
@@ -124,10 +124,6 @@ def test_few_images_are_not_padded_to_many():
     assert sizes == [1, 4, 16, 32, 32]
     predictor(color(1), batch_size=2)
     assert sizes[-1] == 2
-
-
-def test_the_smallest_size_that_takes_all():
-    assert [fitting_size(images, (2, 8, 32)) for images in (0, 2, 3, 9, 32, 33)] == [2, 2, 8, 32, 32, 32]
 
 
 def test_impossible_requests_are_user_errors(predictor, refusal):

@@ -76,16 +76,6 @@ def test_results_are_those_of_training_on_images(method, tmp_path, cache, monkey
         np.testing.assert_allclose(found, in_training[name], atol=1e-5, err_msg=name)
 
 
-def test_a_mean_over_patches_is_cached_too(tmp_path, cache):
-    mean = {"model__head__pool": "mean", "train__epochs": "1"}
-    plain, cached = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "cached")
-    train(config_of(**mean), plain)
-    train(config_of(**mean, data__cache_features="float32"), cached)
-    assert list(cache.glob("*/00000.mean.npy"))
-    for name, found in scores(cached).items():
-        np.testing.assert_allclose(found, scores(plain)[name], atol=1e-4, err_msg=name)
-
-
 def test_features_are_computed_once_and_what_is_lost_again(tmp_path, cache, monkeypatch, capsys):
     monkeypatch.setattr(features, "PART_BYTES", 16 * 4 * 20)  # parts of 20 class tokens
     computed = []

@@ -29,10 +29,9 @@ from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run, read_run
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.preemption import StopRequest
-from mlmoe_jax.training import hooks, loop, setup
+from mlmoe_jax.training import hooks, loop
 from mlmoe_jax.training.hooks import Hook
 from mlmoe_jax.training.loop import Stopped, train
-from mlmoe_jax.training.setup import Experiment
 
 STEPS, MIDDLE = 6, 3
 
@@ -288,13 +287,13 @@ def test_a_finished_run_fits_thresholds_if_its_command_asks_for_them(whole, conf
 
 
 def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypatch, capsys):
-    scored, score = [], setup.score_split
+    scored, score = [], loop.score_split
 
     def counted(*args, **options):
         scored.append((args[3].name, *args[1]))
         return score(*args, **options)
 
-    monkeypatch.setattr(setup, "score_split", counted)
+    monkeypatch.setattr(loop, "score_split", counted)
     honest = copy.deepcopy(config)
     honest.data.val_split, honest.eval.select_on, honest.eval.select_metric = "", "test", "mAP_envelope"
     use_selection(honest, "honest")
@@ -317,13 +316,13 @@ def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypat
 
 def test_a_training_stops_early_by_the_chosen_metric(config, tmp_path, monkeypatch, capsys):
     """The raw weights are best after the first of four epochs; their mAP, which nothing looks at, rises."""
-    falling, measured = iter([9, 5, 8, 4, 7, 3, 6, 2]), Experiment.measure
+    falling, measured = iter([9, 5, 8, 4, 7, 3, 6, 2]), loop.measure
 
-    def made(self, scored):
+    def made(*scored):
         result = next(falling, None)
-        return measured(self, scored) | ({} if result is None else {"mAP": 1 - result / 10, "AUC_macro": result / 10})
+        return measured(*scored) | ({} if result is None else {"mAP": 1 - result / 10, "AUC_macro": result / 10})
 
-    monkeypatch.setattr(Experiment, "measure", made)
+    monkeypatch.setattr(loop, "measure", made)
     patient = copy.deepcopy(config)
     patient.train.epochs, patient.train.patience, patient.eval.select_metric = 4, 1, "AUC_macro"
     folder = RunFolder(tmp_path)

@@ -36,15 +36,6 @@ def test_the_best_of_all_rounds_and_kinds_is_selected():
     assert selection.best_step == {"raw": 30, "ema": 20}
 
 
-def test_of_equal_values_the_earlier_are_kept():
-    selection = Selection(START)
-    consider(selection, 1, raw=0.5, ema=0.5)
-    assert selection.values["w"] == "raw 1"
-    consider(selection, 2, raw=0.5, ema=0.5)
-    assert selection.values["w"] == "raw 1"
-    assert selection.best_step == {"raw": 1, "ema": 1}
-
-
 def test_a_first_result_of_0_is_selected_and_nan_is_not():
     selection = Selection(START)
     consider(selection, 1, raw=math.nan, ema=math.nan)
@@ -102,6 +93,7 @@ def test_the_text_names_the_selected_values_and_the_reason():
     assert str(selection) == "ema weights of step 120 (best mAP_envelope on val, 61.24 %)"
     selection.keep(200, "raw", "", START)
     assert str(selection) == "raw weights of step 200 (the last)"
+    assert str(Selection(START, kind="imported")) == "imported weights of step 0 (the last)"
 
 
 @pytest.mark.parametrize(("select_on", "split"), [("val", "dev"), ("none", "dev"), ("test", "first")])

@@ -79,13 +79,6 @@ def test_the_loss_falls_and_only_the_head_moves(plain):
     assert same(state.frozen, before.frozen)
 
 
-def test_the_optimizer_has_no_state_for_frozen_parameters(plain):
-    state, _ = plain.run(make_batch())
-    sizes = [leaf.size for leaf in jax.tree.leaves(state.opt) if leaf.ndim]
-    assert sorted(sizes) == sorted(2 * [value.size for value in state.trainable.values()])
-    assert set(state.ema) == set(state.trainable)
-
-
 def test_a_step_is_the_gradient_step_of_the_objective(plain):
     """Recomputed without the step: gradient norm, update and moving average."""
     before = jax.device_get(plain.start())
@@ -201,16 +194,6 @@ def test_all_randomness_comes_from_seed_and_step():
     )
     assert first == float(log[0]["loss"])
     assert len({first, later, reseeded}) == 3
-
-
-def test_a_resumed_run_repeats_the_uninterrupted_one():
-    bench = toy_bench(noise=1.0)
-    state, _ = bench.run(make_batch(), 2)
-    middle = jax.device_get(state)
-    uninterrupted, _ = bench.steps.train_step(state, bench.shard(make_batch(5)))
-    fresh = toy_bench(noise=1.0)
-    resumed, _ = fresh.steps.train_step(fresh.steps.place(middle), fresh.shard(make_batch(5)))
-    assert same(uninterrupted, resumed)
 
 
 def test_all_steps_run_one_compiled_program(caplog):

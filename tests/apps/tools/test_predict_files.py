@@ -135,11 +135,6 @@ def test_json_goes_to_standard_output(command, capsys):
     assert summary == {"images": 2, "labeled": 1, "unreadable": 1, "output": "p.csv"}
 
 
-def test_one_image_is_singular(command, capsys):
-    assert command("4.png") == 0
-    assert "1 of 1 image labeled (" in capsys.readouterr().out
-
-
 def test_names_that_are_not_utf8_keep_their_bytes(command, capsys):
     name = os.fsdecode(b"\xff,\n.png")
     Image.fromarray(color(0)).save(name)
@@ -272,17 +267,6 @@ def twenty(tmp_path):
     (tmp_path / "02.png").write_bytes(b"")
     (tmp_path / "10.png").write_bytes(b"not an image")
     return tmp_path
-
-
-def test_eight_devices(twenty):
-    code = (
-        "import test_predict_files as t, sys, jax\nassert jax.device_count() == 8\n"
-        f"sys.exit(t.predict_rows({str(twenty / 'p.csv')!r}, [{str(twenty)!r}], batch_size=3))"
-    )
-    process = start_python(code, devices=8, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 2, err
-    assert_rows(twenty / "p.csv")
 
 
 @pytest.mark.slow

@@ -59,32 +59,6 @@ def test_brier_is_that_of_sklearn():
     assert binned.pooled().brier[0] == pytest.approx(brier_score_loss(labels[mask > 0], scores[mask > 0]))
 
 
-def test_calibration_by_hand():
-    """Two bins: 0.2 and 0.4 without a positive, 0.5 and 1 with one."""
-    scores, labels = np.array([[0.2], [0.4], [0.5], [1.0]]), np.array([[0], [0], [0], [1]])
-    binned = calibration.reliability(scores, labels, bins=2)
-    assert binned.count.tolist() == [[2, 2]]
-    assert binned.expected_calibration_error[0] == pytest.approx(0.5 * 0.3 + 0.5 * (0.75 - 0.5))
-    assert binned.brier[0] == pytest.approx((0.04 + 0.16 + 0.25 + 0) / 4)
-
-
-def test_calibrated_and_overconfident_scores():
-    random = np.random.default_rng(0)
-    scores = random.random((4000, 3))
-    labels = random.random(scores.shape) < scores
-    honest = calibration.reliability(scores, labels).pooled().expected_calibration_error[0]
-    bold = calibration.reliability(np.sqrt(scores), labels).pooled().expected_calibration_error[0]
-    assert honest < 0.02
-    assert bold == pytest.approx(2 / 3 - 1 / 2, abs=0.02)
-
-
-def test_errors_of_classes_cancel_only_when_pooled():
-    scores, labels = np.full((10, 2), 0.5), np.tile([0, 1], (10, 1))
-    binned = calibration.reliability(scores, labels)
-    assert binned.expected_calibration_error.tolist() == [0.5, 0.5]
-    assert binned.pooled().expected_calibration_error.tolist() == [0.0]
-
-
 @pytest.mark.parametrize("anything", [-3.0, 7.0, np.inf, np.nan])
 def test_masked_entries_are_ignored(anything):
     scores, labels, mask = case()

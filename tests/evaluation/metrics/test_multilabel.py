@@ -64,12 +64,6 @@ def test_fixed_thresholds_of_mlvpt(threshold):
     assert {key: figures[key] for key in expected} == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-def test_top_three_of_mlvpt():
-    expected = RESULTS["mlvpt_final"]["top3"]
-    figures = multilabel.precision_recall_f1(multilabel.top_k(P, 3), Y)
-    assert percents(figures, expected) == pytest.approx(expected, abs=1e-10)
-
-
 # --- scikit-learn
 
 
@@ -150,24 +144,7 @@ def test_figures_are_those_of_sklearn(empty, zero_division):
     assert figures["CF1"] != pytest.approx(figures["CF1_mean"], abs=1e-3)
 
 
-def test_labels_that_are_never_predicted_lower_only_the_macro_figures():
-    labels, predicted = np.ones((4, 10), int), np.zeros((4, 10), int)
-    predicted[:, 0] = 1
-    figures = multilabel.precision_recall_f1(predicted, labels)
-    assert (figures["CP"], figures["precision_macro"]) == (1.0, pytest.approx(0.1))
-    assert figures["F1_macro"] == pytest.approx(f1_score(labels, predicted, average="macro", zero_division=0))
-
-
 # --- by hand
-
-
-def test_average_precision_by_hand():
-    scores, labels = np.array([[0.9], [0.8], [0.7], [0.6], [0.5]]), np.array([[1], [0], [0], [1], [1]])
-    ap = {kind: multilabel.average_precision(scores, labels, interpolation=kind)[0] for kind in KINDS}
-    assert ap["none"] == pytest.approx((1 + 2 / 4 + 3 / 5) / 3)
-    assert ap["envelope"] == pytest.approx((1 + 3 / 5 + 3 / 5) / 3)
-    # The recalls 0 … 0.3 are reached with precision 1, the other seven with 3/5.
-    assert ap["11point"] == pytest.approx((4 * 1 + 7 * 3 / 5) / 11)
 
 
 def test_ties_enter_together():
@@ -195,12 +172,6 @@ def test_mean_average_precision_skips_empty_classes():
     assert math.isnan(multilabel.mean_average_precision([np.nan], weights=[0]))
 
 
-def test_roc_auc_by_hand():
-    scores, labels = np.array([[0.9], [0.5], [0.5], [0.1]]), np.array([[1], [1], [0], [0]])
-    assert multilabel.roc_auc(scores, labels)[0] == pytest.approx((2 + 1.5) / 4)
-    assert multilabel.roc_auc(-scores, labels)[0] == pytest.approx(1 - (2 + 1.5) / 4)
-
-
 def test_per_class_is_each_figure():
     scores, labels, mask = hard_case()
     of_class = multilabel.per_class(scores, labels, mask=mask)
@@ -213,19 +184,6 @@ def test_per_class_is_each_figure():
     assert {
         name: x.shape for name, x in multilabel.per_class(np.ones((4, 0)), np.ones((4, 0))).items()
     } == dict.fromkeys(of_class, (0,))
-
-
-def test_precision_and_recall_by_hand():
-    labels = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 0]])
-    predicted = np.array([[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]])
-    counts = dict(OP=2 / 4, OR=2 / 4, OF1=0.5, precision_macro=2 / 9, recall_macro=1 / 3, F1_macro=0.8 / 3)
-    expected = {
-        "skip": dict(CP=(2 / 3 + 0) / 2, CR=(1 + 0) / 2, CF1=0.4, CF1_mean=(0.8 + 0) / 2, **counts),
-        "zero": dict(CP=2 / 9, CR=1 / 3, CF1=4 / 15, CF1_mean=0.8 / 3, **counts),
-        "one": dict(CP=2 / 9, CR=1 / 2, CF1=4 / 13, CF1_mean=0.8 / 3, **counts | dict(OP=2 / 5, OF1=4 / 9)),
-    }
-    for empty, figures in expected.items():
-        assert multilabel.precision_recall_f1(predicted, labels, empty=empty) == pytest.approx(figures)
 
 
 def test_figures_without_predictions_or_hits():
