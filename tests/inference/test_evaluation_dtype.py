@@ -4,22 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from helpers import published_run
 from helpers.published_run import write_run
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.sources import digits
-from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.models.apply import make_eval_step
-from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.setup import abstract_steps
 
 HEADS = ["mlvpt_dinov2", "linear_probe", "vpt", "gatevpt", "e2vpt", "q2l_resnet101", "drmoe_resnet101"]
@@ -57,19 +52,6 @@ def test_every_method_evaluates_in_float16_and_trains_in_bfloat16(name):
     assert trained - {"float32"} == {"bfloat16"}
 
 
-def test_attention_in_float16_is_that_of_float32_up_to_rounding():
-    exact = Attention(16, 2, rngs=nnx.Rngs(0))
-    half = Attention(16, 2, dtype=jnp.float16, rngs=nnx.Rngs(0))
-    tokens, more = (np.random.default_rng(seed).normal(size=(2, 3, 16)).astype(np.float32) for seed in (0, 1))
-    mask = np.array([[1, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 1, 0]], bool)
-    expected, found = (
-        np.asarray(jax.jit(lambda x, y, layer=layer: layer(x, [y], mask))(tokens, more)) for layer in (exact, half)
-    )
-    assert found.dtype == np.float16
-    assert 0 < np.abs(found - expected).max() < 0.005
-    assert np.abs(np.asarray(exact(tokens, [more])) - expected).max() > 0.05, "the mask matters"
-
-
 def test_the_same_type_is_the_same_structure():
     config = load_config("linear_probe:dataset=digits", [])
     space = synthetic_label_space(4, 2)
@@ -99,18 +81,6 @@ def test_a_run_is_evaluated_in_the_type_that_is_asked_for(tmp_path):
             step = make_eval_step(run.definition, run.preprocess, run.mesh)
             logits[dtype] = np.asarray(step(run.values, run.frozen, batch)["logits"])
     assert 0 < np.abs(logits["float16"] - logits["same"]).max() < 0.02
-
-
-@pytest.mark.slow
-def test_a_training_evaluates_in_the_type_of_evaluation(tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, "SCENES", {"train": 40, "val": 40, "test": 40, "test_shift": 40})
-    with published_run.config_of(tmp_path) as config:
-        config.data.test_splits, config.eval.dtype, config.log.tensorboard = ("test",), "float16", False
-        config.train.epochs, config.train.batch_size, config.eval.batch_size = 1, 20, 40
-        folder = RunFolder(tmp_path / "run")
-        trained = train(config, folder)["test"]
-        assert evaluate_run(folder)["test"] == pytest.approx(trained, rel=1e-6, nan_ok=True)
-        assert evaluate_run(folder, [("eval.dtype", "float32")])["test"]["ECE_pooled"] != trained["ECE_pooled"]
 
 
 def test_the_precision_of_the_authors_is_an_option(refusal):

@@ -1,4 +1,3 @@
-import io
 import json
 from dataclasses import replace
 
@@ -22,7 +21,6 @@ from mlmoe_jax.inference.explain import (
     explain_images,
     explain_run,
     prompt_places,
-    thumbnail,
     write_samples,
 )
 from mlmoe_jax.models.adapters.groups import prompt_groups
@@ -137,13 +135,6 @@ def test_every_label_is_among_the_samples():
     np.testing.assert_array_equal(rows, choose_samples(codes, 30))
 
 
-def test_labels_are_chosen_evenly():
-    codes = np.eye(3, dtype=np.int8)[[0, 0, 0, 0, 0, 0, 1, 1, 2]]
-    assert choose_samples(codes, 6).tolist() == [0, 1, 2, 6, 7, 8]
-    assert choose_samples(np.concatenate([0 * codes[:2], codes]), 10).tolist() == [0, *range(2, 11)]
-    assert choose_samples(codes, 64).tolist() == list(range(9))
-
-
 # ---------------------------------------------------------------------------------------------------- prompt_places
 def test_prompt_places_are_in_the_order_of_the_model():
     config = load_config("mlvpt_digits", [])
@@ -212,18 +203,6 @@ def test_samples_have_their_own_size_and_show_what_the_model_saw(make_run, tmp_p
         shown = np.asarray(opened.resize((64, 64))).astype(int)
     seen = explain_images(run, split).images[0].astype(int)
     assert np.abs(shown - seen)[:, [4, 60]].max() < 8
-
-
-def test_a_thumbnail_is_the_reduced_image():
-    view = np.zeros((64, 64, 3), np.uint8)
-    view[:, 32:] = 200
-    for side, expected in ((224, 64), (32, 32)):
-        content = thumbnail(view, side)
-        with Image.open(io.BytesIO(content)) as opened:
-            assert (opened.format, opened.size) == ("JPEG", (expected, expected))
-            pixels = np.asarray(opened).astype(int)
-        assert np.abs(pixels[:, : expected // 4]).max() < 8
-        assert np.abs(pixels[:, -expected // 4 :] - 200).max() < 8
 
 
 def test_arrays_that_are_too_large_are_left_out(make_run, tmp_path, monkeypatch, capsys):

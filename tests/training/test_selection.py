@@ -1,5 +1,4 @@
 import json
-import math
 
 import numpy as np
 import pytest
@@ -34,17 +33,6 @@ def test_the_best_of_all_rounds_and_kinds_is_selected():
     assert (selection.values["w"], selection.step, selection.kind) == ("ema 20", 20, "ema")
     assert selection.best == {"raw": 0.55, "ema": 0.6}
     assert selection.best_step == {"raw": 30, "ema": 20}
-
-
-def test_a_first_result_of_0_is_selected_and_nan_is_not():
-    selection = Selection(START)
-    consider(selection, 1, raw=math.nan, ema=math.nan)
-    assert selection.values is START
-    assert selection.best == {}
-    consider(selection, 2, raw=0.0)
-    assert selection.values["w"] == "raw 2"
-    consider(selection, 3, raw=math.nan, ema=0.1)
-    assert selection.values["w"] == "ema 3"
 
 
 def test_keep_selects_values_regardless_of_their_score():

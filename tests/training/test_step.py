@@ -171,18 +171,6 @@ def test_each_part_has_its_own_random_numbers():
     assert abs(float(alone["loss"]) - float(parted["loss"])) > 1e-3 * float(alone["loss"])
 
 
-def test_padding_rows_do_not_train(plain):
-    batch, other = make_batch(), make_batch(1)
-    batch["mask"][5:] = 0
-    changed = {**batch, **{name: batch[name].copy() for name in ("image", "label", "label_mask")}}
-    for name in ("image", "label", "label_mask"):
-        changed[name][5:] = other[name][5:]
-    assert not np.array_equal(changed["image"], batch["image"])
-    one, other = plain.run(batch), plain.run(changed)
-    assert same(one[0], other[0])
-    assert same(one[1], other[1])
-
-
 def test_all_randomness_comes_from_seed_and_step():
     bench, other, batch = toy_bench(noise=1.0), toy_bench(seed=1, noise=1.0), make_batch()
     state, log = bench.run(batch, 3)

@@ -48,12 +48,6 @@ def test_values_shared_by_groups_are_computed_once(monkeypatch):
     np.testing.assert_array_equal(entries.top, np.eye(2, dtype=bool))
 
 
-def test_every_group_has_a_caption_and_meanings():
-    for name in GROUPS:
-        assert GROUPS[name].caption
-        assert GROUPS[name].meanings or name == "predictions"
-
-
 def test_rates_of_counts():
     hits, claimed, actual = np.array([[1, 0, 0], [2, 1, 0]]), np.array([[2, 0, 1], [2, 2, 0]]), [[1, 3, 0], [4, 1, 0]]
     found = precision_recall_f1_of(hits, claimed, actual)
@@ -120,11 +114,3 @@ def test_evaluate_scores_names_its_options():
     scores, labels, _ = hard_case()
     report = evaluate_scores(probable(scores), labels, None, {}, k=2)
     assert {name.partition("@")[2] for name in report} == {"", "1", "2", "top2", "top2_min0.5"}
-
-
-def test_precision_at_one():
-    """Image 0: right. 1: its highest class is masked, the next is right. 2: wrong. 3: no positive. 4: padding."""
-    scores = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.4, 0.3], [0.9, 0.1]])
-    labels = np.array([[1, 0], [0, 1], [0, 1], [0, 0], [1, 0]])
-    mask = np.array([[1, 1], [0, 1], [1, 1], [1, 1], [0, 0]])
-    assert evaluate_scores(scores, labels, mask, {})["precision@1"] == pytest.approx(2 / 4)

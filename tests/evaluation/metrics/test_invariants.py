@@ -65,24 +65,3 @@ def test_type_of_scores_does_not_matter(dtype):
     expected = all_metrics(scores.astype(np.float64), labels, mask)
     np.testing.assert_array_equal(all_metrics(scores.astype(dtype), labels > 0, mask > 0), expected)
     np.testing.assert_array_equal(all_metrics(np.asfortranarray(scores.astype(dtype)), labels, mask), expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_by_masked_images_changes_nothing(kind):
-    scores, labels, mask = hard_case()
-    scores[3] = -np.inf  # tied with the padding, however it is ranked
-    padded = [np.concatenate([x, np.full((7, x.shape[1]), fill)]) for x, fill in ((scores, 9), (labels, 1), (mask, 0))]
-    np.testing.assert_array_equal(
-        multilabel.average_precision(*padded[:2], mask=padded[2], interpolation=kind),
-        multilabel.average_precision(scores, labels, mask=mask, interpolation=kind),
-    )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_envelope_is_never_below_plain(seed):
-    scores, labels, mask = hard_case(seed)
-    plain, envelope = (
-        multilabel.average_precision(scores, labels, mask=mask, interpolation=kind) for kind in ("none", "envelope")
-    )
-    assert np.all(envelope >= plain, where=~np.isnan(plain))
-    assert np.any(envelope > plain + 1e-3)
