@@ -46,7 +46,7 @@ from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes
 
-MOST_SAMPLES, MOST_SIDE = 64, 224  # maximum number of images, and maximum side of a thumbnail in pixels
+MOST_SIDE = 224  # maximum side of a thumbnail in pixels
 MOST_NUMBERS = 20_000_000  # entries of one array of explained.npz; a larger array is left out
 BATCH = 8  # images per device: attention maps of many labels are large
 QUALITY = 85  # of the thumbnails
@@ -164,11 +164,8 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
 def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:
     """Explain at most `count` images of a split and write them to samples/, replacing earlier samples.
 
-    With several processes, all of them call it, and the first one writes. Raises UserError for more than MOST_SAMPLES
-    images, or if no image can be read.
+    With several processes, all of them call it, and the first one writes. Raises UserError if no image can be read.
     """
-    if not 1 <= count <= MOST_SAMPLES:
-        raise UserError(f"report.samples is {count} and should be from 1 to {MOST_SAMPLES} to write samples")
     chosen = split.take(choose_samples(split.labels, count), split.name)
     explained = explain_images(run, chosen)
     if not distributed.is_first():
@@ -197,24 +194,19 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
     folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: readers ignore samples without an index
 
 
-def explain_run(folder: RunFolder, run: Run, *, count: int) -> None:
-    """Write samples of a run from its first test split, or else from its validation split.
-
-    Raises UserError as `write_samples`, or if the config names neither split or the data set is missing.
-    """
-    config = run.config
-    name = next(iter((*config.data.test_splits, config.data.val_split)))
-    if not name:
-        raise UserError("data.test_splits and data.val_split are empty; name the split to take sample images from")
-    split = open_split(config.data, name, classes=run.label_space.names, seed=config.seed)
-    write_samples(folder, run, split, count=count)
-
-
 def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | None = None) -> None:
-    """Write the samples that `config.report.samples` requests, if any; run: that of the folder, None = not open yet."""
-    if config.report.samples:
-        run = run or open_run(folder)
-        explain_run(folder, run, count=config.report.samples)
+    """Write the samples that `config.report.samples` requests, if any, of the first test or else the validation split.
+
+    run: that of the folder; None = not open yet. Raises UserError if there is no split, or as `write_samples` does.
+    """
+    if not config.report.samples:
+        return
+    run = run or open_run(folder)
+    data, seed = run.config.data, run.config.seed
+    if not (name := next(iter((*data.test_splits, data.val_split)))):
+        raise UserError("data.test_splits and data.val_split are empty; name the split to take sample images from")
+    split = open_split(data, name, classes=run.label_space.names, seed=seed)
+    write_samples(folder, run, split, count=config.report.samples)
 
 
 def thumbnail(image: np.ndarray, side: int) -> bytes:

@@ -19,8 +19,8 @@ from mlmoe_jax.inference import explain
 from mlmoe_jax.inference.explain import (
     choose_samples,
     explain_images,
-    explain_run,
     prompt_places,
+    write_requested_samples,
     write_samples,
 )
 from mlmoe_jax.models.adapters.groups import prompt_groups
@@ -215,14 +215,13 @@ def test_arrays_that_are_too_large_are_left_out(make_run, tmp_path, monkeypatch,
     assert "attention/prompts of 11 samples" in capsys.readouterr().err
 
 
-def test_invalid_requests_are_user_errors(make_run, tmp_path, refusal):
-    run, folder, split = make_run(MLMOE), RunFolder(tmp_path), made_up()
-    assert "report.samples is 65" in refusal(write_samples, folder, run, split, count=65)
+def test_without_an_image_or_a_split_nothing_is_explained(make_run, tmp_path, refusal):
+    run, folder = make_run(MLMOE), RunFolder(tmp_path)
     nothing = made_up(SomeUnreadable).take(np.array([2]), "val")
-    assert "none of 1 images of val" in refusal(explain_images, run, nothing)
+    assert "none of 1 images of val" in refusal(write_samples, folder, run, nothing, count=2)
     run = replace(run, config=run.config.copy_and_resolve_references())
-    run.config.data.test_splits, run.config.data.val_split = (), ""
-    assert "name the split" in refusal(explain_run, folder, run, count=4)
+    run.config.data.test_splits, run.config.data.val_split, run.config.report.samples = (), "", 4
+    assert "name the split" in refusal(write_requested_samples, folder, run.config, run)
     assert not list(tmp_path.iterdir())
 
 
@@ -247,11 +246,12 @@ def test_a_run_explains_its_first_test_split(make_run, tmp_path, monkeypatch):
         return made_up()
 
     monkeypatch.setattr(explain, "open_split", open_split)
-    explain_run(RunFolder(tmp_path), run, count=2)
+    run.config.report.samples = 2
+    write_requested_samples(RunFolder(tmp_path), run.config, run)
     assert names == [("test_shift", run.label_space.names)]
     assert len(RunFolder(tmp_path).read_json("samples/index.json")["samples"]) == 2
     run.config.data.test_splits, run.config.data.val_split = (), "dev"
-    explain_run(RunFolder(tmp_path), run, count=2)
+    write_requested_samples(RunFolder(tmp_path), run.config, run)
     assert names[1][0] == "dev"
 
 

@@ -77,7 +77,7 @@ THRESHOLDS = section(
 REPORT = section(
     "Sample images that a run keeps for --mode=report.",
     samples=Integer(
-        0, "Number of sample images, at most 64, that are kept with their gates and attention; 0 keeps none.", least=0
+        0, "Number of sample images that are kept with their gates and attention; 0 keeps none.", least=0, most=64
     ),
 )
 
