@@ -18,8 +18,8 @@ TOTALS = sorted(int(name.split("/")[1]) for name in TORCH.files if name.startswi
 
 def config(**changes):
     defaults = dict(
-        name="adamw", learning_rate=PEAK, schedule="one_cycle", warmup_steps=0, milestones=(), weight_decay=0.3, b1=0.9, b2=0.999,
-        clip_norm=0.0, rate_rules=[("^prompts/", 0.1)], decay_rules=[("bias$", 0.0)],
+        name="adamw", learning_rate=PEAK, schedule="one_cycle", warmup_steps=0, milestones=(), weight_decay=0.3,
+        b1=0.9, b2=0.999, clip_norm=0.0, rate_rules=[("^prompts/", 0.1)], decay_rules=[("bias$", 0.0)],
     )  # fmt: skip
     return SimpleNamespace(**defaults | changes)
 
