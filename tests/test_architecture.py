@@ -136,6 +136,51 @@ def test_no_class_has_many_fields():
     assert wide.keys() == CONFIGURATIONS, wide
 
 
+# -------------------------------------------------------------------------------------------- what only apps may do
+EXIT_CODES = {"DONE", "FOUND_PROBLEMS", "USER_ERROR", "OUTDATED", "NO_ROOM", "INTERRUPTED"}
+PROGRAMS = {"data.sources.digits"}  # `python -m` programs, which print what they have made
+# State of the whole process, which only the command line may change.
+STATE = {"sys.unraisablehook", "sys.excepthook", "sys.stdout", "sys.stderr", "warnings.showwarning"}
+CHANGES = {"addFilter", "removeFilter", "dup2", "execv"}
+
+
+def below_apps() -> Iterable[tuple[str, ast.Module]]:
+    rest = ((name, tree) for name, tree in TREES.items() if drawing.room_of(name) not in ("apps", "main", "errors"))
+    return ((name, tree) for name, tree in rest if name not in PROGRAMS)
+
+
+def test_only_apps_print_and_know_exit_codes():
+    wrong = []
+    for name, tree in below_apps():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.exit", "exit"):
+                wrong.append(f"{name}:{node.lineno} {ast.unparse(node)[:60]}")
+            elif isinstance(node, ast.arg) and node.arg == "as_json":
+                wrong.append(f"{name}:{node.lineno} as_json")
+            elif isinstance(node, ast.ImportFrom) and node.module == "mlmoe_jax.errors":
+                wrong += [f"{name} {one.name}" for one in node.names if one.name in EXIT_CODES]
+    assert not wrong, "\n".join(wrong)
+
+
+def changes_of(tree: ast.Module) -> list[str]:
+    """Return what a module changes for the whole process."""
+    targets = [target for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets]
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [call for call in calls if isinstance(call, ast.Attribute) and call.attr in CHANGES]
+    parts = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return [ast.unparse(part) for part in parts if ast.unparse(part) in STATE] + [ast.unparse(call) for call in calls]
+
+
+def test_only_the_command_line_changes_the_whole_process():
+    changing = {name: changes for name, tree in TREES.items() if (changes := changes_of(tree))}
+    assert changing.keys() == {"apps.cli.quiet", "apps.cli.process"}, changing
+
+
+def test_changes_of_the_whole_process_are_found():
+    text = "import sys, warnings, os\nsys.stdout, x = f, g\nwarnings.showwarning = f\nlog.addFilter(f)\nos.dup2(1, 2)\n"
+    assert changes_of(ast.parse(text)) == ["sys.stdout", "warnings.showwarning", "log.addFilter", "os.dup2"]
+
+
 # --------------------------------------------------------------------------------------------------- image and page
 def test_the_image_is_up_to_date():
     assert drawing.IMAGE.read_text() == drawing.draw(), "run: python docs/draw_architecture.py"

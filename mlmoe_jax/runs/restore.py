@@ -19,7 +19,7 @@ from safetensors.numpy import load, save
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.errors import OUTDATED, UserError
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.initial_values import draw_missing
 from mlmoe_jax.models.params import ModelDef, Params, fingerprint
@@ -170,7 +170,7 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
     if outdated := restored.step < restored.newest:
         status(
             f"warning: the values are those of checkpoint {restored.step}, because checkpoint {restored.newest} is "
-            f"damaged; --checkpoint={restored.step} takes them without this warning and its exit code {OUTDATED}"
+            f"damaged; --checkpoint={restored.step} takes them without this warning"
         )
     label_axes = label_axes_for(parts.definition, len(label_space.names), mesh)
     return Run(

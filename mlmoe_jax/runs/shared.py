@@ -41,11 +41,6 @@ _REQUIRED = (ADAPTER, CONFIG, LABELS, LABEL_SPACE, PREPROCESS, THRESHOLDS, BACKB
 _DEMOS = Path(__file__).parent / "demos"
 
 
-def is_shared(location: str | os.PathLike) -> bool:
-    """Return whether a location is that of a model that is only read: on the hub, or part of the package."""
-    return os.fspath(location).startswith((HUB, DEMO))
-
-
 def run_folder(location: str | os.PathLike) -> RunFolder:
     """Return the run folder at a location; a model on the hub is downloaded into the cache first.
 

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from mlmoe_jax.apps.cli.flags import parse_flags as parse
+from mlmoe_jax.apps.cli.flags import CONFIG_FILE, is_shared, parse_flags
 from mlmoe_jax.apps.cli.process import explain, run_job, use_large_pages
 from mlmoe_jax.apps.cli.quiet import flush_output, quiet_libraries
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
@@ -33,8 +33,8 @@ def _load_config(
     """Load the config that the flags name; run: as in `load_config`."""
     import mlmoe_jax.config as configuration
 
-    if flags.config is None:
-        raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
+    if flags.config is None:  # a training may take its configs from --sweep
+        raise UserError(f"--mode={flags.mode} needs --config={CONFIG_FILE}")
     loaded = configuration.load_config(flags.config, overrides, run=run)
     if validate:
         configuration.validate(loaded)
@@ -44,7 +44,7 @@ def _load_config(
 def _workdir(flags: argparse.Namespace):
     from mlmoe_jax.runs.shared import run_folder
 
-    if flags.workdir is None:
+    if flags.workdir is None:  # a sweep over several configs has no name of its own
         raise UserError(f"--mode={flags.mode} needs --workdir=FOLDER")
     return run_folder(flags.workdir)
 
@@ -70,16 +70,6 @@ def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, val
         flags.workdir = default_folder(flags.config, overrides, config, mode=flags.mode, sweep=flags.sweep)
         status(f"run folder: {flags.workdir}")
     return config, _workdir(flags)
-
-
-def _no_config(flags: argparse.Namespace) -> None:
-    if flags.config is not None:
-        raise UserError(f"--mode={flags.mode} takes its config from the run folder; leave --config out")
-
-
-def _no_overrides(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
-    if overrides:
-        raise UserError(f"--mode={flags.mode} takes no config keys; leave --config.{overrides[0][0]} out")
 
 
 def _train(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -117,7 +107,7 @@ def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Na
     if config.eval.select_on == "test":
         print("selected on test, as published", file=sys.stderr)
     print(f"run folder: {folder}", file=sys.stderr if flags.json else sys.stdout)
-    return 0
+    return DONE
 
 
 def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -141,8 +131,6 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    if flags.config is not None:
-        raise UserError("--mode=reproduce takes its configs from --table; leave --config out")
     from mlmoe_jax.apps.papers.request import WORKDIR, dry_run, requested
 
     options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
@@ -150,7 +138,7 @@ def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> i
     workdir = flags.workdir or WORKDIR
     if flags.dry_run:
         print(dry_run(request, workdir))
-        return 0
+        return DONE
     from mlmoe_jax.apps.papers.reproduce import reproduce
     from mlmoe_jax.runs.folder import RunFolder
 
@@ -158,7 +146,6 @@ def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> i
 
 
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    _no_config(flags)
     folder = _workdir(flags)
     from mlmoe_jax.evaluation.evaluate import evaluate_opened, stored_thresholds
     from mlmoe_jax.runs.restore import open_run
@@ -170,7 +157,6 @@ def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _thresholds(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    _no_config(flags)
     folder = _workdir(flags)
     from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 
@@ -178,12 +164,8 @@ def _thresholds(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> 
 
 
 def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    _no_config(flags)
     folder = _workdir(flags)
-    if not flags.images:
-        raise UserError("--mode=predict needs --images=FOLDER or image files")
     from mlmoe_jax.apps.tools.predict import predict_files
-    from mlmoe_jax.runs.shared import is_shared
 
     here = f"predictions.{'jsonl' if flags.gates else 'csv'}" if is_shared(flags.workdir) and not flags.json else None
     return predict_files(
@@ -200,7 +182,6 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
 
 
 def _serve(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    _no_config(flags)
     from mlmoe_jax.apps import serving
 
     serving.require_libraries()
@@ -210,10 +191,6 @@ def _serve(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _compare(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    _no_config(flags)
-    _no_overrides(flags, overrides)
-    if len(flags.workdir) != 2:
-        raise UserError("--mode=compare needs --workdir=FOLDER twice, once for each run")
     from mlmoe_jax.apps.tools.compare_output import compare_folders
     from mlmoe_jax.runs.folder import RunFolder
 
@@ -222,8 +199,6 @@ def _compare(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
 
 
 def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    _no_config(flags)
-    _no_overrides(flags, overrides)
     folder = _workdir(flags)
     from mlmoe_jax.apps.report.page import write_report
     from mlmoe_jax.runs.folder import RunFolder
@@ -231,12 +206,10 @@ def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     against = RunFolder(flags.against) if flags.against else None
     path = write_report(folder, against=against, output=flags.output, cost=flags.cost)
     print(f"report: {path}")
-    return 0
+    return DONE
 
 
 def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    if bool(flags.config) == bool(flags.configs):
-        raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
     import mlmoe_jax.config as configuration
     from mlmoe_jax.apps.tools.preflight.cost import format_summary, summarize
     from mlmoe_jax.runtime.formats import to_json
@@ -250,7 +223,7 @@ def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
         print(to_json(rows if flags.configs else rows[flags.config], indent=2))
     else:
         print(format_summary(rows))
-    return 0
+    return DONE
 
 
 def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -270,8 +243,6 @@ def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config = _load_config(flags, overrides)
-    if not flags.output:
-        raise UserError("--mode=pack needs --output=FOLDER, a folder or an address such as gs://bucket/folder")
     from mlmoe_jax.apps.tools.pack import pack
 
     return pack(config, flags.output)
@@ -279,8 +250,6 @@ def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 def _features(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config = _load_config(flags, overrides)
-    if not flags.output:
-        raise UserError("--mode=features needs --output=FOLDER")
     from mlmoe_jax.apps.tools.feature_files import write_features
 
     return write_features(config, flags.output)
@@ -292,14 +261,11 @@ def _import(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
     import_run(config, folder)
     print(f"run folder: {folder}")
-    return 0
+    return DONE
 
 
 def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    _no_config(flags)
     folder = _workdir(flags)
-    if not flags.output:
-        raise UserError("--mode=export needs --output=FILE, a .safetensors or .npz file, or a folder with --format")
     from mlmoe_jax.apps.export.run import export_run
 
     how = {"checkpoint": flags.checkpoint, "include_frozen": flags.include_frozen}
@@ -307,10 +273,6 @@ def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _push(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    _no_config(flags)
-    _no_overrides(flags, overrides)
-    if not flags.repo:
-        raise UserError("--mode=push needs --repo=USER/NAME, the name that the model gets on the hub")
     from mlmoe_jax.apps.hub.push import push
 
     how = {"private": flags.private, "revision": flags.revision, "license_name": flags.license}
@@ -366,7 +328,7 @@ def _run(arguments: Sequence[str]) -> int:
 
         print("\n\n".join(map(describe, topics)))
         return DONE
-    flags, overrides = parse(arguments)
+    flags, overrides = parse_flags(arguments)
     return run_job(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
 
 

@@ -32,6 +32,30 @@ MODES = {
     "push": "share a trained model on the Hugging Face hub",
 }
 
+# What modes cannot do without: mode -> flag -> what to write after it.
+CONFIG_FILE = "FILE, such as --config=configs/mlvpt_digits.py"
+NEEDS: dict[str, dict[str, str]] = {
+    "eval": {"workdir": "FOLDER"},
+    "thresholds": {"workdir": "FOLDER"},
+    "predict": {"workdir": "FOLDER", "images": "FOLDER or image files"},
+    "serve": {"workdir": "FOLDER"},
+    "report": {"workdir": "FOLDER"},
+    "compare": {"workdir": "FOLDER twice, once for each run"},
+    "export": {"workdir": "FOLDER", "output": "FILE, a .safetensors or .npz file, or a folder with --format"},
+    "push": {"workdir": "FOLDER", "repo": "USER/NAME, the name that the model gets on the hub"},
+    "compile": {"config": CONFIG_FILE},
+    "data": {"config": CONFIG_FILE},
+    "prune": {"config": CONFIG_FILE},
+    "import": {"config": CONFIG_FILE},
+    "pack": {"config": CONFIG_FILE, "output": "FOLDER, a folder or an address such as gs://bucket/folder"},
+    "features": {"config": CONFIG_FILE, "output": "FOLDER"},
+}
+# Modes without a --config, and where theirs is from; modes without config keys.
+CONFIG_FROM = {mode: "its config from the run folder" for mode, needs in NEEDS.items() if "config" not in needs} | {
+    "reproduce": "its configs from --table"
+}
+WITHOUT_KEYS = ("compare", "report", "push")
+
 # Modes that only read their --workdir, so that it may be on the hub or part of the package.
 READING, ELSEWHERE = ("predict", "serve", "export"), (HUB, DEMO)
 
@@ -167,23 +191,41 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tupl
         overrides.append((key, value))
     parser = _parser()
     flags = parser.parse_args(plain)
-    most = {"config": 1, "workdir": 2 if flags.mode == "compare" else 1}
-    for name, limit in most.items():
-        given = getattr(flags, name)
-        if len(given) > limit:
-            raise UserError(f"--{name} is given {len(given)} times; give it {'once' if limit == 1 else 'twice'}")
-        if limit == 1:
-            setattr(flags, name, given[0] if given else None)
+    for name in ("config", "workdir"):
+        values, twice = getattr(flags, name), (flags.mode, name) == ("compare", "workdir")
+        if len(values) > 1 + twice:
+            raise UserError(f"--{name} is given {len(values)} times; give it {'twice' if twice else 'once'}")
+        if not twice:
+            setattr(flags, name, values[0] if values else None)
+        elif len(values) == 1:
+            flags.workdir = None  # one of two is as good as none
     for name, (of_modes, _, _) in FLAGS.items():
         attribute = name.replace("-", "_")
         if flags.mode not in of_modes and getattr(flags, attribute) != parser.get_default(attribute):
             raise UserError(f"--{name} is for --mode={' and '.join(of_modes)}; leave it out of --mode={flags.mode}")
-    workdir = flags.workdir if isinstance(flags.workdir, list) else [flags.workdir or ""]
-    if flags.mode not in READING and any(one.startswith(ELSEWHERE) for one in workdir):
-        raise UserError(
-            f"--workdir={'… or '.join(ELSEWHERE)}… is for --mode={', '.join(READING)}; for {flags.mode}, download a "
-            "model with `hf download USER/NAME --local-dir=FOLDER` and set --workdir=FOLDER"
-        )
+    _require_what_the_mode_takes(flags, overrides)
     if flags.init_from:
         overrides.append(("init_from", flags.init_from))
     return flags, overrides
+
+
+def _require_what_the_mode_takes(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
+    mode = flags.mode
+    if mode in CONFIG_FROM and flags.config is not None:
+        raise UserError(f"--mode={mode} takes {CONFIG_FROM[mode]}; leave --config out")
+    if mode in WITHOUT_KEYS and overrides:
+        raise UserError(f"--mode={mode} takes no config keys; leave --config.{overrides[0][0]} out")
+    if missing := [f"--{name}={what}" for name, what in NEEDS.get(mode, {}).items() if not getattr(flags, name)]:
+        raise UserError(f"--mode={mode} needs {missing[0]}")
+    if mode == "summary" and bool(flags.config) == bool(flags.configs):
+        raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
+    if mode not in READING and any(map(is_shared, flags.workdir if mode == "compare" else (flags.workdir or "",))):
+        raise UserError(
+            f"--workdir={'… or '.join(ELSEWHERE)}… is for --mode={', '.join(READING)}; for {mode}, download a "
+            "model with `hf download USER/NAME --local-dir=FOLDER` and set --workdir=FOLDER"
+        )
+
+
+def is_shared(location: str) -> bool:
+    """Return whether a --workdir is a model that is only read: on the hub, or part of the package."""
+    return location.startswith(ELSEWHERE)
