@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlmoe_jax.config.adapters import use_adapter
     from mlmoe_jax.config.defaults import default_config
     from mlmoe_jax.config.loading import (
         CONFIG_FOLDER,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # which import jax.
 _LAZY = {
     "default_config": "defaults",
+    "use_adapter": "adapters",
     **dict.fromkeys(("CONFIG_FOLDER", "apply_overrides", "flatten", "from_json", "load_config"), "loading"),
     **dict.fromkeys(("parse_arg", "set_key", "split_references", "to_json"), "loading"),
     **dict.fromkeys(("prompt_tuning", "use_ml_vpt"), "recipes.prompt_tuning"),
@@ -43,6 +45,7 @@ __all__ = [
     "set_key",
     "split_references",
     "to_json",
+    "use_adapter",
     "use_dataset",
     "use_ml_vpt",
     "validate",

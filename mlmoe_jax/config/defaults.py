@@ -2,6 +2,7 @@
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.config.adapters import PLACE, adapter_key
 from mlmoe_jax.config.keys import Integer, Key, Rules, Section, Text, section, walk
 from mlmoe_jax.config.tables.data import AUGMENT, DATA, PACK
 from mlmoe_jax.config.tables.evaluation import EVAL, LOG, METRICS, PRUNE, REPORT, SERVE, THRESHOLDS
@@ -50,9 +51,11 @@ SECTIONS: dict[str, Section] = {name: entry for name, entry in walk(CONFIG) if i
 
 
 def key_named(name: str) -> Key | None:
-    """Return the key of a dotted name, including names that an open section allows; None if there is no such key."""
+    """Return the key of a dotted name, also of an adapter or in an open section; None if there is no such key."""
     if name in KEYS or name in SECTIONS:
         return KEYS.get(name)
+    if name.startswith(f"{PLACE}."):
+        return adapter_key(name)
     return SECTIONS[name.rpartition(".")[0]].further if in_open_section(name) else None
 
 

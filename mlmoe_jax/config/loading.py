@@ -17,6 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.config.adapters import PLACE, use_adapter, why_unknown_adapter
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS, default_config, key_named
 from mlmoe_jax.config.keys import Key, key_like, tuples
 from mlmoe_jax.errors import UserError
@@ -101,7 +102,7 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
     options = ConfigDict(defaults)
     takes = f"this config takes {', '.join(defaults) or 'no arguments'}"
     seen: set[str] = set()
-    for item in filter(None, arg.split(",")):
+    for item in _arguments(arg, defaults):
         key, equals, text = item.partition("=")
         if not equals:
             raise UserError(f"'{item}' after the config's colon is not key=value; {takes}")
@@ -114,6 +115,17 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
             raise UserError(f"config argument '{key}' does not exist; {hint}")
         options[key] = _read(key_like(defaults[key]), text, f"config argument '{key}'")
     return options
+
+
+def _arguments(arg: str, defaults: dict[str, Any]) -> list[str]:
+    """Split at commas; a part without "=" belongs to the argument before it if this is a tuple, as in `a=1,b=x,y`."""
+    items: list[str] = []
+    for part in filter(None, arg.split(",")):
+        if "=" not in part and items and isinstance(defaults.get(items[-1].partition("=")[0]), tuple):
+            items[-1] += f",{part}"
+        else:
+            items.append(part)
+    return items
 
 
 def load_config(
@@ -193,6 +205,10 @@ def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
     what: the role of the key in an error, such as "config key". Raises UserError for an unknown key, with the nearest
     key of the whole config, and for a text that the key cannot read.
     """
+    if key == PLACE:
+        for name in filter(None, text.split(",")):
+            use_adapter(config, name)
+        return
     if key in SECTIONS:
         inside = ", ".join(f"{key}.{name}" for name in SECTIONS[key].entries)
         raise UserError(f"{what} '{key}' is a section; set one of {inside}")
@@ -204,6 +220,8 @@ def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
 
 def _assign(config: ConfigDict, key: str, value: Any) -> None:
     *parents, leaf = key.split(".")
+    if key.startswith(f"{PLACE}."):
+        use_adapter(config, parents[-1])
     node = config
     for name in parents:
         node = node[name]
@@ -223,6 +241,8 @@ def why_unknown(name: str) -> str:
     """Return the end of an error about an unknown key `name`, with the nearest known key."""
     if name in CONSTANT:
         return f"is no longer a key: its value is always {CONSTANT[name]!r}"
+    if name.startswith(f"{PLACE}."):
+        return why_unknown_adapter(name)
     if (place := name.rpartition(".")[0]) in KEYS:
         return f"does not exist: '{place}' is a key, not a section"
     # A key with the same last part in another section is nearer than another key of the same section.

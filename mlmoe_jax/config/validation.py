@@ -4,10 +4,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.config.adapters import missing_settings
 from mlmoe_jax.config.defaults import KEYS, default_config, in_open_section, key_named
 from mlmoe_jax.config.loading import flatten, why_unknown
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.adapters.catalog import PROMPTS, adapters_of, described, prompts_of
+from mlmoe_jax.models.adapters.catalog import ADAPTERS, PROMPTS, adapters_of, described, prompts_of
 from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.heads.catalog import HEADS, head_of
 
@@ -20,6 +21,8 @@ def validate(config: ConfigDict) -> None:
     flat = flatten(config)
     if missing := [name for name in KEYS if name not in flat and not in_open_section(name)]:
         raise UserError(f"the config lacks {', '.join(missing)}; let it start from default_config()")
+    if missing := missing_settings(config):
+        raise UserError(f"the config lacks {', '.join(missing)}; use_adapter adds an adapter with all its settings")
     if wrong := [*_key_mistakes(flat), *_model_mistakes(config), *_data_mistakes(config), *_cache_mistakes(config)]:
         raise UserError("the config has mistakes: " + "; ".join(wrong))
 
@@ -115,8 +118,8 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
 
 def _model_mistakes(config: ConfigDict) -> list[str]:
     """Return the settings of adapters, head and loss that do not fit together."""
-    if config.model.prompts.kind not in PROMPTS:
-        return []  # which the key itself reports
+    if config.model.prompts.kind not in PROMPTS or any(name not in ADAPTERS for name in config.model.adapters):
+        return []  # which the keys themselves report
     wrong = _head_mistakes(config) if config.model.head.kind in HEADS else []
     for adapter, settings in adapters_of(config).values():
         wrong += adapter.mistakes(settings)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +15,37 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.adapters.catalog import described, prompts_of
+from mlmoe_jax.models.adapters.catalog import ADAPTERS, described, prompts_of
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.contracts import PROMPTS, Adapter, Backbone, BackboneShape, Features, Head, Prediction
+from mlmoe_jax.models.contracts import (
+    PROMPTS,
+    Adapter,
+    Backbone,
+    BackboneShape,
+    Delta,
+    Deltas,
+    Features,
+    Head,
+    Prediction,
+)
 from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.runtime.setup import dtypes
 
 
 class Classifier(nnx.Module):
-    """A backbone, prompts if any, and a head."""
+    """A backbone, prompts and further adapters if any, and a head."""
 
-    def __init__(self, backbone: Backbone, prompts: Adapter | None, head: Head, *, final_norm: bool):
+    def __init__(
+        self,
+        backbone: Backbone,
+        prompts: Adapter | None,
+        head: Head,
+        *,
+        final_norm: bool,
+        adapters: Mapping[str, Adapter] = MappingProxyType({}),
+    ):
         self.backbone, self.prompts, self.head, self.final_norm = backbone, prompts, head, final_norm
+        self.adapters = nnx.Dict(adapters)
 
     def __call__(
         self,
@@ -42,9 +64,18 @@ class Classifier(nnx.Module):
 
     def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
         """Return the features of f32[B,H,W,3] that the head reads."""
-        prompts = None if self.prompts is None else self.prompts(image.shape[0], rngs=rngs)
+        adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
+        prompts = [given for adapter in adapters if (given := adapter(image.shape[0], rngs=rngs)) is not None]
+        if len(prompts) > 1:
+            raise ValueError("only one adapter of a model can give prompts")
+        deltas = combined([adapter.deltas(rngs=rngs) for adapter in adapters])
         return self.backbone(
-            image, prompts, read=self.head.read, norm=self.final_norm, return_attention=return_attention
+            image,
+            prompts[0] if prompts else None,
+            read=self.head.read,
+            norm=self.final_norm,
+            return_attention=return_attention,
+            **({"deltas": deltas} if deltas else {}),
         )
 
     def classify(
@@ -66,15 +97,20 @@ class Classifier(nnx.Module):
         return replace(prediction, attention={**features.attention, **of_labels}, grid=features.grid)
 
 
-def build_prompts(config: ConfigDict, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs) -> Adapter | None:
-    """Return the prompts that `config.model.prompts` describes, or None.
+def combined(deltas: Sequence[Deltas]) -> Deltas:
+    """Return the sum of the deltas of several adapters; () if all are empty."""
+    blocks = []
+    for of_block in zip(*filter(None, deltas), strict=True):
+        by_layer: dict[str, list[Delta]] = {}
+        for adapter in of_block:
+            for layer, delta in adapter.items():
+                by_layer.setdefault(layer, []).append(delta)
+        blocks.append({layer: functools.partial(_sum, every) for layer, every in by_layer.items()})
+    return blocks
 
-    Raises UserError if the backbone is not a ViT.
-    """
-    shape = backbone_shape(config)
-    if (adapters := described(config)) and not shape.takes_adapters:
-        raise UserError(f"the backbone of {adapters} must be a ViT, and {config.model.backbone.name} is not one")
-    return prompts_of(config).from_config(config.model.prompts, shape, dtype=dtype, rngs=rngs)
+
+def _sum(deltas: Sequence[Delta], tokens: jax.Array) -> jax.Array:
+    return functools.reduce(jnp.add, [delta(tokens) for delta in deltas])
 
 
 def backbone_shape(config: ConfigDict) -> BackboneShape:
@@ -101,9 +137,12 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     products, _ = dtypes(config)
     dtype = None if products == "float32" else jnp.dtype(products)
     shape = backbone_shape(config)
-    prompts = build_prompts(config, dtype=dtype, rngs=rngs)
+    if (chosen := described(config)) and not shape.takes_adapters:
+        raise UserError(f"the backbone of {chosen} must be a ViT, and {settings.backbone.name} is not one")
+    given = {"dtype": dtype, "rngs": rngs}
+    prompts = prompts_of(config).from_config(settings.prompts, shape, **given)
     backbone = shape.build(dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs)
     head = head_of(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
-    return Classifier(
-        backbone, prompts, head, final_norm=reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
-    )
+    adapters = {name: ADAPTERS[name].from_config(of_it, shape, **given) for name, of_it in settings.adapters.items()}
+    final_norm = reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
+    return Classifier(backbone, prompts, head, final_norm=final_norm, adapters=adapters)

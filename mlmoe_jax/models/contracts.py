@@ -123,10 +123,15 @@ class Prediction:
 
 
 class Setting(NamedTuple):
-    """A key that an adapter declares in its own file: its default, which also gives its type, and one sentence."""
+    """A key that an adapter declares in its own file.
+
+    default: also gives the type. doc: one sentence. least, most: the limits of a number; None = none.
+    """
 
     default: bool | int | float | str | tuple[str, ...]
     doc: str
+    least: float | None = None
+    most: float | None = None
 
 
 # ------------------------------------------------------------------------------------------------------------ backbones

@@ -6,10 +6,12 @@
 import textwrap
 from collections.abc import Mapping
 
+from mlmoe_jax.config.adapters import PLACE, adapter_section
 from mlmoe_jax.config.defaults import CONFIG, SECTIONS, key_named
 from mlmoe_jax.config.keys import Choice, Key, Section
 from mlmoe_jax.config.loading import why_unknown
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.catalog import ADAPTERS
 
 ROOT = "config"  # the name of the whole table
 _WIDTH = 100
@@ -37,6 +39,8 @@ def describe(topic: str) -> str:
         return _describe_section("", CONFIG)
     if name in SECTIONS:
         return _describe_section(name, SECTIONS[name])
+    if name.removeprefix(f"{PLACE}.") in ADAPTERS:
+        return _describe_section(name, adapter_section(name.removeprefix(f"{PLACE}.")))
     key = key_named(name)
     if key is None:
         raise UserError(f"config section or key '{name}' {why_unknown(name)}")
@@ -95,6 +99,9 @@ def page() -> str:
     parts = [_INTRODUCTION, _table("", CONFIG)]
     for name, section in SECTIONS.items():
         parts += [f"## {name}\n\n{section.doc}\n", _table(f"{name}.", section)]
+        for adapter in ADAPTERS if name == PLACE else ():
+            keys = adapter_section(adapter)
+            parts += [f"## {name}.{adapter}\n\n{keys.doc}\n", _table(f"{name}.{adapter}.", keys)]
     return "\n".join(parts)
 
 

@@ -153,5 +153,9 @@ MODEL = section(
     ),
     backbone=BACKBONE,
     prompts=PROMPTS,
+    adapters=section(
+        "Adapters beside the prompts. Each declares its own keys: setting any of them adds the adapter, with the "
+        "defaults of the others; --config.model.adapters=lora adds one with all defaults."
+    ),
     head=HEAD,
 )

@@ -23,6 +23,14 @@ PROMPTS: Registry[type[Adapter]] = Registry(
     },
 )
 
+# By the names of the sections in `config.model.adapters`
+ADAPTERS: Registry[type[Adapter]] = Registry(
+    "adapter",
+    {
+        "lora": "mlmoe_jax.models.adapters.lora:LoRA",
+    },
+)
+
 
 def prompts_of(config: ConfigDict) -> type[Adapter]:
     """Return the class of the prompts that a config names."""
@@ -32,6 +40,7 @@ def prompts_of(config: ConfigDict) -> type[Adapter]:
 def adapters_of(config: ConfigDict) -> dict[str, tuple[type[Adapter], ConfigDict]]:
     """Return each adapter of a config that changes features by its name: its class and its settings."""
     chosen = {config.model.prompts.kind: (prompts_of(config), config.model.prompts)}
+    chosen |= {name: (ADAPTERS[name], settings) for name, settings in config.model.adapters.items()}
     return {name: (adapter, settings) for name, (adapter, settings) in chosen.items() if adapter.changes_features}
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD, Entry, sha256_in
-from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Features, Prompts
+from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Deltas, Features, Prompts
 from mlmoe_jax.models.layers.attention_pool import AttentionPool
 from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.transformer import Block, hidden_width, layer_norm
@@ -186,20 +186,28 @@ class ViT(nnx.Module):
         read: Collection[str] = (CLS,),
         norm: bool = True,
         return_attention: bool = False,
+        deltas: Deltas = (),
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        read: which of `cls`, `prompts`, `patches` and `mean` the head reads. norm: apply the final LayerNorm to them.
-        return_attention: also return the attention of `cls` and `prompts` to the patches, if they are read.
-        Raises ValueError if the sides of the image are not multiples of the patch size, or if prompts are read but not
-        given.
+        Args:
+          image: f32[B,H,W,3], normalized.
+          prompts: tokens, keys and values that are added in the blocks; None for none.
+          read: which of `cls`, `prompts`, `patches` and `mean` the head reads.
+          norm: apply the final LayerNorm to them.
+          return_attention: also return the attention of `cls` and `prompts` to the patches, if they are read.
+          deltas: per block, what is added to the outputs of its linear layers; () for nothing.
+
+        Raises:
+          ValueError: the sides of the image are not multiples of the patch size, or prompts are read but not given.
         """
         unknown = set(read) - {CLS, PROMPTS, PATCHES, MEAN}
         if unknown or not read or (PROMPTS in read and prompts is None):
             raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
         tokens, grid = self.embed(image)
         rotary = self.rotary(grid)
-        run = partial(self._block, prompts=prompts, rotary=rotary)
+        given = {"prompts": prompts, "rotary": rotary, "deltas": deltas}
+        run = partial(self._block, **given)
         parts = {IMAGE: tokens} | ({} if prompts is None else {PROMPTS: prompts.tokens[0]})
         for index in range(self.shape.depth - 1):
             if prompts is None or prompts.carry is None:
@@ -216,7 +224,7 @@ class ViT(nnx.Module):
         needed = set(read) if self.pool is None else {PATCHES if name == CLS else name for name in read}
         asked = [name for name in parts if name in needed]
         queries = [name for name in parts if name in asked or (MEAN in read and name in (PROMPTS, PATCHES))]
-        attention = self._attention(parts, asked, prompts, rotary) if return_attention else {}
+        attention = self._attention(parts, asked, **given) if return_attention else {}
         parts = run(self.shape.depth - 1, parts, queries)
         parts |= {MEAN: _mean(parts, prompts)} if MEAN in read else {}
         normed = {name: self.norm(part) for name, part in parts.items()}
@@ -233,12 +241,10 @@ class ViT(nnx.Module):
         index: int,
         parts: dict[str, jax.Array],
         queries: Sequence[str],
-        *,
-        prompts: Prompts | None,
-        rotary: jax.Array | None,
+        **given: Any,
     ) -> dict[str, jax.Array]:
         """Apply a block to the parts in `queries`; the others are context. Each part is f32[B or 1, T, D]."""
-        joined, context, settings = _arranged(index, parts, queries, prompts, rotary)
+        joined, context, settings = _arranged(index, parts, queries, **given)
 
         def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
             return self.blocks[index](tokens, context, **settings)
@@ -247,19 +253,13 @@ class ViT(nnx.Module):
         ends = np.cumsum([parts[name].shape[1] for name in queries])[:-1]
         return dict(zip(queries, jnp.split(advanced, ends, axis=1), strict=True))
 
-    def _attention(
-        self,
-        parts: dict[str, jax.Array],
-        queries: Sequence[str],
-        prompts: Prompts | None,
-        rotary: jax.Array | None,
-    ) -> dict[str, jax.Array]:
+    def _attention(self, parts: dict[str, jax.Array], queries: Sequence[str], **given: Any) -> dict[str, jax.Array]:
         """Return the attention of `cls` and `prompts`, if in `queries`, over patches in the last block: f32[B,Q,N]."""
         names = [name for name in queries if name != PATCHES]
         if not names:
             return {}
         last = self.shape.depth - 1
-        tokens, context, settings = _arranged(last, parts, names, prompts, rotary)
+        tokens, context, settings = _arranged(last, parts, names, **given)
         weights = self.blocks[last].weights(tokens, context, **settings).mean(axis=1)
         places = _places(parts, names)
         return {name: weights[:, places[name], places[PATCHES]] for name in names}
@@ -280,8 +280,10 @@ def _arranged(
     index: int,
     parts: dict[str, jax.Array],
     queries: Sequence[str],
+    *,
     prompts: Prompts | None,
     rotary: jax.Array | None,
+    deltas: Deltas,
 ) -> tuple[jax.Array, list[jax.Array], dict[str, Any]]:
     """Return the arguments of block `index` for queries from the parts in `queries`: tokens, context, and settings."""
     context = [part for name, part in parts.items() if name not in queries and part.shape[1]]
@@ -289,7 +291,7 @@ def _arranged(
     joined = jnp.concatenate(
         [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in queries], axis=1
     )
-    settings = {}
+    settings: dict[str, Any] = {"deltas": deltas[index]} if deltas else {}
     if prompts is not None:
         settings["mask"] = _mask(parts, queries, prompts)
         settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]

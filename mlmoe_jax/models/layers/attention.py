@@ -1,6 +1,7 @@
 """Multi-head attention where some tokens provide keys and values only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -9,6 +10,15 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
+
+# What is added to the outputs of linear layers, by the name of the layer (see contracts.Deltas).
+BlockDeltas = Mapping[str, Callable[[jax.Array], jax.Array]]
+NO_DELTAS: BlockDeltas = MappingProxyType({})
+
+
+def adapted(output: jax.Array, layer: str, tokens: jax.Array, deltas: BlockDeltas) -> jax.Array:
+    """Return the output of a linear layer on `tokens`, with the delta of the layer if there is one."""
+    return output + deltas[layer](tokens).astype(output.dtype) if layer in deltas else output
 
 
 def rotated(tokens: jax.Array, angles: jax.Array) -> jax.Array:
@@ -74,6 +84,7 @@ class Attention(nnx.Module):
         rotary: jax.Array | None = None,
         key_value: jax.Array | None = None,
         temperature: jax.Array | float | None = None,
+        deltas: BlockDeltas = NO_DELTAS,
     ) -> jax.Array:
         """Attend from `tokens` to themselves, to `context` and to `key_value`.
 
@@ -83,11 +94,13 @@ class Attention(nnx.Module):
         mask: bool[Q,T], T = Q plus all C plus m in order, True if a query may attend to a key; None = all may.
         rotary: f32[T,d/2], the angles that rotate the keys, and of which the first Q rotate the queries; 0 or None = no
         rotation.
-        temperature: divides the attention logits; None = 1. Returns f32[B,Q,D].
+        temperature: divides the attention logits; None = 1. deltas: of the layers `query`, `key`, `value` and
+        `output`. Returns f32[B,Q,D].
         """
-        query, key, value = self._project(tokens, context, rotary, key_value, temperature)
+        query, key, value = self._project(tokens, context, rotary, key_value, temperature, deltas)
         mixed = attend(query, key, value, mask)
-        return self.proj(mixed.reshape(*mixed.shape[:2], -1))
+        mixed = mixed.reshape(*mixed.shape[:2], -1)
+        return adapted(self.proj(mixed), "output", mixed, deltas)
 
     def weights(
         self,
@@ -98,9 +111,10 @@ class Attention(nnx.Module):
         rotary: jax.Array | None = None,
         key_value: jax.Array | None = None,
         temperature: jax.Array | float | None = None,
+        deltas: BlockDeltas = NO_DELTAS,
     ) -> jax.Array:
-        """Return the attention weights f32[B,h,Q,T] of `tokens`; the arguments are those of `__call__`."""
-        query, key, _ = self._project(tokens, context, rotary, key_value, temperature)
+        """Return the attention weights f32[B,h,Q,T] of `tokens`; the arguments are the same as of `__call__`."""
+        query, key, _ = self._project(tokens, context, rotary, key_value, temperature, deltas)
         return attention_weights(query, key, mask)
 
     def _project(
@@ -110,12 +124,18 @@ class Attention(nnx.Module):
         rotary: jax.Array | None,
         key_value: jax.Array | None,
         temperature: jax.Array | float | None,
+        deltas: BlockDeltas,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return queries f32[B,Q,h,d], keys and values f32[B,T,h,d]."""
-        query, key, value = jnp.split(self.qkv(tokens), 3, axis=-1)
-        pairs = [(key, value), *(jnp.split(self.qkv.key_value(part), 2, axis=-1) for part in context)]
+        query, *pair = jnp.split(self.qkv(tokens), 3, axis=-1)
+        query = adapted(query, "query", tokens, deltas)
+        projected = [(tokens, pair), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
+        pairs = [
+            (adapted(key, "key", part, deltas), adapted(value, "value", part, deltas))
+            for part, (key, value) in projected
+        ]
         if key_value is not None:
-            pairs.append((key_value[:1].astype(key.dtype), key_value[-1:].astype(key.dtype)))
+            pairs.append((key_value[:1].astype(query.dtype), key_value[-1:].astype(query.dtype)))
         (batch,) = jnp.broadcast_shapes(*(key.shape[:1] for key, _ in pairs))
         key, value = (
             jnp.concatenate([jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts], axis=1)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.layers.activations import gelu, gelu_tanh, quick_gelu
-from mlmoe_jax.models.layers.attention import Attention
+from mlmoe_jax.models.layers.attention import NO_DELTAS, Attention, BlockDeltas, adapted
 from mlmoe_jax.models.layers.layer_norm import LayerNorm
 
 
@@ -30,9 +30,10 @@ class Mlp(nnx.Module):
         self.fc1 = nnx.Linear(width, hidden, dtype=dtype, rngs=rngs)
         self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """f32[B,T,D] -> f32[B,T,D]."""
-        return self.fc2(self.activation(self.fc1(tokens)))
+    def __call__(self, tokens: jax.Array, deltas: BlockDeltas = NO_DELTAS) -> jax.Array:
+        """f32[B,T,D] -> f32[B,T,D]; deltas: of the layers `fc1` and `fc2`."""
+        hidden = self.activation(adapted(self.fc1(tokens), "fc1", tokens, deltas))
+        return adapted(self.fc2(hidden), "fc2", hidden, deltas)
 
 
 class SwiGlu(nnx.Module):
@@ -45,10 +46,11 @@ class SwiGlu(nnx.Module):
         self.fc1 = nnx.Linear(width, 2 * hidden, dtype=dtype, rngs=rngs)
         self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """f32[B,T,D] -> f32[B,T,D]."""
-        gate, value = jnp.split(self.fc1(tokens), 2, axis=-1)
-        return self.fc2(jax.nn.silu(gate) * value)
+    def __call__(self, tokens: jax.Array, deltas: BlockDeltas = NO_DELTAS) -> jax.Array:
+        """f32[B,T,D] -> f32[B,T,D]; deltas: of the layers `fc1` and `fc2`."""
+        gate, value = jnp.split(adapted(self.fc1(tokens), "fc1", tokens, deltas), 2, axis=-1)
+        hidden = jax.nn.silu(gate) * value
+        return adapted(self.fc2(hidden), "fc2", hidden, deltas)
 
 
 MLPS = {
@@ -115,15 +117,18 @@ class Block(nnx.Module):
         tokens: jax.Array,
         context: Sequence[jax.Array] = (),
         mask: np.ndarray | jax.Array | None = None,
+        *,
+        deltas: BlockDeltas = NO_DELTAS,
         **settings: Any,
     ) -> jax.Array:
         """Apply the block to `tokens` f32[b,Q,D]; `context` arrays f32[b,C,D] provide keys and values only.
 
-        The arguments are those of Attention.
+        deltas: of the layers of Attention and of the MLP. The other arguments are passed to Attention.
         """
-        mixed = self.attn(self.norm1(tokens), [self.norm1(part) for part in context], mask, **settings)
+        context = [self.norm1(part) for part in context]
+        mixed = self.attn(self.norm1(tokens), context, mask, deltas=deltas, **settings)
         tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
-        mixed = self.mlp(self.norm2(tokens))
+        mixed = self.mlp(self.norm2(tokens), deltas)
         return tokens + (self.ls2(mixed) if self.scaled else mixed)
 
     def weights(self, tokens: jax.Array, context: Sequence[jax.Array] = (), *arguments, **settings) -> jax.Array:

@@ -83,6 +83,7 @@ def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int
     """
     shape, side = backbone_shape(config), config.data.image_size
     layers, extra, patches = shape.published_macs(side, model.prompts)
+    layers += sum(adapter.macs(shape.tokens(side, model.prompts)) for adapter in model.adapters.values())
     of_head = model.head.published_macs(patches) or (_head_macs(model, side), 0)
     norms = shape.norm_macs(side, model.prompts) + model.head.norm_macs(patches)
     return layers + of_head[0], extra + of_head[1], norms

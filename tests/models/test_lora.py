@@ -1,0 +1,295 @@
+"""LoRA against its formula, against merged kernels, and in a training."""
+
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers import tiny
+
+from mlmoe_jax.apps.tools.preflight import cost
+from mlmoe_jax.config import default_config, from_json, load_config, set_key, to_json, use_adapter, validate
+from mlmoe_jax.config.adapters import adapter_section
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.main import main
+from mlmoe_jax.models.adapters.catalog import described
+from mlmoe_jax.models.adapters.lora import LAYERS, LoRA
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.build import build_model, combined
+from mlmoe_jax.models.contracts import Prompts
+from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.runs.assemble import abstract_parts
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import open_run
+
+SHAPE = ViTShape(width=32, depth=3, heads=4, patch=8, native=32, layer_scale=0.5)
+GATED = ViTShape(width=32, depth=3, heads=4, patch=8, native=32, mlp="swiglu", rotary_base=100.0, registers=2)
+
+
+def lora(shape=SHAPE, **settings):
+    """Return a LoRA with random values in all matrices."""
+    config = default_config()
+    use_adapter(config, "lora", **settings)
+    module = LoRA(shape, config.model.adapters.lora, rngs=nnx.Rngs(0))
+    draw = np.random.default_rng(3)
+    nnx.update(module, jax.tree.map(lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), nnx.state(module)))
+    return module
+
+
+def vit_of(shape):
+    vit, draw = nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))), np.random.default_rng(1)
+    nnx.update(vit, jax.tree.map(lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), nnx.state(vit)))
+    return vit
+
+
+@pytest.fixture(scope="module")
+def image():
+    return jnp.asarray(np.random.default_rng(2).normal(size=(3, 32, 32, 3)), jnp.float32)
+
+
+def prompts_of(vit, count=4):
+    draw = np.random.default_rng(4)
+    return Prompts(jnp.asarray(draw.normal(size=(vit.shape.depth, 1, count, vit.shape.width)), jnp.float32))
+
+
+def merged(vit, adapter):
+    """Return a ViT whose kernels contain the updates: W + (alpha / rank)·A·B, in numpy."""
+    vit, width = nnx.clone(vit), vit.shape.width
+    columns = {"query": slice(0, width), "key": slice(width, 2 * width), "value": slice(2 * width, None)}
+    for index, block in enumerate(vit.blocks):
+        places = {"output": block.attn.proj, "fc1": block.mlp.fc1, "fc2": block.mlp.fc2}
+        for target in adapter.targets:
+            update, layer = getattr(adapter, target), places.get(target, block.attn.qkv)
+            kernel = np.array(layer.kernel[...])
+            product = np.asarray(update.a[index]) @ np.asarray(update.b[index])
+            kernel[:, columns.get(target, slice(None))] += adapter.scale * product
+            layer.kernel[...] = jnp.asarray(kernel)
+    return vit
+
+
+def close(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------- formula
+def test_an_update_is_its_formula():
+    adapter = lora(rank=4, alpha=2.0, targets=("key", "fc2"))
+    x = np.random.default_rng(5).normal(size=(2, 5, 128)).astype(np.float32)
+    for block, deltas in enumerate(adapter.deltas()):
+        a, b = (np.asarray(matrix[block]) for matrix in (adapter.fc2.a, adapter.fc2.b))
+        np.testing.assert_allclose(deltas["fc2"](x), 2.0 / 4 * x @ a @ b, rtol=2e-5, atol=2e-5)
+        assert deltas.keys() == {"key", "fc2"}
+
+
+@pytest.mark.parametrize("shape", [SHAPE, GATED], ids=["gelu", "swiglu, rotary"])
+@pytest.mark.parametrize("targets", [("query", "value"), LAYERS], ids="+".join)
+def test_updates_are_those_of_merged_kernels(shape, targets, image):
+    """In all blocks, for image tokens and for prompts, which provide keys and values only."""
+    vit, adapter = vit_of(shape), lora(shape, rank=2, targets=targets)
+    deltas, whole = adapter.deltas(), merged(vit, adapter)
+    for prompts in (None, prompts_of(vit)):
+        read = ("cls", "patches") if prompts is None else ("cls", "prompts")
+        ours = vit(image, prompts, read=read, deltas=deltas, return_attention=True)
+        theirs = whole(image, prompts, read=read, return_attention=True)
+        assert np.abs(np.asarray(ours.cls - vit(image, prompts).cls)).max() > 1e-2
+        for name in read:
+            close(getattr(ours, name), getattr(theirs, name))
+            if name != "patches":
+                close(ours.attention[name], theirs.attention[name])
+
+
+def test_a_new_update_changes_nothing_bit_for_bit(image):
+    vit, prompts = vit_of(SHAPE), prompts_of(vit_of(SHAPE))
+    config = default_config()
+    use_adapter(config, "lora", targets=LAYERS)
+    new = LoRA(SHAPE, config.model.adapters.lora, rngs=nnx.Rngs(7))
+    assert not np.asarray(new.query.b[...]).any()
+    spread = np.asarray(new.query.a[...])
+    assert 0.95 / np.sqrt(32) < np.abs(spread).max() <= 1 / np.sqrt(32), "uniform, as in the authors' code"
+    for given in (None, prompts):
+        ours = vit(image, given, read=("cls", "patches"), deltas=new.deltas())
+        theirs = vit(image, given, read=("cls", "patches"))
+        np.testing.assert_array_equal(ours.cls, theirs.cls)
+        np.testing.assert_array_equal(ours.patches, theirs.patches)
+
+
+def test_updates_of_several_adapters_are_added(image):
+    vit, one, other = vit_of(SHAPE), lora(rank=2), lora(rank=3, targets=("value", "fc1"))
+    both = combined([one.deltas(), (), other.deltas()])
+    close(vit(image, deltas=both).cls, merged(merged(vit, one), other)(image).cls)
+    assert combined([(), ()]) == []
+
+
+def test_a_recomputed_block_has_the_same_gradient(image):
+    """With dropout: the blocks that are computed again in the backward pass drop the same entries."""
+    gradients = []
+    for remat in (False, True):
+        vit = vit_of(SHAPE)
+        vit.remat = remat
+        structure, state = nnx.split(lora(rank=2, dropout=0.5))
+
+        def loss(state, vit=vit, structure=structure):
+            adapter = nnx.merge(structure, state)
+            adapter.train()
+            return vit(image, deltas=adapter.deltas(rngs=nnx.Rngs(3))).cls.sum()
+
+        gradients.append(jax.jit(jax.grad(loss))(state))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *gradients)
+
+
+def test_dropout_is_only_for_training_and_drops_inputs():
+    adapter = lora(rank=2, alpha=2.0, dropout=0.25)
+    identity = jnp.eye(32)[None]
+    plain = adapter.deltas()[1]["query"](identity)
+    adapter.train()
+    deltas = adapter.deltas(rngs=nnx.Rngs(1))[1]
+    rows = np.asarray(deltas["query"](identity))[0] / np.asarray(plain)[0]  # row i has input i alone
+    assert set(np.round(rows, 3).ravel()) == {0, np.round(1 / 0.75, 3).astype(np.float32)}
+    assert not np.array_equal(deltas["query"](identity) == 0, deltas["value"](identity) == 0)
+
+
+# --------------------------------------------------------------------------------------------------- a method's model
+def test_rank_8_on_queries_and_values_of_dinov2_b_has_294_912_parameters():
+    parts = abstract_parts(load_config("lora", []), synthetic_label_space(80, 5))
+    own = {path: value.size for path, value in parts.trainable.items() if path.startswith("adapters/lora/")}
+    assert sum(own.values()) == 294_912
+    assert set(parts.trainable) - set(own) == {"head/classifier/kernel", "head/classifier/bias"}
+    assert parts.trainable["adapters/lora/query/a"].shape == (12, 768, 8)
+
+
+def test_frozen_kernels_get_no_gradient():
+    """The backward pass has the products of the forward pass, for inputs, and small ones, but none for kernels."""
+    config = load_config("lora:dataset=digits", [])
+    parts = abstract_parts(config, synthetic_label_space(10, 1))
+    image = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
+
+    def loss(trainable, frozen, image):
+        return parts.definition.merge(trainable, frozen)(image).logits.sum()
+
+    forward, backward = (
+        count_macs(jax.make_jaxpr(function)(parts.trainable, parts.frozen, image).jaxpr)
+        for function in (loss, jax.grad(loss))
+    )
+    assert backward < 2.4 * forward, "with gradients of all kernels it would be three times"
+
+
+def test_the_multiply_adds_of_the_updates_are_counted():
+    (plain, *_), (ours, *_) = (_published(name) for name in ("vpt:prompts=0,variant=deep", "lora"))
+    assert ours - plain == 257 * 294_912
+
+
+def _published(reference):
+    config = load_config(reference, [])
+    if "vpt" in reference:
+        config.model.prompts.kind = "none"
+    model = nnx.eval_shape(lambda: build_model(config, synthetic_label_space(80, 5), rngs=nnx.Rngs(0)))
+    return cost.published_macs(config, model)
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+def test_a_config_with_an_adapter_is_stored_and_read():
+    config = load_config("lora:rank=4,targets=query,key,alpha=2,dataset=digits", [])
+    validate(config)
+    settings = config.model.adapters.lora
+    assert (settings.rank, settings.targets, settings.alpha, settings.dropout) == (4, ("query", "key"), 2.0, 0.0)
+    assert load_config("lora:rank=4,targets=query+key,alpha=2,dataset=digits", []).to_dict() == config.to_dict()
+    assert from_json(to_json(config)).to_dict() == config.to_dict()
+    stored = json.loads(to_json(config))
+    del stored["model"]["adapters"]["lora"]["dropout"]  # a setting that is newer than the run
+    assert from_json(json.dumps(stored)).model.adapters.lora.dropout == 0
+    del stored["model"]["adapters"]
+    assert not from_json(json.dumps(stored)).model.adapters
+    assert described(config) == "LoRA (rank 4; query, key)"
+
+
+def test_one_key_adds_an_adapter_with_the_defaults_of_the_others():
+    config = load_config("vpt:dataset=digits", [("model.adapters.lora.rank", "2")])
+    assert config.model.adapters.lora.targets == ("query", "value")
+    set_key(config, "model.adapters", "lora", what="key")
+    assert config.model.adapters.lora.rank == 2
+    use_adapter(config, "lora", alpha=1.0)
+    assert (config.model.adapters.lora.rank, config.model.adapters.lora.alpha) == (2, 1.0)
+    assert described(config) == "deep prompts and LoRA (rank 2; query, value)"
+    section = adapter_section("lora")
+    assert section.entries["rank"].takes == "an integer from 1 to 4,096"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("model.adapters.loar.rank", "4", "config key 'model.adapters.loar.rank' does not exist; did you mean 'lora'?"),
+        ("model.adapters.lora.rnak", "4", "config key 'model.adapters.lora.rnak' does not exist; did you mean 'rank'?"),
+        ("model.adapters.lora.rank", "x", "config key 'model.adapters.lora.rank' takes an integer from 1 to 4,096"),
+        ("model.adapters", "loar", "there is no adapter 'loar'; did you mean 'lora'?"),
+        ("model.adapters.lora", "8", "config key 'model.adapters.lora' is a section; set one of model.adapters.lora."),
+    ],
+)
+def test_unknown_adapters_and_settings_are_refused(key, value, sentence, refusal):
+    assert refusal(load_config, "vpt:dataset=digits", [(key, value)]).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"targets": ("query", "kye")}, "model.adapters.lora.targets must be one or more of query, key, value, "),
+        ({"targets": ()}, "model.adapters.lora.targets must be one or more of "),
+        ({"targets": ("key", "key")}, "model.adapters.lora.targets must be one or more of "),
+        ({"rank": 0}, "model.adapters.lora.rank is 0 and must be an integer from 1 to 4,096"),
+        ({"dropout": 2.0}, "model.adapters.lora.dropout is 2.0 and must be a number from 0 to 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, sentence, refusal):
+    config = load_config("lora:dataset=digits", [])
+    use_adapter(config, "lora", **settings)
+    assert sentence in refusal(validate, config)
+    del config.model.adapters.lora.alpha
+    assert refusal(validate, config).startswith("the config lacks model.adapters.lora.alpha; ")
+    assert refusal(use_adapter, config, "lora", rnak=3) == "model.adapters.lora has no rnak; did you mean 'rank'?"
+
+
+def test_what_lora_cannot_do_is_refused(refusal):
+    config = load_config("lora:dataset=digits", [("data.cache_features", "float32")])
+    assert "but LoRA (rank 8; query, value) change them" in refusal(validate, config)
+    config = load_config("lora", [("model.backbone.name", "resnet50")])
+    sentence = refusal(build_model, config, synthetic_label_space(3, 1), rngs=nnx.Rngs(0))
+    assert sentence == "the backbone of LoRA (rank 8; query, value) must be a ViT, and resnet50 is not one"
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+def test_a_training_saves_resumes_and_transfers_updates(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+    tiny.use_vit(monkeypatch, patch=16)
+    tiny.use_scenes(monkeypatch, train=40, val=20, test=20, test_shift=20)
+    common = [
+        f"--config.{setting}"
+        for setting in (
+            "model.backbone.weights=none",
+            "train.batch_size=20",
+            "train.log_every=1",
+            "eval.batch_size=20",
+            "eval.every_epochs=1",
+            "log.tensorboard=False",
+            "data.test_splits=test",
+            "train.epochs=2",
+        )
+    ]
+    options = "dataset=digits,rank=2,targets=query,fc1,prompts=2,dropout=0.1"
+    assert main([f"--config=lora:{options}", f"--workdir={tmp_path / 'one'}", *common]) == 0
+    run = open_run(RunFolder(tmp_path / "one"))
+    assert {path.rsplit("/", 1)[0] for path in run.values} == {
+        "adapters/lora/query",
+        "adapters/lora/fc1",
+        "prompts",
+        "head/classifier",
+    }
+    assert np.abs(np.asarray(run.values["adapters/lora/fc1/b"])).max() > 0, "it has learned"
+    assert not any(path.startswith("backbone/") for path in run.values)
+    again = [f"--config=lora:{options}", f"--workdir={tmp_path / 'two'}", *common]
+    source = f"--config.init_from={tmp_path / 'one'}"
+    assert main([*again, source, "--config.optim.learning_rate=1e-12"]) == 0
+    moved = open_run(RunFolder(tmp_path / "two")).values
+    for path, value in run.values.items():
+        np.testing.assert_allclose(np.asarray(moved[path]), np.asarray(value), atol=1e-6, err_msg=path)
