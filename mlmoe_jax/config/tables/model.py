@@ -154,8 +154,8 @@ MODEL = section(
     backbone=BACKBONE,
     prompts=PROMPTS,
     adapters=section(
-        "Adapters beside the prompts. Each declares its own keys: setting any of them adds the adapter, with the "
-        "defaults of the others; --config.model.adapters=lora adds one with all defaults."
+        "Adapters beside the prompts, which declare their own keys: setting one of them, or "
+        "--config.model.adapters=NAME, adds the adapter with the defaults of its other keys."
     ),
     head=HEAD,
 )

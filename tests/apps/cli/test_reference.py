@@ -74,7 +74,7 @@ def test_help_of_a_section(capsys):
     assert main(["--help=model.prompts"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"model.prompts: {SECTIONS['model.prompts'].doc}\n\nmodel.prompts.kind: one of none, deep")
-    assert "deep: VPT-deep" in shown
+    assert "deep is VPT-deep" in " ".join(shown.split())
     inside = [name for name in KEYS if name.startswith("model.prompts.")]
     assert [line.partition(":")[0] for line in shown.splitlines() if line.startswith("model.")][1:] == inside
     assert max(map(len, shown.splitlines())) <= 100
