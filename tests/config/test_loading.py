@@ -167,7 +167,7 @@ def test_parse_arg_refuses(refusal, arg, sentence):
 def test_every_config_that_ships_is_valid(path, refusal):
     config = load_config(str(path), [])
     validate(config)
-    further = {key for key in flatten(config) if key.startswith("loss.terms.")}
+    further = {key for key in flatten(config) if key.startswith(("loss.terms.", "model.adapters."))}
     assert set(flatten(config)) - further == set(KEYS) - further, "a config sets keys that exist"
     assert from_json(to_json(config)) == config
     assert "not_an_option" in refusal(load_config, f"{path}:not_an_option=1", [])

@@ -8,6 +8,7 @@ from mlmoe_jax.apps.cli.reference import describe, page
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS
 from mlmoe_jax.config.keys import ANY, Choice, Integer, Key, Number, section
 from mlmoe_jax.main import main
+from mlmoe_jax.models.adapters.catalog import ADAPTERS
 
 
 # -------------------------------------------------------------------------------------------------------- the table
@@ -145,8 +146,9 @@ def test_the_page_in_the_repository_is_up_to_date():
 
 def test_the_page_has_every_key_once():
     rows = [line for line in page().splitlines() if line.startswith("| `")]
-    assert len(rows) == len(KEYS) + 1  # and NAME of loss.terms
-    assert all(sum(row.startswith(f"| `{name}` |") for row in rows) == 1 for name in KEYS)
+    of_adapters = [f"model.adapters.{name}.{leaf}" for name in ADAPTERS for leaf in ADAPTERS[name].settings]
+    assert len(rows) == len(KEYS) + 1 + len(of_adapters)  # and NAME of loss.terms
+    assert all(sum(row.startswith(f"| `{name}` |") for row in rows) == 1 for name in [*KEYS, *of_adapters])
 
 
 def test_recipes_are_there_without_their_module():
