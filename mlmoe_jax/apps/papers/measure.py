@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -47,13 +48,11 @@ class Outcome:
 
 
 class Measurements:
-    """The numbers of all rows of a request; each run is read once."""
+    """The numbers of all rows of a request; what a run has is computed once."""
 
     def __init__(self, request: Request, folder: RunFolder):
         self._request, self._folder = request, folder
-        self._metrics: dict[tuple[Recipe, str], tuple[dict[str, float], LabelSpace]] = {}
-        self._costs: dict[Recipe, dict[str, float]] = {}
-        self._fits: dict[Recipe, bool] = {}
+        self._metrics, self._cost, self._fits = cache(self._metrics), cache(self._cost), cache(self._fits)
 
     def outcome(self, row: Row) -> Outcome:
         """Return the numbers of a row as far as they can be computed now."""
@@ -79,43 +78,36 @@ class Measurements:
 
     def _columns(self, run: Recipe, row: Row) -> dict[str, float]:
         """Return the columns of a row for one run; before it is finished, only those that need no training."""
-        values = self._cost(run) if COSTS.keys() & row.numbers.keys() else {}
+        values = dict(self._cost(run)) if COSTS.keys() & row.numbers.keys() else {}
         if self._is_finished(run):
-            measured = self._measure(run, row.evaluator)
+            metrics, space = self._metrics(run, row.evaluator)
             for column in row.numbers.keys() - COSTS.keys():
-                values[column] = _value(row.metrics.get(column, column), *measured)
+                values[column] = _value(row.metrics.get(column, column), metrics, space)
         return values
 
     def _is_finished(self, run: Recipe) -> bool:
-        return training_results(self._folder.below(run.name)) is not None and self._has_same_config(run)
+        return training_results(self._folder.below(run.name)) is not None and self._fits(run)
 
-    def _has_same_config(self, run: Recipe) -> bool:
-        """Return whether a run was trained with the keys of this request; print once if it was not."""
-        if run not in self._fits:
-            config = configuration.load_config(run.reference, self._request.overrides_of(run))
-            changed = changed_keys(config, self._folder.below(run.name))
-            self._fits[run] = not changed
-            if changed:
-                status(f"{run.name} is not in the table, because it was trained differently: {'; '.join(changed)}")
-        return self._fits[run]
+    def _fits(self, run: Recipe) -> bool:
+        """Return whether a run was trained with the keys of this request; print it if not."""
+        config = configuration.load_config(run.reference, self._request.overrides_of(run))
+        if changed := changed_keys(config, self._folder.below(run.name)):
+            status(f"{run.name} is not in the table, because it was trained differently: {'; '.join(changed)}")
+        return not changed
 
-    def _measure(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
+    def _metrics(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
         """Return metric -> percent of a finished run on its first test split, and its label space."""
-        if (run, evaluator) not in self._metrics:
-            folder = self._folder.below(run.name)
-            scored = require_split(folder, read_scores(folder), read_config(folder).data.test_splits[0])
-            scores, codes, space = scored.scores[scored.read], scored.codes[scored.read], read_label_space(folder)
-            metrics = published.preset(evaluator, scores, codes, frequency=space.frequency)
-            per_label = published.average_precisions(evaluator, scores, codes)
-            metrics |= {f"AP {name}": value for name, value in zip(space.names, per_label, strict=True)}
-            self._metrics[run, evaluator] = {name: 100 * value for name, value in metrics.items()}, space
-        return self._metrics[run, evaluator]
+        folder = self._folder.below(run.name)
+        scored = require_split(folder, read_scores(folder), read_config(folder).data.test_splits[0])
+        scores, codes, space = scored.scores[scored.read], scored.codes[scored.read], read_label_space(folder)
+        metrics = published.preset(evaluator, scores, codes, frequency=space.frequency)
+        per_label = published.average_precisions(evaluator, scores, codes)
+        metrics |= {f"AP {name}": value for name, value in zip(space.names, per_label, strict=True)}
+        return {name: 100 * value for name, value in metrics.items()}, space
 
     def _cost(self, run: Recipe) -> dict[str, float]:
-        if run not in self._costs:
-            counts = summarize(configuration.load_config(run.reference, self._request.overrides_of(run)))
-            self._costs[run] = {name: counts[part][key] / unit for name, (part, key, unit) in COSTS.items()}
-        return dict(self._costs[run])
+        counts = summarize(configuration.load_config(run.reference, self._request.overrides_of(run)))
+        return {name: counts[part][key] / unit for name, (part, key, unit) in COSTS.items()}
 
 
 def _value(column: str, metrics: dict[str, float], space: LabelSpace) -> float:

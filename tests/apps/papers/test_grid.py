@@ -159,26 +159,26 @@ def test_only_finished_runs_have_results(tmp_path):
     assert [run.results for run in runs[1:]] == [None, None]
 
 
-@pytest.mark.parametrize("trace", ["checkpoints", "results.json"])
-def test_runs_with_a_different_config_are_refused_before_any_training(tmp_path, refusal, trace):
+def test_runs_with_a_different_config_are_refused_before_any_training(tmp_path, refusal):
     for seed in (0, 2):
         other = default_config()
         other.seed, other.loss.gamma_neg = seed, 3.0
         run = RunFolder(tmp_path / f"seed={seed}")
         run.write_text(CONFIG, configuration.to_json(other))
-        (run / trace).mkdir() if trace == "checkpoints" else run.write_json(trace, {})
+        (run / "checkpoints").mkdir() if seed else run.write_json(RESULTS, {})
     sentence = refusal(plan, default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)})
     assert "seed=0 (loss.gamma_neg was 3.0 and is 2.0), seed=2 (loss.gamma_neg" in sentence
     assert "another --workdir" in sentence
 
 
-def test_a_folder_with_only_a_config_is_not_a_run(tmp_path):
+def test_a_folder_with_only_a_config_is_not_a_run(tmp_path, refusal):
     folder = RunFolder(tmp_path)
     assert changed_keys(default_config(), folder) == []
     other = default_config()
     other.seed = 1
     folder.write_text(CONFIG, configuration.to_json(other))
     assert changed_keys(default_config(), folder) == []
+    assert "is itself the run folder" in refusal(plan, default_config(), folder, {"seed": (0,)})
     (tmp_path / "checkpoints").mkdir()
     assert changed_keys(default_config(), folder) == ["seed was 1 and is 0"]
     assert selection_of(folder) == {}
@@ -188,11 +188,6 @@ def test_a_run_that_is_a_link_out_of_the_sweep_is_refused(tmp_path, precious, re
     (tmp_path / "seed=1").symlink_to(precious.parent)
     sentence = refusal(plan, default_config(), RunFolder(tmp_path), {"seed": (0, 1)})
     assert sentence.startswith(f"{tmp_path}/seed=1 is a link out of the run folder {tmp_path}, to {precious.parent};")
-
-
-def test_a_run_folder_is_not_a_sweep_folder(tmp_path, refusal):
-    RunFolder(tmp_path).write_text(CONFIG, configuration.to_json(default_config()))
-    assert "is itself the run folder" in refusal(plan, default_config(), RunFolder(tmp_path), {"seed": (0,)})
 
 
 def test_groups_that_the_labels_cannot_be_divided_into_are_refused_before_the_first_run(refusal, tmp_path):

@@ -23,11 +23,8 @@ def probe():
 
 
 # -------------------------------------------------------------------------------- the figures of the ML-VPT paper
-def test_parameters_of_ml_vpt_on_dinov2_b(ml_vpt):
+def test_parameters_and_macs_as_the_papers_count(ml_vpt, probe):
     assert ml_vpt["params"] == {"total": 87_602_710, "trainable": 1_022_230, "backbone": 86_580_480}
-
-
-def test_macs_as_the_papers_count(ml_vpt, probe):
     assert probe["macs"]["layers"] == 21_963_611_136
     assert ml_vpt["macs"]["layers"] == 24_513_954_816
     norms = 25 * 4 * 768
