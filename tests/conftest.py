@@ -7,10 +7,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers import twins
-from helpers.paths import REPOSITORY
+from helpers.shapes import check_shapes
 
-from mlmoe_jax.errors import UserError
+check_shapes()
+
+from helpers import twins  # noqa: E402
+from helpers.paths import REPOSITORY  # noqa: E402
+
+from mlmoe_jax.errors import UserError  # noqa: E402
 
 # Most of the time of a test goes into compiling tiny models; unoptimized, they compile in half of it.
 UNOPTIMIZED = "--xla_backend_optimization_level=0"

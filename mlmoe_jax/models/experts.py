@@ -4,8 +4,8 @@ An expert is written for one token and turned into a bank with `jax.vmap`; the p
 expert with a leading axis. There are two families: ML-VPT has one expert per prompt (`BottleneckExpert`, `LabelGates`);
 DR-MoE and its relatives apply experts to one feature per label (`LabelExperts`, `Gates`, `combine`).
 
-Shape letters: B batch, D width, K labels, S shared experts, T task experts per label, E = S + T entries of a gate,
-O output width of an expert; P prompts, G groups, M experts per group.
+Axes: b batch, d width, k labels, s shared experts, t task experts per label, e = s + t entries of a gate, o output
+width of an expert; p prompts, g groups, m experts per group.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
+from jaxtyping import Float
 
 from mlmoe_jax.models.layers.activations import ACTIVATIONS
 from mlmoe_jax.models.layers.initializers import torch_linear
@@ -42,8 +43,7 @@ class BottleneckExpert(nnx.Module):
         self.up = nnx.Linear(width, hidden, kernel_init=into, bias_init=into, dtype=dtype, rngs=rngs)
         self.down = nnx.Linear(hidden, width, kernel_init=out_of, bias_init=out_of, dtype=dtype, rngs=rngs)
 
-    def __call__(self, token: jax.Array) -> jax.Array:
-        """f32[...,D] -> f32[...,D]."""
+    def __call__(self, token: Float[ArrayLike, "... d"]) -> Float[Array, "... d"]:
         return token + self.down(ACTIVATIONS[self.activation](self.up(token)))
 
 
@@ -58,8 +58,8 @@ def make_bank(
     return bank
 
 
-def apply_bank(bank: nnx.Module, tokens: jax.Array) -> jax.Array:
-    """Apply expert p to token p: f32[B,P,D] -> f32[B,P,D]."""
+def apply_bank(bank: nnx.Module, tokens: Float[ArrayLike, "b p d"]) -> Float[Array, "b p o"]:
+    """Apply expert p to token p."""
     return jax.vmap(lambda expert, token: expert(token), in_axes=(0, 1), out_axes=1)(bank, tokens)
 
 
@@ -82,23 +82,21 @@ class LabelGates(nnx.Module):
         owner: str = LABEL,
         rngs: nnx.Rngs,
     ):
-        if bias not in ("used", "unused"):
-            raise ValueError(f"gate bias is 'used' or 'unused', not {bias!r}")
         draw = torch_linear(width)
         self.kernel = nnx.Param(draw(rngs.params(), (per_group, labels, width)), **axes(PROMPT, owner, None))
         self.bias = nnx.Param(draw(rngs.params(), (per_group, labels)), **axes(PROMPT, owner))
         self.adds_bias = bias == "used"
 
-    def scores(self, tokens: jax.Array) -> jax.Array:
-        """Return w[e,k]·z for the tokens of each group, without bias: f32[B,M,G,D] -> f32[B,M,G,K]."""
+    def scores(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m g k"]:
+        """Return w[e,k]·z for the tokens of each group, without bias."""
         return jnp.einsum("bmgd,mkd->bmgk", tokens, self.kernel[...])
 
-    def own_scores(self, tokens: jax.Array) -> jax.Array:
-        """Return w[e,g]·z for one gate per group (K = G), without bias: f32[B,M,G,D] -> f32[B,M,G]."""
+    def own_scores(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m g"]:
+        """Return w[e,g]·z for one gate per group (k = g), without bias."""
         return jnp.einsum("bmgd,mgd->bmg", tokens, self.kernel[...])
 
-    def added_bias(self) -> jax.Array | float:
-        """Return the bias f32[M,K] to add to the selected scores, or 0 if it is unused."""
+    def added_bias(self) -> Float[Array, "m k"] | float:
+        """Return the bias to add to the selected scores, or 0 if it is unused."""
         return self.bias[...] if self.adds_bias else 0.0
 
 
@@ -109,8 +107,7 @@ class ReluLinearExpert(nnx.Module):
         draw = torch_linear(width)
         self.linear = nnx.Linear(width, hidden, kernel_init=draw, bias_init=draw, dtype=dtype, rngs=rngs)
 
-    def __call__(self, feature: jax.Array) -> jax.Array:
-        """f32[...,D] -> f32[...,hidden]."""
+    def __call__(self, feature: Float[ArrayLike, "... d"]) -> Float[Array, "... o"]:
         return jax.nn.relu(self.linear(feature))
 
 
@@ -125,8 +122,7 @@ class FeedForwardExpert(nnx.Module):
         self.up = nnx.Linear(width, hidden, kernel_init=into, bias_init=into, dtype=dtype, rngs=rngs)
         self.down = nnx.Linear(hidden, width, kernel_init=out_of, bias_init=out_of, dtype=dtype, rngs=rngs)
 
-    def __call__(self, feature: jax.Array) -> jax.Array:
-        """f32[...,D] -> f32[...,D]."""
+    def __call__(self, feature: Float[ArrayLike, "... d"]) -> Float[Array, "... d"]:
         output = self.down(jax.nn.relu(self.up(feature)))
         return jax.nn.relu(output) if self.relu_output else output
 
@@ -146,7 +142,6 @@ class LabelExperts(nnx.Module):
     kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so that O = hidden. Its text
     describes a feed-forward network with that hidden width: `ffn` is one, `ffn_relu` adds the printed outer ReLU, and
     O = width in both.
-    Raises ValueError for another kind, and if there is no expert.
     """
 
     def __init__(
@@ -161,10 +156,6 @@ class LabelExperts(nnx.Module):
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
-        if kind not in EXPERTS:
-            raise ValueError(f"an expert is one of {', '.join(EXPERTS)}, not {kind!r}")
-        if shared < 0 or task < 0 or shared + task == 0:
-            raise ValueError(f"a label needs at least one expert, not {shared} shared and {task} task experts")
 
         def expert(rngs: nnx.Rngs) -> nnx.Module:
             return EXPERTS[kind](width, hidden, dtype=dtype, rngs=rngs)
@@ -178,8 +169,8 @@ class LabelExperts(nnx.Module):
         self.shared = make_bank(expert, shared, rngs) if shared else None
         self.task = make_bank(label_experts, labels, rngs, LABEL) if task else None
 
-    def __call__(self, features: jax.Array) -> tuple[jax.Array, ...]:
-        """Apply all experts: f32[B,K,D] -> f32[B,K,S,O] and f32[B,K,T,O], without the part that has no experts."""
+    def __call__(self, features: Float[ArrayLike, "b k d"]) -> tuple[Float[Array, "b k _ o"], ...]:
+        """Return the outputs of the shared and of the task experts, without the part that has no experts."""
         outputs = []
         if self.shared is not None:
             outputs.append(_apply_each(self.shared, features))
@@ -214,8 +205,7 @@ class Gate(nnx.Module):
         self.hidden = linear(width, hidden, dtype) if hidden else None
         self.logits = linear(hidden or width, entries, jnp.float32)
 
-    def __call__(self, feature: jax.Array) -> jax.Array:
-        """f32[...,D] -> f32[...,E]."""
+    def __call__(self, feature: Float[ArrayLike, "... d"]) -> Float[Array, "... e"]:
         if self.hidden is not None:
             feature = jax.nn.relu(self.hidden(feature))
         return self.logits(feature)
@@ -228,7 +218,6 @@ class Gates(nnx.Module):
     initially 0 and the same for every image, the ablation in DR-MoE.
     share: `per_label` has one gate per label, as the subscript of G_i indicates, with a leading axis K in every
     parameter; `shared` has one gate for all labels.
-    Raises ValueError for another kind or share.
     """
 
     def __init__(
@@ -243,10 +232,6 @@ class Gates(nnx.Module):
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
-        if kind not in GATES:
-            raise ValueError(f"a gate is one of {', '.join(GATES)}, not {kind!r}")
-        if share not in SHARES:
-            raise ValueError(f"gates are one of {', '.join(SHARES)}, not {share!r}")
 
         def gate(rngs: nnx.Rngs) -> Gate:
             return Gate(width, entries, hidden=hidden if kind == "mlp" else None, dtype=dtype, rngs=rngs)
@@ -260,14 +245,14 @@ class Gates(nnx.Module):
         else:
             self.net = make_bank(gate, labels, rngs, LABEL) if self.per_label else gate(rngs)
 
-    def logits(self, features: jax.Array) -> jax.Array:
-        """f32[B,K,D] -> f32[B,K,E]; static gates ignore the features and return f32[1,K,E]."""
+    def logits(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
+        """Return the logits; static gates ignore the features and return one image's."""
         if self.kind == "static":
             return jnp.broadcast_to(self.free_logits[...], (1, self.labels, self.free_logits.shape[-1]))
         return apply_bank(self.net, features) if self.per_label else self.net(features)
 
-    def __call__(self, features: jax.Array) -> jax.Array:
-        """Return weights that sum to 1 over the experts: f32[B,K,D] -> f32[B,K,E] (static gates: f32[1,K,E])."""
+    def __call__(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
+        """Return weights that sum to 1 over the experts, of one image for static gates."""
         return jax.nn.softmax(self.logits(features), axis=-1)
 
     def macs(self) -> int:
@@ -275,27 +260,22 @@ class Gates(nnx.Module):
         return self._macs
 
 
-def combine(weights: jax.Array, outputs: Sequence[jax.Array]) -> jax.Array:
+def combine(
+    weights: Float[ArrayLike, "#b k e"], outputs: Sequence[Float[ArrayLike, "b k _ o"]]
+) -> Float[Array, "b k o"]:
     """Return the outputs of the experts weighted by the routing weights, o_i = Σₑ w_ie·E_ie (DR-MoE, eq. 8).
 
-    weights: f32[B or 1,K,E]. outputs: arrays f32[B,K,·,O] whose third axes together are the E experts in the order of
-    the weights. Returns f32[B,K,O]. Raises ValueError if the number of experts is not E.
+    outputs: arrays whose third axes together are the e experts in the order of the weights.
     """
-    counts = [part.shape[2] for part in outputs]
-    if sum(counts) != weights.shape[-1]:
-        raise ValueError(f"{weights.shape[-1]} routing weights cannot mix {sum(counts)} experts")
-    shares = jnp.split(weights, np.cumsum(counts)[:-1], axis=-1)
+    shares = jnp.split(weights, np.cumsum([part.shape[2] for part in outputs])[:-1], axis=-1)
     return sum(jnp.sum(share[..., None] * part, axis=2) for share, part in zip(shares, outputs, strict=True))
 
 
-def gate_entropy(gates: ArrayLike) -> Array:
-    """Return the entropy −Σ w log w over the last axis, in nats.
+def gate_entropy(gates: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows"]:
+    """Return the entropy −Σ w log w over the last axis, in nats, between 0 and log e.
 
-    `gates` f32[...,E] are weights that sum to 1 (not logits). A weight of 0 adds 0 and has a finite gradient, so that
-    the gradient through a softmax is correct even if a weight underflows; it equals that of log-softmax.
-
-    Returns:
-      f32[...], between 0 and log E.
+    `gates` are weights that sum to 1 (not logits). A weight of 0 adds 0 and has a finite gradient, so that the gradient
+    through a softmax is correct even if a weight underflows; it equals that of log-softmax.
     """
     gates = _as_float(gates)
     return -jnp.sum(gates * jnp.log(jnp.maximum(gates, jnp.finfo(gates.dtype).tiny)), axis=-1)

@@ -1,7 +1,6 @@
 """Losses per element, their builders, and their reduction.
 
-Shape letters: B images, K labels. Logits and labels are f32[B,K]; labels are in [0, 1]. `loss_kinds` lists the builders
-and documents their interface.
+Axes: b images, k labels. Labels are in [0, 1]. `loss_kinds` lists the builders and documents their interface.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
+from jaxtyping import Float, Integer, Num
 from ml_collections import ConfigDict
 
 if TYPE_CHECKING:
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def asymmetric_loss(
-    logits: ArrayLike,
-    labels: ArrayLike,
+    logits: Float[ArrayLike, "*shape"],
+    labels: Num[ArrayLike, "*shape"],
     *,
     gamma_neg: float,
     gamma_pos: float,
     clip: float,
     eps: float = 1e-8,
     detach: bool = True,
-) -> Array:
+) -> Float[Array, "*shape"]:
     """Return the asymmetric loss (ASL, eq. 4–7), per element.
 
     With p = sigmoid(logit) and q = min(1 − p + clip, 1):
@@ -37,8 +37,6 @@ def asymmetric_loss(
     The gradient through a logarithm at its floor log(eps) is 0.
 
     Args:
-      logits: f32[B,K].
-      labels: f32[B,K].
       gamma_neg: focusing exponent of the negatives, ≥ 0.
       gamma_pos: focusing exponent of the positives, ≥ 0.
       clip: probability margin of the negatives, in [0, 1).
@@ -46,7 +44,7 @@ def asymmetric_loss(
       detach: treat the focusing weight as a constant in the gradient, as the training code of ASL, Q2L and ML-VPT does.
 
     Returns:
-      f32[B,K], ≥ 0. gamma_neg = gamma_pos = clip = 0 is binary cross-entropy, capped at −log(eps).
+      Values ≥ 0. gamma_neg = gamma_pos = clip = 0 is binary cross-entropy, capped at −log(eps).
     """
     logits, labels = _as_float(logits), _as_float(labels)
     floor = jnp.log(eps)
@@ -60,16 +58,17 @@ def asymmetric_loss(
     return -(labels * positive + (1 - labels) * negative)
 
 
-def binary_cross_entropy(logits: ArrayLike, labels: ArrayLike, *, positive_weight: ArrayLike | None = None) -> Array:
+def binary_cross_entropy(
+    logits: Float[ArrayLike, "*shape"],
+    labels: Num[ArrayLike, "*shape"],
+    *,
+    positive_weight: ArrayLike | None = None,
+) -> Float[Array, "*shape"]:
     """Return −w y log p − (1 − y) log(1 − p), per element; exact for all finite logits.
 
     Args:
-      logits: f32[B,K].
-      labels: f32[B,K].
-      positive_weight: w, a number or f32[K]; None is 1. The usual choice is negatives / positives of the training set.
-
-    Returns:
-      f32[B,K].
+      positive_weight: w, a number or one per label; None is 1. The usual choice is negatives / positives of the
+        training set.
     """
     logits, labels = _as_float(logits), _as_float(labels)
     weight: Any = 1.0 if positive_weight is None else positive_weight
@@ -77,24 +76,20 @@ def binary_cross_entropy(logits: ArrayLike, labels: ArrayLike, *, positive_weigh
 
 
 def focal_loss(
-    logits: ArrayLike,
-    labels: ArrayLike,
+    logits: Float[ArrayLike, "*shape"],
+    labels: Num[ArrayLike, "*shape"],
     *,
     gamma: float = 2.0,
     alpha: ArrayLike | None = None,
     detach: bool = False,
-) -> Array:
+) -> Float[Array, "*shape"]:
     """Return the focal loss (Focal loss, eq. 4–5), per element: −α_t (1 − p_t)^gamma log p_t.
 
     Args:
-      logits: f32[B,K].
-      labels: f32[B,K].
       gamma: focusing exponent, ≥ 0; 0 without alpha is binary cross-entropy.
-      alpha: weight of the positives, a number or f32[K] in [0, 1]; negatives have 1 − alpha. None: both weights are 1.
+      alpha: weight of the positives in [0, 1], a number or one per label; negatives have 1 − alpha. None: both weights
+        are 1.
       detach: treat the focusing weight as a constant in the gradient.
-
-    Returns:
-      f32[B,K].
     """
     logits, labels = _as_float(logits), _as_float(labels)
     alpha_p, alpha_q = (1.0, 1.0) if alpha is None else (alpha, 1 - jnp.asarray(alpha))
@@ -103,15 +98,12 @@ def focal_loss(
     return -(labels * positive + (1 - labels) * negative)
 
 
-def softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
-    """Return −y log softmax(x) over the labels, per element; for images with exactly one label.
+def softmax_cross_entropy(
+    logits: Float[ArrayLike, "*rows k"], labels: Num[ArrayLike, "*rows k"]
+) -> Float[Array, "*rows k"]:
+    """Return −y log softmax(x) over the labels, per element; for images with exactly one label, one-hot.
 
-    Args:
-      logits: f[B,K].
-      labels: f[B,K], one-hot.
-
-    Returns:
-      f32[B,K] (f64 for f64 logits); its sum over K is the cross-entropy of an image.
+    Its sum over the labels is the cross-entropy of an image.
     """
     return -jnp.asarray(labels) * jax.nn.log_softmax(_as_float(logits), axis=-1)
 
@@ -140,8 +132,8 @@ def build_softmax(settings: ConfigDict, balance: Balance) -> PerElement:
 
 
 # ----------------------------------------------------------------------------------------------------------- reduction
-def count_valid(label_mask: ArrayLike, mask: ArrayLike) -> Array:
-    """Return the number of entries that `reduce` reduces over for the same masks, i32[]."""
+def count_valid(label_mask: Num[ArrayLike, "b k"], mask: Num[ArrayLike, " b"]) -> Integer[Array, ""]:
+    """Return the number of entries that `reduce` reduces over for the same masks."""
     return jnp.sum(_valid(label_mask, mask))
 
 
@@ -150,31 +142,31 @@ def _valid(label_mask: ArrayLike, mask: ArrayLike) -> Array:
 
 
 def reduce(
-    per_element: ArrayLike,
-    label_mask: ArrayLike,
-    mask: ArrayLike,
+    per_element: Float[ArrayLike, "b k"],
+    label_mask: Num[ArrayLike, "b k"],
+    mask: Num[ArrayLike, " b"],
     *,
     how: str = "mean",
     scale: float = 1.0,
     count: ArrayLike | None = None,
-) -> Array:
-    """Reduce f32[B,K] to a scalar over the valid entries: those with label_mask f32[B,K] and mask f32[B] both nonzero.
+) -> Float[Array, ""]:
+    """Reduce to a scalar over the valid entries, for which label_mask and mask are both nonzero.
 
     An invalid entry affects neither the value nor the gradient with respect to `per_element`, even if it is NaN.
     (Labels of masked entries should still be finite: a NaN label makes the derivative of the loss NaN, and 0 × NaN is
     NaN.)
 
     Args:
-      per_element: f32[B,K].
-      label_mask: f32[B,K], 0 = unknown or ignored.
-      mask: f32[B], 0 = padding.
+      per_element: the losses.
+      label_mask: 0 = unknown or ignored.
+      mask: 0 = padding.
       how: "mean" over the valid entries (1/(B·K) Σ for a full batch) or "sum" over them.
       scale: factor of the result.
       count: the divisor of a mean; None = the number of valid entries. With the count of a whole batch, the means of
         its parts add up to the mean of the batch.
 
     Returns:
-      f32[]; 0 if no entry is valid. Published forms: ML-VPT and Q2L "mean" × 1000, ASL and ML-Decoder "sum".
+      0 if no entry is valid. Published forms: ML-VPT and Q2L "mean" × 1000, ASL and ML-Decoder "sum".
     """
     if how not in ("mean", "sum"):
         raise ValueError(f"how must be 'mean' or 'sum', not {how!r}")

@@ -1,7 +1,7 @@
 """A transformer encoder over image tokens and a decoder with learned queries.
 
-Q2L, ML-Decoder, HSQ and DR-MoE use variants of it. Shape letters in addition to those of `contracts`: Q query tokens (K
-if each label has its own query), T memory tokens, C channels of the backbone, E memory tokens in addition to patches.
+Q2L, ML-Decoder, HSQ and DR-MoE use variants of it. Axes: b batch, n patches, d width, q query tokens (k if each label
+has its own query), t memory tokens, c channels of the backbone, e memory tokens in addition to patches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
@@ -132,23 +135,27 @@ class QueryDecoder(nnx.Module):
         self,
         features: Features,
         *,
-        extra: jax.Array | None = None,
-        extra_mask: np.ndarray | None = None,
+        extra: Float[ArrayLike, "_ e c"] | None = None,
+        extra_mask: Bool[np.ndarray, "q e"] | None = None,
         rngs: nnx.Rngs | None = None,
-    ) -> jax.Array:
-        """Return the features f32[B,Q,D] of all queries for `features.patches` f32[B,N,C].
+    ) -> Float[Array, "#b q d"]:
+        """Return the features of all queries for `features.patches`.
 
-        extra: additional memory tokens, f32[B or 1,E,C]. They are projected like patches but have no positions, and
-        they skip the encoder, which would mix them into the patches. extra_mask: bool[Q,E], True if a query may attend
-        to a token; None = all may. Every query attends to all patches. rngs: for dropout in training.
+        extra: additional memory tokens, per image or for all images. They are projected like patches but have no
+        positions, and they skip the encoder, which would mix them into the patches. extra_mask: True if a query may
+        attend to a token; None = all may. Every query attends to all patches. rngs: for dropout in training.
         """
         memory, positions, mask = self._memory(features, extra, extra_mask, rngs)
         return self.decode(memory, positions, mask=mask, rngs=rngs)
 
     def attention(
-        self, features: Features, *, extra: jax.Array | None = None, extra_mask: np.ndarray | None = None
-    ) -> jax.Array:
-        """Return the attention weights of queries over patches in the last layer, averaged over heads: f32[B,Q,N].
+        self,
+        features: Features,
+        *,
+        extra: Float[ArrayLike, "_ e c"] | None = None,
+        extra_mask: Bool[np.ndarray, "q e"] | None = None,
+    ) -> Float[Array, "b q n"]:
+        """Return the attention weights of queries over patches in the last layer, averaged over heads.
 
         The arguments are those of `__call__`; dropout is not applied. A row sums to 1 minus the weights of `extra`.
         """
@@ -180,11 +187,11 @@ class QueryDecoder(nnx.Module):
         return partition.gathered(memory), positions, extra_mask
 
     def encode(
-        self, tokens: jax.Array, grid: tuple[int, int], *, rngs: nnx.Rngs | None = None
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Return memory and positions for `decode`, for patch tokens f32[B,N,C], row-major over `grid`.
+        self, tokens: Float[ArrayLike, "b n c"], grid: tuple[int, int], *, rngs: nnx.Rngs | None = None
+    ) -> tuple[Float[ArrayLike, "b n d"], Float[ArrayLike, "1 n d"] | None]:
+        """Return memory and positions for `decode`, for patch tokens, row-major over `grid`.
 
-        The memory is f32[B,N,D]. The positions f32[1,N,D] are added to the keys of the decoder; None if there are none.
+        The positions are added to the keys of the decoder; None if there are none.
         """
         tokens, positions = self._projected(tokens), None
         if self.style.positions == "once":
@@ -197,19 +204,19 @@ class QueryDecoder(nnx.Module):
 
     def decode(
         self,
-        memory: jax.Array,
-        positions: jax.Array | None = None,
+        memory: Float[ArrayLike, "b t d"],
+        positions: Float[ArrayLike, "_ t d"] | None = None,
         *,
-        mask: np.ndarray | None = None,
+        mask: Bool[np.ndarray, "q t"] | None = None,
         rngs: nnx.Rngs | None = None,
-    ) -> jax.Array:
-        """Return the features f32[B,Q,D] of the queries for memory tokens f32[B,T,D].
+    ) -> Float[Array, "#b q d"]:
+        """Return the features of the queries for memory tokens.
 
-        positions: f32[1 or B,T,D], added to the keys; None = no positions. mask: bool[Q,T], True if a query may attend
-        to a token; None = all may. Raises ValueError for a mask that has another shape or hides all tokens from a
-        query.
+        positions: added to the keys; None = no positions. mask: True if a query may attend to a token; None = all may.
+        Raises ValueError for a mask that hides all tokens from a query.
         """
-        mask = _checked_mask(mask, self.num_queries, memory.shape[1])
+        if mask is not None and not mask.any(axis=1).all():
+            raise ValueError(f"the mask hides all tokens from query {int(np.argmin(mask.any(axis=1)))}")
         tokens, added, keys = self._start(memory, positions)
         for layer in self.layers:
             tokens = layer(tokens, added, memory, keys, mask=mask, rngs=rngs)
@@ -257,16 +264,6 @@ class QueryDecoder(nnx.Module):
             tokens = self.project(tokens)
         tokens = tokens.astype(jnp.float32)
         return jax.nn.relu(tokens) if self.style.relu_projection else tokens
-
-
-def _checked_mask(mask: np.ndarray | None, queries: int, tokens: int) -> np.ndarray | None:
-    if mask is None:
-        return None
-    if mask.dtype != bool or mask.shape != (queries, tokens):
-        raise ValueError(f"the mask must be bool[{queries},{tokens}], not {mask.dtype}{list(mask.shape)}")
-    if not mask.any(axis=1).all():
-        raise ValueError(f"the mask hides all tokens from query {int(np.argmin(mask.any(axis=1)))}")
-    return mask
 
 
 def _check_sizes(width: int, heads: int, decoder_layers: int, positions: str) -> None:

@@ -157,16 +157,9 @@ def test_extra_tokens_join_the_memory(features):
     np.testing.assert_allclose(everywhere, model.decode(joined, placed), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (np.ones((Q, N + 1), bool), rf"bool\[{Q},{N}\]"),
-        (np.ones((Q, N), np.float32), "float32"),
-        (np.arange(Q)[:, None].repeat(N, 1) != 3, "from query 3"),
-    ],
-)
-def test_invalid_masks_are_refused(mask, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_mask_that_hides_all_tokens_is_refused():
+    mask = np.arange(Q)[:, None].repeat(N, 1) != 3
+    with pytest.raises(ValueError, match="from query 3"):
         decoder(encoder_layers=0).decode(draw(B, N, D), mask=mask)
 
 

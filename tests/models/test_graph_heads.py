@@ -223,8 +223,3 @@ def test_half_precision_is_near(name):
     exact = TWIN[twin] if name == "ml_gcn" else (TWIN[twin] + TWIN["add_gcn/eval/graph"]) / 2
     assert found.dtype == jnp.float32
     assert 1e-4 < np.abs(found - exact).max() / np.abs(exact).max() < 0.03
-
-
-def test_an_adjacency_of_another_size_is_refused():
-    with pytest.raises(ValueError, match="6 word vectors need an adjacency of the same size"):
-        ml_gcn(adjacency=np.eye(5, dtype=np.float32))

@@ -73,9 +73,11 @@ def test_combinations(tokens):
     sigmoid = jax.nn.sigmoid
     mean = (sigmoid(paper.terms["co"]) + sigmoid(paper.terms["dc"])) / 2
     np.testing.assert_allclose(sigmoid(paper.logits), mean, rtol=1e-5)
-    extreme = combine_sides([jnp.array([200.0, -200.0, 200.0]), jnp.array([180.0, -190.0, -200.0])], "mean_probability")
+    extreme = combine_sides(
+        [jnp.array([[200.0, -200.0, 200.0]]), jnp.array([[180.0, -190.0, -200.0]])], "mean_probability"
+    )
     assert np.isfinite(extreme).all()
-    np.testing.assert_allclose(extreme[2], 0, atol=1e-4)
+    np.testing.assert_allclose(extreme[0, 2], 0, atol=1e-4)
 
 
 def test_one_gate_per_group_equals_a_gate_shared_by_its_labels(tokens):

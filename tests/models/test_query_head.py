@@ -202,18 +202,3 @@ def test_dropout_is_only_for_training(tmp_path):
         assert np.abs(first - different).min() > 0
     with pytest.raises(ValueError, match="rngs"):
         head(given)
-
-
-def test_numbers_of_queries_and_labels_that_do_not_fit_are_refused(refusal):
-    def head(queries, **options):
-        def make():
-            decoder = QueryDecoder(8, queries, width=8, heads=2, hidden=4, rngs=nnx.Rngs(0))
-            return QueryHead(decoder, 5, rngs=nnx.Rngs(0), **options)
-
-        return nnx.eval_shape(make)
-
-    assert "3 queries for 5 labels" in refusal(head, 3)
-    assert "6 queries are more than 5 labels" in refusal(head, 6, classifier="grouped")
-    assert head(3, classifier="grouped").classifier.kernel.shape == (3, 8, 2)
-    with pytest.raises(ValueError, match="per_label, grouped"):
-        head(5, classifier="linear")

@@ -323,17 +323,10 @@ def test_macs_as_published_and_as_executed():
         assert count_macs(run(params, jnp.ones((B, K, D))).jaxpr) == B * (layers - 3000 + extra - 7)
 
 
-# ------------------------------------------------------------------------------------------------- dtype, mistakes
+# -------------------------------------------------------------------------------------------------------- dtype
 def test_bfloat16_products_give_float32_logits_near_the_exact_ones(features):
     _, params = drawn()
     exact, half = (drawn(dtype=dtype)[0].merge(params)(features) for dtype in (None, jnp.bfloat16))
     assert half.logits.dtype == half.gates["experts"].dtype == half.penalties["entropy"].dtype == jnp.float32
     assert difference(half.logits, np.asarray(exact.logits)) < 0.02
     assert (half.logits != exact.logits).any()
-
-
-def test_mistakes_are_refused():
-    with pytest.raises(ValueError, match="entropy is one of paper, maximize, off, not 'minimize'"):
-        drawn(entropy="minimize")
-    with pytest.raises(ValueError, match="a classifier is one of per_label, shared, not 'group'"):
-        drawn(classifier="group")

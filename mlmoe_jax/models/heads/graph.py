@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.graph import label_graph
@@ -51,9 +54,7 @@ class MLGCNHead(Head):
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
-        labels, inputs = word_vectors.value.shape
-        if adjacency.value.shape != (labels, labels):
-            raise ValueError(f"{labels} word vectors need an adjacency of the same size, not {adjacency.value.shape}")
+        inputs = word_vectors.value.shape[1]
         self.word_vectors, self.adjacency = word_vectors, adjacency
 
         def layer(into: int, out: int) -> nnx.Linear:
@@ -68,7 +69,6 @@ class MLGCNHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head from the word vectors of the labels and the graph of their training counts."""
         graph = config.model.head.graph
         adjacency = label_graph(space.counts, space.positives, transpose=graph.transpose)
         vectors = space.vectors
@@ -76,15 +76,14 @@ class MLGCNHead(Head):
             vectors = np.zeros((len(space.names), graph.vector_width), np.float32)
         return cls(width, Constant(vectors), Constant(adjacency), hidden=graph.hidden, dtype=dtype, rngs=rngs)
 
-    def classifiers(self) -> jax.Array:
-        """Return H₂ f32[K,D], one row per label; it does not depend on the image."""
+    def classifiers(self) -> Float[Array, "k d"]:
+        """Return H₂; it does not depend on the image."""
         nodes = _leaky(self._spread(self.gc1(self.word_vectors.value)))
         return self._spread(self.gc2(nodes))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify `features.patches` f32[B,N,D] into K labels."""
         feature = features.patches.max(axis=1).astype(jnp.float32)
         return Prediction(feature @ self.classifiers().T)
 
@@ -126,13 +125,13 @@ class DynamicGraph(nnx.Module):
         self.relation = _pointwise(2 * width, labels, names=(None, LABEL), dtype=dtype, rngs=rngs)
         self.dynamic = _pointwise(width, width, dtype=dtype, rngs=rngs)
 
-    def spread_static(self, features: jax.Array) -> jax.Array:
-        """Return V + LeakyReLU(LeakyReLU(A_s V) W_s + b) of label features V f32[B,K,D]: f32[B,K,D]."""
+    def spread_static(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k d"]:
+        """Return V + LeakyReLU(LeakyReLU(A_s V) W_s + b) of label features V."""
         mixed = jnp.swapaxes(self.static_graph(jnp.swapaxes(features, 1, 2)), 1, 2)
         return features + _leaky(self.static(_leaky(mixed)))
 
-    def adjacency(self, features: jax.Array) -> jax.Array:
-        """Return the graph per image for label features f32[B,K,D]: f32[B,K,K] in 0…1.
+    def adjacency(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k k"]:
+        """Return the graph per image for label features, in 0…1.
 
         Entry (i, j) is the weight of label j for label i, σ(w_j·[g; h_i] + b_j). Here g is the mean label feature after
         a linear layer, batch normalization and LeakyReLU.
@@ -142,8 +141,8 @@ class DynamicGraph(nnx.Module):
         pairs = jnp.concatenate([jnp.broadcast_to(context, features.shape), features], axis=-1)
         return jax.nn.sigmoid(self.relation(pairs).astype(jnp.float32))
 
-    def __call__(self, features: jax.Array) -> jax.Array:
-        """Return LeakyReLU(LeakyReLU(A_d H) W_d + b), H from `spread_static` and A_d from `adjacency`: f32[B,K,D]."""
+    def __call__(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k d"]:
+        """Return LeakyReLU(LeakyReLU(A_d H) W_d + b), H from `spread_static` and A_d from `adjacency`."""
         features = self.spread_static(features)
         mixed = jnp.einsum("bij,bjd->bid", self.adjacency(features), features)
         return _leaky(self.dynamic(_leaky(mixed))).astype(jnp.float32)
@@ -177,22 +176,22 @@ class ADDGCNHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head of `config.model.head.graph.hidden`."""
         return cls(width, len(space.names), hidden=config.model.head.graph.hidden, dtype=dtype, rngs=rngs)
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return `logits`, `map` and `graph`."""
         return ("logits", "map", "graph")
 
-    def label_features(self, patches: jax.Array, scores: jax.Array) -> jax.Array:
-        """Sum the cells of a map f32[B,N,D], transformed and weighted by σ(scores f32[B,N,K]): f32[B,K,hidden]."""
+    def label_features(
+        self, patches: Float[ArrayLike, "b n d"], scores: Float[ArrayLike, "b n k"]
+    ) -> Float[Array, "b k hidden"]:
+        """Sum the cells of a map, transformed and weighted by σ(scores)."""
         cells = self.transform(patches)
         weights = jax.nn.sigmoid(scores).astype(cells.dtype)
         return jnp.einsum("bnk,bnd->bkd", weights, cells, preferred_element_type=jnp.float32)
 
-    def dynamic_graph(self, features: Features) -> jax.Array:
-        """Return the graph per image, f32[B,K,K]; see `DynamicGraph.adjacency`."""
+    def dynamic_graph(self, features: Features) -> Float[Array, "b k k"]:
+        """Return the graph per image; see `DynamicGraph.adjacency`."""
         scores = self.map_classifier(features.patches).astype(jnp.float32)
         label_features = self.label_features(features.patches, scores)
         return self.graph.adjacency(self.graph.spread_static(label_features))
@@ -206,7 +205,6 @@ class ADDGCNHead(Head):
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify `features.patches` f32[B,N,D] into K labels."""
         scores = self.map_classifier(features.patches).astype(jnp.float32)
         label_features = self.label_features(features.patches, scores)
         related = label_features + self.graph(label_features)

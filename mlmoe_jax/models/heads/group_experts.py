@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
@@ -51,15 +54,15 @@ class Side(nnx.Module):
         self.gate = LabelGates(width, owners, per_group, owner=owner, bias=gate_bias, rngs=rngs)
         self.classifier = LabelClassifier(width, len(self.group_of), rngs=rngs) if own_classifier else None
 
-    def gate_logits(self, tokens: jax.Array) -> jax.Array:
-        """Return the gate logits per label, from the prompts of its group: f32[B,M,G,D] -> f32[B,M,K]."""
+    def gate_logits(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m k"]:
+        """Return the gate logits per label, from the prompts of its group."""
         if self.gates_of == "group":
             return (self.gate.own_scores(tokens) + self.gate.added_bias())[..., np.asarray(self.group_of)]
         return pick(self.gate.scores(tokens), self.group_of) + self.gate.added_bias()
 
 
-def pick(values: jax.Array, group_of: Sequence[int]) -> jax.Array:
-    """Select the entry of the group of each label: f32[...,G,K] -> f32[...,K].
+def pick(values: Float[ArrayLike, "*rows g k"], group_of: Sequence[int]) -> Float[Array, "*rows k"]:
+    """Select the entry of the group of each label.
 
     Computing all G entries in one matrix product and selecting afterwards is much cheaper than first gathering the
     tokens per label into [B,M,K,D].
@@ -68,10 +71,8 @@ def pick(values: jax.Array, group_of: Sequence[int]) -> jax.Array:
     return jnp.sum(values, axis=-2, where=member)
 
 
-def combine_sides(sides: Sequence[jax.Array], how: str) -> jax.Array:
-    """Combine the logits f32[B,K] of one or two sides: `mean_logit`, or the logit of the `mean_probability`."""
-    if how not in COMBINE:
-        raise ValueError(f"combine is one of {COMBINE}, not {how!r}")
+def combine_sides(sides: Sequence[Float[ArrayLike, "b k"]], how: str) -> Float[Array, "b k"]:
+    """Combine the logits of one or two sides: `mean_logit`, or the logit of the `mean_probability`."""
     if len(sides) == 1 or how == "mean_logit":
         return sum(sides) / len(sides)
     # the logit of the mean of two sigmoids; log-sigmoids keep it finite even if a sigmoid rounds to 0 or 1
@@ -141,7 +142,6 @@ class GroupExpertsHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head for the sides and groups of `config.model.prompts`."""
         head, prompts = config.model.head, config.model.prompts
         return cls(
             width,
@@ -160,28 +160,25 @@ class GroupExpertsHead(Head):
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return `logits`, and two terms per side."""
         sides = SIDES.get(config.model.prompts.sides, ())
         return ("logits", *sides, *(f"{side}_gate" for side in sides))
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
-        """Return one gate per side, over the experts of the group of a label."""
         experts = [f"expert {e + 1}" for e in range(config.model.prompts.per_group)]
         return {side: experts for side in SIDES[config.model.prompts.sides]}
 
-    def experts(self, tokens: jax.Array) -> jax.Array:
-        """Apply each expert to its prompt: f32[B,P,D] -> f32[B,P,D]."""
+    def experts(self, tokens: Float[ArrayLike, "b p d"]) -> Float[Array, "b p d"]:
+        """Apply each expert to its prompt."""
         return apply_bank(self.bank, tokens)
 
-    def gates(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """Return the routing weights per side for prompts f32[B,P,D]: f32[B,K,M]."""
+    def gates(self, tokens: Float[ArrayLike, "b p d"]) -> dict[str, Float[Array, "b k m"]]:
+        """Return the routing weights per side for prompts."""
         return _weights(self._gate_logits(tokens))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify `features.prompts` f32[B,P,D] into K labels."""
         tokens = partition.gathered(features.prompts).astype(jnp.float32)
         gate_logits = self._gate_logits(tokens)
         gates = _weights(gate_logits)

@@ -23,7 +23,7 @@ class GroupLinearHead(Head):
     The paper does not specify how the M prompts of a group are combined (ML-VPT, sec. 5.3). Their mean needs no
     parameters, which agrees with the published parameter count (0.39 M).
 
-    group_of: {side: the group of each label}, for `co`, `dc` or both.
+    group_of: {side: the group of each label}, for `co`, `dc` or both; the logits of the sides are the terms.
     combine: how the two sides are combined, see `combine_sides`.
     """
 
@@ -51,14 +51,12 @@ class GroupLinearHead(Head):
 
     @classmethod
     def mistakes(cls, config: ConfigDict) -> list[str]:
-        """Return the settings of other heads that this one has not."""
         return ["model.head.shared_classifier is for group_experts"] if config.model.head.shared_classifier else []
 
     @classmethod
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head for the sides and groups of `config.model.prompts`; its products are float32."""
         prompts = config.model.prompts
         return cls(
             width,
@@ -71,13 +69,11 @@ class GroupLinearHead(Head):
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return `logits`, and one term per side."""
         return ("logits", *SIDES.get(config.model.prompts.sides, ()))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify `features.prompts` f32[B,P,D] into K labels; the logits of the sides are the terms `co`, `dc`."""
         sides, classifiers = [name for name, _ in self.group_of], {"co": self.co, "dc": self.dc}
         prompts = partition.gathered(features.prompts).astype(jnp.float32)
         tokens = by_side(prompts, sides, self.per_group, self.groups)

@@ -25,7 +25,8 @@ class LinearHead(Head):
     pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `mean` classifies the mean over
     prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch token and
     takes the log-mean-exp over patches, a smooth maximum, so that one patch is enough to show a label (Pinheiro and
-    Collobert, CVPR 2015, with r = 1). `both` has both classifiers and reports the mean of their logits.
+    Collobert, CVPR 2015, with r = 1). `both` has both classifiers and reports the mean of their logits, which are the
+    terms `cls` and `patches`.
     """
 
     by_label = True
@@ -47,21 +48,15 @@ class LinearHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head of `config.model.head.pool`; its products are always float32."""
         return cls(width, len(space.names), pool=config.model.head.pool, rngs=rngs)
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return `logits`, and those of `cls` and `patches` that are read."""
         return ("logits", *(name for name in POOLS.get(config.model.head.pool, ()) if name != MEAN))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify `features.cls`, `features.mean` f32[B,D] and `features.patches` f32[B,N,D], those that are read.
-
-        terms: `cls` and `patches`, f32[B,K] each.
-        """
         if MEAN in self.read:
             return Prediction(self.classifier(partition.gathered(features.mean).astype(jnp.float32)))
         terms = {}

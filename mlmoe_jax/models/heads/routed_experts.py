@@ -12,6 +12,9 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
@@ -19,7 +22,7 @@ from mlmoe_jax.models import partition
 from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.models.adapters.groups import groups_by_side
 from mlmoe_jax.models.contracts import LABELS, Features, Head, Prediction
-from mlmoe_jax.models.experts import SHARES, Gates, LabelExperts, combine, gate_entropy
+from mlmoe_jax.models.experts import Gates, LabelExperts, combine, gate_entropy
 from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder
 from mlmoe_jax.models.layers.initializers import torch_linear
 from mlmoe_jax.models.partition import LABEL, axes
@@ -60,22 +63,19 @@ class FeatureClassifier(nnx.Module):
     """⟨v_k, o_k⟩ + b_k for one feature per label; `shared`: one v and b for all labels (DR-MoE, eq. 9 as printed)."""
 
     def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
-        if share not in SHARES:
-            raise ValueError(f"a classifier is one of {', '.join(SHARES)}, not {share!r}")
         rows, owner = (labels, LABEL) if share == "per_label" else (1, None)
         self.per_label, draw = share == "per_label", torch_linear(width)
         self.kernel = nnx.Param(draw(rngs.params(), (rows, width)), **axes(owner, None))
         self.bias = nnx.Param(draw(rngs.params(), (rows,)), **axes(owner))
 
-    def __call__(self, features: jax.Array) -> jax.Array:
-        """f32[B,K,O] -> f32[B,K]."""
+    def __call__(self, features: Float[ArrayLike, "b k o"]) -> Float[Array, "b k"]:
         kernel = self.kernel[...]
         votes = jnp.einsum("bko,ko->bk", features, kernel) if self.per_label else features @ kernel[0]
         return votes + self.bias[...]
 
 
-def entropy_penalty(gates: jax.Array, sign: str, weight: float) -> jax.Array:
-    """Return ±λ · mean over labels of H(w), in nats, with λ = `weight`: f32[B,K,E] -> f32[B] (static gates: f32[1]).
+def entropy_penalty(gates: Float[ArrayLike, "b k e"], sign: str, weight: float) -> Float[Array, " b"]:
+    """Return ±λ · mean over labels of H(w), in nats, with λ = `weight`; static gates are of one image.
 
     sign: `paper` is DR-MoE, eq. 11, as printed: −λ Σ w log w added to the loss. It LOWERS the entropy and collapses the
     gates onto one expert each, the opposite of its stated purpose. `maximize` has the sign that raises the entropy.
@@ -96,7 +96,6 @@ class RoutedExpertsHead(Head):
     SETTINGS has named sets of these choices; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
 
     gates: `experts` f32[B,K,E] (static gates: f32[1,K,E]), experts in the order [shared…, task…].
-    Raises ValueError for an unknown choice.
     """
 
     by_label = uses_groups = True
@@ -120,8 +119,6 @@ class RoutedExpertsHead(Head):
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
-        if entropy not in ENTROPY:
-            raise ValueError(f"entropy is one of {', '.join(ENTROPY)}, not {entropy!r}")
         self.decoder, self.read = decoder, decoder.read
         self.entropy, self.entropy_weight = entropy, entropy_weight
         self.experts = LabelExperts(
@@ -151,7 +148,6 @@ class RoutedExpertsHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head of `config.model.head.routing` on a decoder; with group prompts, the decoder of MLMoE."""
         prompts, labels = config.model.prompts, len(space.names)
         settings = decoder_settings(config.model.head.decoder, width) | {"dtype": dtype, "rngs": rngs}
         if prompts_of(config).uses_groups:
@@ -163,19 +159,16 @@ class RoutedExpertsHead(Head):
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
-        """Return one gate, over the experts in the order [shared…, task…]."""
         routing = config.model.head.routing
         counts = {"shared": routing.shared_experts, "task": routing.task_experts}
         return {"experts": [f"{kind} {e + 1}" for kind, count in counts.items() for e in range(count)]}
 
     @classmethod
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
-        """Return the rule that freezes fixed queries."""
         return fixed_queries(config.model.head.decoder)
 
     @classmethod
     def mistakes(cls, config: ConfigDict) -> list[str]:
-        """Return errors if there is no expert, and if a number of queries is set."""
         wrong, routing = [], config.model.head.routing
         if not routing.shared_experts + routing.task_experts:
             wrong.append("model.head.routing.shared_experts and task_experts are both 0, and a label needs an expert")
@@ -185,7 +178,6 @@ class RoutedExpertsHead(Head):
 
     @classmethod
     def warnings(cls, config: ConfigDict) -> list[str]:
-        """Return a warning about the printed sign of the entropy."""
         routing = config.model.head.routing
         if routing.entropy == "paper" and routing.entropy_weight > 0:
             return [
@@ -197,7 +189,6 @@ class RoutedExpertsHead(Head):
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify the features that the decoder reads into K labels; `labels` f32[B,K] is ignored."""
         queried = partition.by_label(self.decoder(features, rngs=rngs))
         gates = self.gates(queried)
         logits = self.classifier(combine(gates, self.experts(queried)))
@@ -208,7 +199,6 @@ class RoutedExpertsHead(Head):
         return Prediction(logits, gates={"experts": gates}, penalties=penalties)
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return the attention of the query of each label, `labels` f32[B,K,N]."""
         return {LABELS: self.decoder.attention(features)}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
@@ -217,5 +207,4 @@ class RoutedExpertsHead(Head):
         return layers + self._classifier_macs, extra + self.experts.macs() + self.gates.macs()
 
     def norm_macs(self, tokens: int) -> int:
-        """Return those of the decoder."""
         return self.decoder.norm_macs(tokens)

@@ -13,6 +13,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Bool, Float, Integer, Num
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.graph import frequency_order
@@ -59,8 +62,8 @@ class _Beam:
     found: BeamResult
 
 
-def log_odds(scores: jax.Array) -> jax.Array:
-    """Return the logit of each softmax probability over the last axis, s_k − log Σ_{j≠k} exp s_j: f32[...,E].
+def log_odds(scores: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows e"]:
+    """Return the logit of each softmax probability over the last axis, s_k − log Σ_{j≠k} exp s_j.
 
     Finite and strictly increasing in the probability, even if the probability rounds to 1.
     """
@@ -206,23 +209,21 @@ class CNNRNNHead(Head):
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head of `config.model.head.sequence`, with labels ordered by decreasing training frequency."""
         return cls(width, frequency_order(space.positives), **config.model.head.sequence, dtype=dtype, rngs=rngs)
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return (): the loss is the penalty `sequence`."""
         return ()
 
-    def image_feature(self, features: Features) -> jax.Array:
-        """Return P_I I, f32[B,E]."""
+    def image_feature(self, features: Features) -> Float[Array, "b e"]:
+        """Return P_I I."""
         pooled = features.cls if CLS in self.read else features.patches.mean(axis=1, dtype=jnp.float32)
         return self.image_projection(pooled).astype(jnp.float32)
 
-    def sequence(self, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Sort labels f32[B,K] (present if above 0.5) by training frequency, followed by the end.
+    def sequence(self, labels: Num[ArrayLike, "b k"]) -> tuple[Integer[Array, "b t"], Bool[Array, "b t"]]:
+        """Sort labels (present if above 0.5) by training frequency, followed by the end.
 
-        Returns i32[B,T] with T = max_labels + 1, padded with ends, and bool[B,T], the steps that count in the loss.
+        Returns them with t = max_labels + 1, padded with ends, and the steps that count in the loss.
         """
         order = jnp.asarray(self.order)
         present = jnp.take(labels, order, axis=1) > 0.5
@@ -232,10 +233,12 @@ class CNNRNNHead(Head):
         counts = (step <= count) & ((step < self.max_labels) | (count == self.max_labels))
         return jnp.where(step < count, sorted_labels, self.end), counts
 
-    def scores(self, image: jax.Array, before: jax.Array, *, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Return the scores f32[B,T,K+1] of the successors of the labels `before` i32[B,T].
+    def scores(
+        self, image: Float[ArrayLike, "b e"], before: Integer[ArrayLike, "b t"], *, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "b t _"]:
+        """Return the scores of the successors of the labels `before`, which begin with `start`.
 
-        image: f32[B,E], from `image_feature`. before: begins with `start`.
+        image: from `image_feature`.
         """
         inputs = jnp.moveaxis(self.embedding[...][before], 1, 0)
         outputs = jax.lax.scan(self.lstm, self._first_state(before.shape[:1]), inputs)[1]
@@ -256,7 +259,6 @@ class CNNRNNHead(Head):
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify; with labels f32[B,K], also return their penalty `sequence` f32[B]. rngs: for dropout."""
         if labels is None:
             return Prediction(self.search(features).label_logits)
         targets, counts = self.sequence(labels)

@@ -1,7 +1,7 @@
 """The attention and the layers of a transformer encoder and decoder, with dropout and norms after the parts.
 
 They are those of DETR (Carion et al., ECCV 2020), numerically those of torch.nn.MultiheadAttention and the layers that
-Q2L and ML-Decoder build around it. Shape letters: B batch, Q queries, T keys and values, N patches, D width.
+Q2L and ML-Decoder build around it. Axes: b batch, q queries, t keys and values, n patches, d width, h heads.
 """
 
 import jax
@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx import Initializer
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Bool, Float
 
 from mlmoe_jax.models.layers.attention import FusedProjection
 from mlmoe_jax.models.layers.initializers import torch_linear
@@ -43,18 +46,14 @@ class QueryAttention(nnx.Module):
 
     def __call__(
         self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        query: Float[ArrayLike, "#b q d"],
+        key: Float[ArrayLike, "#b t d"],
+        value: Float[ArrayLike, "#b t d"],
         *,
-        mask: np.ndarray | None = None,
+        mask: Bool[np.ndarray, "q t"] | None = None,
         rngs: nnx.Rngs | None = None,
-    ) -> jax.Array:
-        """Attend from queries f32[b,Q,D] to keys f32[b,T,D] and values f32[b,T,D]; each leading size b is B or 1.
-
-        mask: bool[Q,T], True if a query may attend to a key; None = all may. Returns f32[B,Q,D], or f32[1,Q,D] if all
-        inputs have the leading size 1.
-        """
+    ) -> Float[Array, "#b q d"]:
+        """Attend from queries to keys and values; mask: True if a query may attend to a key, None = all may."""
         query, key, value = (self._project(tokens, part) for part, tokens in enumerate((query, key, value)))
         if self.dropout.deterministic or not self.dropout.rate:
             mixed = attend(query, key, value, mask)
@@ -63,8 +62,14 @@ class QueryAttention(nnx.Module):
             mixed = jnp.einsum("bhqt,bthd->bqhd", weights.astype(value.dtype), value)
         return self.proj(mixed.reshape(*mixed.shape[:2], -1))
 
-    def weights(self, query: jax.Array, key: jax.Array, *, mask: np.ndarray | None = None) -> jax.Array:
-        """Return the attention weights of f32[b,Q,D] over f32[b,T,D]: f32[B,h,Q,T], without dropout."""
+    def weights(
+        self,
+        query: Float[ArrayLike, "#b q d"],
+        key: Float[ArrayLike, "#b t d"],
+        *,
+        mask: Bool[np.ndarray, "q t"] | None = None,
+    ) -> Float[Array, "#b h q t"]:
+        """Return the attention weights of queries over keys, without dropout."""
         return attention_weights(self._project(query, 0), self._project(key, 1), mask)
 
     def _project(self, tokens: jax.Array, part: int) -> jax.Array:
@@ -97,8 +102,7 @@ class FeedForward(nnx.Module):
         self.fc1, self.fc2 = linear(width, hidden), linear(hidden, width)
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
-    def __call__(self, tokens: jax.Array, *, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """f32[B,T,D] -> f32[B,T,D]."""
+    def __call__(self, tokens: Float[ArrayLike, "b t d"], *, rngs: nnx.Rngs | None = None) -> Float[Array, "b t d"]:
         return self.fc2(self.dropout(jax.nn.relu(self.fc1(tokens)), rngs=rngs))
 
 
@@ -127,9 +131,13 @@ class EncoderLayer(nnx.Module):
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array | None = None, *, rngs: nnx.Rngs | None = None
-    ) -> jax.Array:
-        """f32[B,N,D] -> f32[B,N,D]; positions f32[1,N,D] are added to queries and keys, not to values."""
+        self,
+        tokens: Float[ArrayLike, "b n d"],
+        positions: Float[ArrayLike, "1 n d"] | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "b n d"]:
+        """Apply the layer; positions are added to queries and keys, not to values."""
 
         placed = tokens if positions is None else tokens + positions
         tokens = self.norm1(tokens + self.dropout(self.attn(placed, placed, tokens, rngs=rngs), rngs=rngs))
@@ -164,18 +172,15 @@ class DecoderLayer(nnx.Module):
 
     def __call__(
         self,
-        tokens: jax.Array,
-        added: jax.Array | None,
-        memory: jax.Array,
-        keys: jax.Array,
+        tokens: Float[ArrayLike, "#b q d"],
+        added: Float[ArrayLike, "1 q d"] | None,
+        memory: Float[ArrayLike, "#b t d"],
+        keys: Float[ArrayLike, "#b t d"],
         *,
-        mask: np.ndarray | None = None,
+        mask: Bool[np.ndarray, "q t"] | None = None,
         rngs: nnx.Rngs | None = None,
-    ) -> jax.Array:
-        """f32[b,Q,D] -> f32[B,Q,D], with memory f32[B,T,D] as values and `keys` f32[B,T,D].
-
-        added: f32[1,Q,D], added to the queries and to the keys of self-attention, or None. mask: bool[Q,T] or None.
-        """
+    ) -> Float[Array, "#b q d"]:
+        """Apply the layer to queries, with `memory` as values; added: added to queries and keys of self-attention."""
 
         tokens = self._among_queries(tokens, added, rngs)
         attended = self.cross_attn(_queries(tokens, added), keys, memory, mask=mask, rngs=rngs)
@@ -183,9 +188,14 @@ class DecoderLayer(nnx.Module):
         return self.norm3(tokens + self.dropout(self.mlp(tokens, rngs=rngs), rngs=rngs))
 
     def weights(
-        self, tokens: jax.Array, added: jax.Array | None, keys: jax.Array, *, mask: np.ndarray | None = None
-    ) -> jax.Array:
-        """Return the attention weights of queries over memory tokens, f32[B,h,Q,T]; arguments as of `__call__`."""
+        self,
+        tokens: Float[ArrayLike, "#b q d"],
+        added: Float[ArrayLike, "1 q d"] | None,
+        keys: Float[ArrayLike, "#b t d"],
+        *,
+        mask: Bool[np.ndarray, "q t"] | None = None,
+    ) -> Float[Array, "#b h q t"]:
+        """Return the attention weights of queries over memory tokens; arguments as of `__call__`."""
         tokens = self._among_queries(tokens, added, None)
         return self.cross_attn.weights(_queries(tokens, added), keys, mask=mask)
 

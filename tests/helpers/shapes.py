@@ -1,0 +1,28 @@
+"""The check of shapes and types that tests/conftest.py puts around the functions of the models."""
+
+import re
+
+from beartype import BeartypeConf, beartype
+from jaxtyping import install_import_hook
+
+CHECKED = (
+    "mlmoe_jax.models.experts",
+    "mlmoe_jax.models.heads",
+    "mlmoe_jax.models.layers.detr",
+    "mlmoe_jax.models.losses",
+    "mlmoe_jax.models.query_decoder",
+)
+_ARRAYS = re.compile(r"\b(Bool|Float|Integer|Num|Shaped|UInt8)\[")
+
+
+def checked(function, *args, **options):
+    """Check the arguments and the result of a function at every call, if its signature has the shape of an array."""
+    hints = getattr(function, "__annotations__", {}).values()
+    if not any(_ARRAYS.search(str(hint)) for hint in hints):
+        return function
+    return beartype(conf=BeartypeConf(is_pep484_tower=True))(function)  # an int is a float
+
+
+def check_shapes() -> None:
+    """Check the functions of the modules in CHECKED; called before the first import of one."""
+    install_import_hook(CHECKED, f"{__name__}.checked")
