@@ -28,12 +28,12 @@ _SHARED = "shared/"
 
 def shared_entries(config: ConfigDict) -> dict[str, tuple[int, ...]]:
     """Return the entries of shared experts in each gate that also has task experts, gate -> indices; {} without any."""
-    found = {}
+    shared = {}
     for gate, names in head_of(config).gate_entries(config).items():
         entries = tuple(e for e, name in enumerate(names) if name.startswith("shared "))
         if 0 < len(entries) < len(names):
-            found[gate] = entries
-    return found
+            shared[gate] = entries
+    return shared
 
 
 def collect(outputs: Sequence[Mapping[str, Any]], images: int) -> dict[str, np.ndarray]:

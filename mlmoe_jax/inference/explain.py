@@ -178,11 +178,11 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
     listed = []
     data_config = run.config.data
     decoding = Decoding.of(data_config, at_least=2 * MOST_SIDE)
-    for number, (row, of_labels) in enumerate(zip(explained.rows, explained.scores, strict=True)):
+    for number, (row, scores) in enumerate(zip(explained.rows, explained.scores, strict=True)):
         file, image = f"{SAMPLES}/{number:04}.jpg", chosen.images.read(row, decoding)
         folder.write_bytes(file, thumbnail(evaluated_part(image, data_config), MOST_SIDE))
-        codes, of_labels = chosen.labels[row].tolist(), [round(score, 5) for score in of_labels.tolist()]
-        listed.append({"id": str(chosen.ids[row]), "file": file, "codes": codes, "scores": of_labels})
+        codes, scores = chosen.labels[row].tolist(), [round(score, 5) for score in scores.tolist()]
+        listed.append({"id": str(chosen.ids[row]), "file": file, "codes": codes, "scores": scores})
     folder.write_npz(SAMPLE_ARRAYS, **explained.arrays)
     index = {
         "split": split.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -102,15 +101,6 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-
-    def screenshot(self, path: Path, clip: dict[str, float] | None = None) -> None:
-        """Write a PNG of the window, or of a part of the page."""
-        options = {"captureBeyondViewport": True, "clip": {**clip, "scale": 1}} if clip else {}
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **options)["data"]))
-
-    def print(self) -> bytes:
-        """Return the page as PDF."""
-        return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])
 
     def _receive(self, until: float) -> dict[str, Any]:
         while b"\0" not in self._pending:

@@ -39,8 +39,8 @@ def groups(files: RunFiles) -> Section:
     else:
         parts.append(_group_table(space, sides))
     if space.positives.any():
-        given = conditional_probability(space, shown)
-        parts.append(Charts([_heat_map(heading, space, shown, given, group) for heading, group in sides.items()]))
+        conditional = conditional_probability(space, shown)
+        parts.append(Charts([_heat_map(heading, space, shown, conditional, group) for heading, group in sides.items()]))
     else:
         parts.append(Note("The label space has no counts, so conditional probabilities are not shown."))
     return Section("groups", title, [*parts, _overfitting(files)])

@@ -62,7 +62,7 @@ class Thumbnails:
     """The thumbnails of some images: name -> content of a JPEG file, and sentences about images that are left out."""
 
     shown: dict[str, bytes] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -106,32 +106,32 @@ def thumbnails(files: RunFiles, scored: SplitScores, names: Iterable[str]) -> Th
     An image of the data set is shown only if it has the labels with which the run scored it: other data may be in the
     same place by now.
     """
-    samples, found = files.samples, Thumbnails()
+    samples, result = files.samples, Thumbnails()
     if samples is not None and samples.split == scored.name:
-        found.shown = dict(zip(samples.ids, samples.images, strict=True))
-    missing = [name for name in dict.fromkeys(names) if name not in found.shown]
-    if not missing:
-        return found
+        result.shown = dict(zip(samples.ids, samples.images, strict=True))
+    absent = [name for name in dict.fromkeys(names) if name not in result.shown]
+    if not absent:
+        return result
     config = files.config
     try:
         source = open_split(config.data, scored.name, classes=files.names, seed=config.seed)
     except UserError as error:
-        found.left_out = [f"{counted(len(missing), 'image')} cannot be shown: {error}."]
-        return found
+        result.missing = [f"{counted(len(absent), 'image')} cannot be shown: {error}."]
+        return result
     rows = {str(name): row for row, name in enumerate(source.ids)}
     codes, lost = dict(zip(map(str, scored.ids), scored.codes, strict=True)), 0
-    for name in missing:
+    for name in absent:
         row = rows.get(name)
         try:
             if row is None or not np.array_equal(source.labels[row], codes[name]):
                 raise BadImage("the data set has no such image with these labels")
-            found.shown[name] = thumbnail(source.images.read(row, Decoding.of(config.data, SIDE)), SIDE)
+            result.shown[name] = thumbnail(source.images.read(row, Decoding.of(config.data, SIDE)), SIDE)
         except BadImage:
             lost += 1
     if lost:
         why = "the data set has none with these labels, or they cannot be read"
-        found.left_out = [f"{counted(lost, 'image')} cannot be shown, since {why}."]
-    return found
+        result.missing = [f"{counted(lost, 'image')} cannot be shown, since {why}."]
+    return result
 
 
 def worst(table: SplitScores, code: int, sign: int) -> list[tuple[int, int]]:
@@ -156,7 +156,7 @@ def mistakes(files: RunFiles, judged: Judged | None) -> Section:
         f"On {table.name}. False positives are absent labels with the highest scores; false negatives are "
         "present labels with the lowest. Unknown and difficult labels are left out. Some may be annotation errors."
     )
-    parts: list[Any] = [Note(" ".join([note, *judged.thumbnails.left_out]))]
+    parts: list[Any] = [Note(" ".join([note, *judged.thumbnails.missing]))]
     columns, tables = [("label", "text"), ("score", "fraction"), ("image", "text")], []
     for kind, code, sign in KINDS:
         key = kind.replace(" ", "-").lower()

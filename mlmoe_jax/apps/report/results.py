@@ -167,24 +167,24 @@ def differences(files: RunFiles, other: RunFiles | None) -> Section:
     return Section(name, title, parts)
 
 
-def _in_words(found: Comparison, other: str) -> str:
-    clear = [change for change in found.ap.values() if change.clear]
+def _in_words(comparison: Comparison, other: str) -> str:
+    counts, clear = comparison.counts, [change for change in comparison.ap.values() if change.clear]
     better = sum(change.difference > 0 for change in clear)
     text = (
-        f"This run minus {other}, on the {found.counts['images']:,} images of {found.split} with scores in both. "
-        f"Intervals contain 95 % of the differences over {found.resamples:,} resamples of the images; a difference is "
-        f"clear if its interval excludes 0. Of {len(found.ap):,} labels, {better} are clearly better and "
+        f"This run minus {other}, on the {counts['images']:,} images of {comparison.split} with scores in both. "
+        f"Intervals contain 95 % of the differences over {comparison.resamples:,} resamples of the images; a "
+        f"difference is clear if its interval excludes 0. Of {len(comparison.ap):,} labels, {better} are clearly better and "
         f"{len(clear) - better} clearly worse. More than one in twenty labels without a difference look clear by "
         "chance: about one in fifteen with 30 positive images, and one in ten with 8."
     )
-    only, unread = found.counts["only_a"] + found.counts["only_b"], found.counts["unread"]
-    if only or unread:
-        text += f" Left out: {only:,} images of only one run, {unread:,} unreadable."
+    only = counts["only_a"] + counts["only_b"]
+    if only or counts["unread"]:
+        text += f" Left out: {only:,} images of only one run, {counts['unread']:,} unreadable."
     return text
 
 
-def _label_differences(found: Comparison, name: str, other: str) -> list[Any]:
-    shown = [(label, change) for label, change in found.ap.items() if not math.isnan(change.difference)]
+def _label_differences(comparison: Comparison, name: str, other: str) -> list[Any]:
+    shown = [(label, change) for label, change in comparison.ap.items() if not math.isnan(change.difference)]
     if not shown:
         return [Note("No label has a positive, so average precision is undefined.")]
     shown.sort(key=lambda pair: -pair[1].difference)
@@ -201,7 +201,7 @@ def _label_differences(found: Comparison, name: str, other: str) -> list[Any]:
     spec = charts.difference_bars(rows, title="difference of average precision")
     columns = [("label", "text"), ("positives", "count"), *_INTERVAL]
     columns += [(f"AP in {name}", "fraction"), (f"AP in {other}", "fraction")]
-    table = [[label, found.positives[label], c.difference, c.low, c.high, c.b, c.a] for label, c in shown]
+    table = [[label, comparison.positives[label], c.difference, c.low, c.high, c.b, c.a] for label, c in shown]
     return [
         *([Note(sentence)] if sentence else []),
         Charts([Chart("ap-differences", "Difference of average precision", spec, alt, wide=True)]),
@@ -209,9 +209,9 @@ def _label_differences(found: Comparison, name: str, other: str) -> list[Any]:
     ]
 
 
-def _changed_images(found: Comparison, other: str) -> Details:
+def _changed_images(comparison: Comparison, other: str) -> Details:
     rows = []
-    for image in found.changed:
+    for image in comparison.changed:
         moves = ", ".join(f"{m.label} {percent(m.a, 0)} → {percent(m.b, 0)} %{' ✓' * m.positive}" for m in image.moves)
         rows.append([image.id, image.change, image.b - image.a, moves, ", ".join(image.labels)])
     columns = [("image", "text"), ("mean change", "fraction"), ("closer to the truth by", "difference")]

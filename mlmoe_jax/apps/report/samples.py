@@ -40,10 +40,10 @@ def shared(files: RunFiles) -> dict[str, Any]:
         return {}
     names = label_names(files, samples)
     listed = [image_labels(samples, s, LISTED) for s in range(len(samples.ids))]
-    used = {k for of_image in listed for k in of_image} | set(gate_labels(files, samples))
+    used = {k for chosen in listed for k in chosen} | set(gate_labels(files, samples))
     labels = [
-        [(k, int(samples.codes[s, k]), round(float(samples.scores[s, k]), 4)) for k in of_image]
-        for s, of_image in enumerate(listed)
+        [(k, int(samples.codes[s, k]), round(float(samples.scores[s, k]), 4)) for k in chosen]
+        for s, chosen in enumerate(listed)
     ]
     return {"ids": _ids(files, samples), "labels": labels, "names": {k: names[k] for k in sorted(used)}}
 
@@ -149,8 +149,8 @@ def gate_table(files: RunFiles) -> Table | None:
         return None
     if space is not None and len(space.names) > 1:
         columns.append("mean p(other | label)")
-        given = np.asarray(space.together.sum(axis=1)).ravel() / np.maximum(space.positives, 1)
-        values.append(given / (len(space.names) - 1))
+        conditional = np.asarray(space.together.sum(axis=1)).ravel() / np.maximum(space.positives, 1)
+        values.append(conditional / (len(space.names) - 1))
     rows = [[name, *row] for name, row in zip(names, np.stack(values, axis=1).round(5).tolist(), strict=True)]
     caption = (
         "Mean weights per label in percent: of each entry over the sample images, and of shared experts over all "
@@ -174,9 +174,9 @@ def attention(files: RunFiles) -> Section:
         "Each map is scaled to its own maximum; the peak is the ratio of that maximum to uniform attention over all "
         "patches. Attention shows the patches that a query reads, which need not be the reason for a prediction."
     )
-    for of_kind in maps:
-        if (count := samples.attention[of_kind["name"]].shape[1]) > (most := len(of_kind["shown"][0])):
-            note += f" Of {count:,} maps of {of_kind['name']} per image, {most} are shown."
+    for packed in maps:
+        if (count := samples.attention[packed["name"]].shape[1]) > (most := len(packed["shown"][0])):
+            note += f" Of {count:,} maps of {packed['name']} per image, {most} are shown."
     data = {"grid": list(samples.grid), "maps": maps}
     return Section(name, title, [Note(note), Widget("attention", "attention", data, "Attention maps over an image")])
 

@@ -26,8 +26,8 @@ def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: in
 
     positives: their scores f[P]. If there are more than `most`, evenly spaced ones, including the first and the last.
     """
-    found, seen = ranking.found, ranking.found + ranking.above + ranking.level
-    points = np.stack([found / max(1, ranking.positives), found / seen, np.sort(positives)], axis=1)
+    hits, seen = ranking.found, ranking.found + ranking.above + ranking.level
+    points = np.stack([hits / max(1, ranking.positives), hits / seen, np.sort(positives)], axis=1)
     return points[np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).round().astype(int))]
 
 
@@ -51,8 +51,8 @@ def curves(files: RunFiles) -> Section:
     for k in sorted(k for k in np.argsort(-counts, kind="stable")[:MOST_LABELS] if counts[k]):
         one = slice(k, k + 1)
         ranking = next(rank_classes(scores[:, one], positive[:, one], valid[:, one]))
-        of_label = reliability(scores[:, one], positive[:, one], mask=valid[:, one])
-        chosen.append(_curve(files.names[k], ranking, scores[positive[:, k] & valid[:, k], k], of_label))
+        own = reliability(scores[:, one], positive[:, one], mask=valid[:, one])
+        chosen.append(_curve(files.names[k], ranking, scores[positive[:, k] & valid[:, k], k], own))
     text = (
         f"On {scored.name}. Gray: all {int(valid.sum()):,} scores pooled, {percent(counts.sum() / valid.sum())} % of "
         f"them positive; color: the selected label. Expected calibration error of all scores: "

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import math
 
 import numpy as np
 import pytest
@@ -126,17 +125,16 @@ def test_images_have_their_present_and_predicted_labels(text, run):
 
 
 def test_thresholds_of_a_run():
-    def cuts(found):
-        values, origin = mistakes.prediction_cuts(found, 0.5, "test", ["b", "a"])
-        return values.tolist(), origin
-
-    fitted = {"split": "val", "goal": "f1"}
-    assert cuts(None) == ([0.5, 0.5], "0.5 for every label")
-    assert cuts(Thresholds({"a": 0.3, "b": 0.3})) == ([0.3, 0.3], "0.3 for every label")
-    assert cuts(Thresholds({"a": 0.3, "b": 0.4})) == ([0.4, 0.3], "those of thresholds.json, from 0.3 to 0.4")
-    assert cuts(Thresholds({"a": 0.3, "b": 0.4}, fitted)) == ([0.4, 0.3], "those of thresholds.json, fitted on val")
-    own = cuts(Thresholds({"a": 0.3, "b": 0.4}, {"split": "test"}))
-    assert own == ([0.5, 0.5], "0.5 for every label, as those of thresholds.json were fitted on test itself")
+    for values, split, expected, origin in (
+        (None, "", [0.5, 0.5], "0.5 for every label"),
+        ((0.3, 0.3), "", [0.3, 0.3], "0.3 for every label"),
+        ((0.3, 0.4), "", [0.4, 0.3], "those of thresholds.json, from 0.3 to 0.4"),
+        ((0.3, 0.4), "val", [0.4, 0.3], "those of thresholds.json, fitted on val"),
+        ((0.3, 0.4), "test", [0.5, 0.5], "0.5 for every label, as those of thresholds.json were fitted on test itself"),
+    ):
+        stored = values and Thresholds(dict(zip("ab", values, strict=True)), {"split": split} if split else {})
+        cuts = mistakes.prediction_cuts(stored, 0.5, "test", ["b", "a"])
+        assert (cuts.values.tolist(), cuts.origin) == (expected, origin)
 
 
 def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_path, monkeypatch):
@@ -154,7 +152,7 @@ def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_pat
     monkeypatch.setattr(mistakes, "open_split", lambda data, name, **how: split)
     found = mistakes.thumbnails(files, scored, [f"test/{n:03}.jpg" for n in (7, 3, 4, 5, 7)])
     assert list(found.shown) == ["test/007.jpg", "test/005.jpg"]
-    assert [sentence[:26] for sentence in found.left_out] == ["2 images cannot be shown, "]
+    assert [sentence[:26] for sentence in found.missing] == ["2 images cannot be shown, "]
     with Image.open(io.BytesIO(found.shown["test/007.jpg"])) as shown:
         assert max(shown.size) == mistakes.SIDE
         assert np.abs(np.asarray(shown).astype(int) - 7).max() <= 2
@@ -163,7 +161,7 @@ def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_pat
         raise UserError("data.root is empty")
 
     monkeypatch.setattr(mistakes, "open_split", absent)
-    left_out = mistakes.thumbnails(files, scored, ["test/000.jpg"]).left_out
+    left_out = mistakes.thumbnails(files, scored, ["test/000.jpg"]).missing
     assert left_out == ["1 image cannot be shown: data.root is empty."]
 
 
@@ -245,8 +243,9 @@ def test_attention_maps_and_their_peaks(text, run, monkeypatch):
     maps = np.load(run / "samples/explained.npz")["attention/labels"].astype(float)
     packed = {kind["name"]: kind for kind in data_block(text, "widget-attention")["maps"]}
     files = RunFiles(run)
+    codes, values = files.samples.codes, files.samples.scores
     for s, shown in enumerate(packed["labels"]["shown"]):
-        assert shown == samples.image_labels(files.samples, s, 5)
+        assert shown == sorted(range(5), key=lambda k: (codes[s, k] != 1, -values[s, k])), "labels of the image first"
         maps[s] = maps[s, shown]
     values = np.frombuffer(base64.b64decode(packed["labels"]["maps"]), np.uint8).reshape(maps.shape) / 255
     np.testing.assert_allclose(values, maps / maps.max(-1, keepdims=True), atol=0.003)
@@ -255,13 +254,6 @@ def test_attention_maps_and_their_peaks(text, run, monkeypatch):
     monkeypatch.setattr(samples, "MOST_BYTES", 3 * 2 * GRID[0] * GRID[1])
     few = samples.pack_attention(files, files.samples, "labels", files.samples.attention["labels"])
     assert few["shown"] == [samples.image_labels(files.samples, s, 2) for s in range(3)]
-
-
-def test_the_labels_of_an_image_come_first(run):
-    found = RunFiles(run).samples
-    for s in range(3):
-        expected = sorted(range(5), key=lambda k: (found.codes[s, k] != 1, -found.scores[s, k]))
-        assert samples.image_labels(found, s, 5) == expected
 
 
 def test_images_are_embedded_once_by_name(text, run, tmp_path):
@@ -299,13 +291,3 @@ def test_a_page_with_twenty_thousand_labels_stays_small(tmp_path, run, no_bundle
     assert [len(shown) for shown in maps["labels"]["shown"]] == [samples.MOST_QUERIES] * 2
     for name in ("labels", "gates", "attention", "scores"):
         assert "Of 20,000" in section(text, name)
-
-
-def test_unreadable_images_are_left_out(tmp_path, no_bundle):
-    folder = make_run(tmp_path / "run", samples=0)
-    with np.load(folder / "scores.npz") as stored:
-        arrays = dict(stored)
-    arrays["scores"][np.flatnonzero(arrays["split"] == "test")[5]] = math.nan
-    folder.write_npz("scores.npz", **arrays)
-    assert len(RunFiles(folder).splits["test"].scores) == IMAGES - 1
-    assert f"of all {IMAGES - 1} images" in page.write_report(folder).read_text()

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from helpers.made_run import data_block, make_run, section
+from helpers.made_run import IMAGES, data_block, make_run, section
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.report import scores, training
@@ -77,6 +77,13 @@ def test_a_label_space_of_other_labels(copied, refusal):
     copied.write_text("labels.txt", "a\nb\n")
     sentence = refusal(lambda: RunFiles(copied).label_space)
     assert sentence.endswith("label_space.npz is damaged: it has 5 labels, but labels.txt has 2")
+
+
+def test_unreadable_images_are_left_out(copied):
+    arrays = copied.read_npz("scores.npz")
+    arrays["scores"][np.flatnonzero(arrays["split"] == "test")[5]] = np.nan
+    copied.write_npz("scores.npz", **arrays)
+    assert len(RunFiles(copied).scored) == IMAGES - 1
 
 
 def test_runs_with_equal_names_are_told_apart(tmp_path):
