@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import mlmoe_jax.config as configuration
 from benchmarks.fuzz_cases.hostile import TEXTS, Case, damaged_json
 from mlmoe_jax.apps.cli import commands as program
-from mlmoe_jax.apps.cli.flags import FLAGS
+from mlmoe_jax.apps.cli.flags import FLAGS, parse_flags
 from mlmoe_jax.config.defaults import KEYS
 
 WORDS = (
@@ -69,6 +69,6 @@ def command_line(draw: st.DrawFn, base: Path, place: Path) -> Case:
     given = [word for word in draw(st.lists(words, max_size=5)) if word not in ("-h", "--help")]
 
     def act() -> None:
-        program.parse(given)
+        parse_flags(given)
 
     return str(given)[:300], act

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fuzz_cases.hostile import Case, damaged, damaged_csv, damaged_json, damaged_npz, encoded, write
 from mlmoe_jax.apps.cli import commands as program
+from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.runs.folder import RunFolder
 
 DATA = b"image,labels,split\n" + b"".join(
@@ -105,5 +106,5 @@ def model(draw: st.DrawFn, base: Path, place: Path) -> Case:
 
 def command(arguments: list[str]) -> None:
     """Run a command as `main` does, so that its errors are seen here."""
-    flags, pairs = program.parse(arguments)
+    flags, pairs = parse_flags(arguments)
     program.MODES[flags.mode](flags, pairs)

@@ -173,9 +173,9 @@ def _in_words(comparison: Comparison, other: str) -> str:
     text = (
         f"This run minus {other}, on the {counts['images']:,} images of {comparison.split} with scores in both. "
         f"Intervals contain 95 % of the differences over {comparison.resamples:,} resamples of the images; a "
-        f"difference is clear if its interval excludes 0. Of {len(comparison.ap):,} labels, {better} are clearly better and "
-        f"{len(clear) - better} clearly worse. More than one in twenty labels without a difference look clear by "
-        "chance: about one in fifteen with 30 positive images, and one in ten with 8."
+        f"difference is clear if its interval excludes 0. Of {len(comparison.ap):,} labels, {better} are clearly "
+        f"better and {len(clear) - better} clearly worse. More than one in twenty labels without a difference look "
+        "clear by chance: about one in fifteen with 30 positive images, and one in ten with 8."
     )
     only = counts["only_a"] + counts["only_b"]
     if only or counts["unread"]:

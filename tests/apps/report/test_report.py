@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.made_run import NAMES, SECTIONS, data_block, make_run, section
 
-from mlmoe_jax.apps.cli import commands as main
+from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.apps.report import labels, page, results, training
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
@@ -73,7 +73,7 @@ def test_missing_files_are_explained_in_one_line(tmp_path, run, no_bundle):
     assert {"metrics", "labels", "differences", "gates", "attention", "scores", "mistakes"} <= commands.keys()
     for name, command in commands.items():
         assert command[:3] == ["python", "-m", "mlmoe_jax.main"]
-        flags, _ = main.parse(command[3:])
+        flags, _ = parse_flags(command[3:])
         assert flags.workdir == str(folder)
         assert shlex.join(command) in section(text, name)
 
