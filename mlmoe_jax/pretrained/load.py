@@ -34,11 +34,9 @@ RULES: Registry[tuple[Source, ...]] = Registry(
         "query": "mlmoe_jax.pretrained.rules.query:SOURCES",
         "graph": "mlmoe_jax.pretrained.rules.graph:SOURCES",
         "dinov3": "mlmoe_jax.pretrained.rules.dinov3:SOURCES",
-        "siglip": "mlmoe_jax.pretrained.rules.siglip:SOURCES",
         "clip": "mlmoe_jax.pretrained.rules.clip:SOURCES",
         "vit": "mlmoe_jax.pretrained.rules.vit:SOURCES",
         "cnn": "mlmoe_jax.pretrained.rules.cnn:SOURCES",
-        "efficientnet": "mlmoe_jax.pretrained.rules.efficientnet:SOURCES",
     },
 )
 SOURCES = tuple(source for file in RULES for source in RULES[file])

@@ -38,46 +38,24 @@ INVERSES: dict[Transform, Inverse] = {}
 BACKBONE, HEAD = "backbone/", "head/"  # prefixes of the paths of a whole model
 
 
-def inverse_of(transform: Transform) -> Callable[[Inverse], Inverse]:
-    """Return a decorator that registers a function as the inverse of `transform`."""
-
-    def register(inverse: Inverse) -> Inverse:
-        INVERSES[transform] = inverse
-        return inverse
-
-    return register
+def invertible(transform: Transform, inverse: Inverse) -> Transform:
+    """Register the inverse of a transform, and return the transform."""
+    INVERSES[transform] = inverse
+    return transform
 
 
 # ------------------------------------------------------------------------------------------------------- transforms
-def same(tensor: np.ndarray) -> np.ndarray:
-    """Return the tensor unchanged."""
-    return tensor
-
-
-@inverse_of(same)
-def _same_back(value: np.ndarray, heads: int) -> np.ndarray:
-    return value
-
-
-def transpose(tensor: np.ndarray) -> np.ndarray:
-    """[out, in] as PyTorch stores a linear weight -> [in, out]."""
-    return tensor.T
-
-
-@inverse_of(transpose)
-def _transpose_back(value: np.ndarray, heads: int) -> np.ndarray:
-    return value.T
-
-
-def patch_kernel(tensor: np.ndarray) -> np.ndarray:
-    """Turn a patch convolution [D,3,p,p] into the matrix [p·p·3, D] over a patch's rows, columns and channels."""
-    return tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0])
-
-
-@inverse_of(patch_kernel)
-def _patch_convolution(value: np.ndarray, heads: int) -> np.ndarray:
-    side = math.isqrt(value.shape[0] // 3)
-    return value.reshape(side, side, 3, -1).transpose(3, 2, 0, 1)
+# Of the tensor, and backwards of our value and the number of attention heads.
+same = invertible(lambda tensor: tensor, lambda value, heads: value)
+# [out, in] as PyTorch stores a linear weight -> [in, out].
+transpose = invertible(lambda tensor: tensor.T, lambda value, heads: value.T)
+# A patch convolution [D,3,p,p] -> the matrix [p·p·3, D] over a patch's rows, columns and channels.
+patch_kernel = invertible(
+    lambda tensor: tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0]),
+    lambda value, heads: value.reshape(*[math.isqrt(value.shape[0] // 3)] * 2, 3, -1).transpose(3, 2, 0, 1),
+)
+# [L,P,D] -> [L,1,P,D], the batch axis of our prompt tokens.
+token_set = invertible(lambda tensor: tensor[:, None], lambda value, heads: value.squeeze(1))
 
 
 def flat_columns(tensor: np.ndarray) -> np.ndarray:
@@ -98,16 +76,6 @@ def flat(tensor: np.ndarray) -> np.ndarray:
 def without_class_position(tensor: np.ndarray) -> np.ndarray:
     """Positions of patches, [1,S·S,D] -> [1,1+S·S,D]; the position of the class token is part of the token."""
     return np.pad(tensor, ((0, 0), (1, 0), (0, 0)))
-
-
-def token_set(tensor: np.ndarray) -> np.ndarray:
-    """[L,P,D] -> [L,1,P,D], the batch axis of our prompt tokens."""
-    return tensor[:, None]
-
-
-@inverse_of(token_set)
-def _token_set_back(value: np.ndarray, heads: int) -> np.ndarray:
-    return value.squeeze(1)
 
 
 # -------------------------------------------------------------------------------------------------------- the tables
@@ -223,3 +191,13 @@ class Source:
 def nested(rules: tuple[Rule, ...], prefix: str, under: str) -> tuple[Rule, ...]:
     """Return rules for the same layout below `prefix` (a regex) in the file and below `under` in our model."""
     return tuple(replace(rule, pattern=prefix + rule.pattern, target=under + rule.target) for rule in rules)
+
+
+def linear(theirs: str, ours: str) -> tuple[Rule, Rule]:
+    """Return the rules of a PyTorch linear layer."""
+    return Rule(rf"{theirs}\.weight", f"{ours}/kernel", transpose), Rule(rf"{theirs}\.bias", f"{ours}/bias")
+
+
+def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
+    """Return the rules of scale and bias of a PyTorch normalization."""
+    return Rule(rf"{theirs}\.weight", f"{ours}/scale"), Rule(rf"{theirs}\.bias", f"{ours}/bias")

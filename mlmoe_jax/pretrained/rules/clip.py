@@ -1,10 +1,10 @@
-"""CLIP layouts: Hugging Face's and OpenCLIP's; of the whole model, only the vision tower is read."""
+"""Layouts of CLIP (Hugging Face's and OpenCLIP's) and of SigLIP; of the whole model, only the vision tower is read."""
 
 import numpy as np
 
-from mlmoe_jax.pretrained.rules.base import Rule, Source, nested, patch_kernel
+from mlmoe_jax.pretrained.rules.base import Rule, Source, linear, nested, norm, patch_kernel
 from mlmoe_jax.pretrained.rules.query import attention
-from mlmoe_jax.pretrained.rules.vit import fused, linear, norm
+from mlmoe_jax.pretrained.rules.vit import fused
 
 
 def token(tensor: np.ndarray) -> np.ndarray:
@@ -71,4 +71,16 @@ OPENCLIP = Source(
         r"input_resolution|context_length|vocab_size",
     ),
 )
-SOURCES = (HUGGING_FACE, OPENCLIP)
+SIGLIP = Source(
+    "hugging_face_siglip",
+    "head.probe",
+    (
+        *hugging_face_tower(),
+        Rule(r"head\.probe", "pool/query"),
+        *attention(r"head\.attention", "pool/attn"),
+        *norm(r"head\.layernorm", "pool/norm"),
+        *linear(r"head\.mlp\.(fc[12])", r"pool/mlp/\1"),
+    ),
+    ignored=HUGGING_FACE_BESIDE,
+)
+SOURCES = (SIGLIP, HUGGING_FACE, OPENCLIP)

@@ -1,20 +1,16 @@
-"""CNN layouts: ResNet as in torchvision (and timm) and Hugging Face, ConvNeXt as in these and the authors' code."""
+"""CNN layouts: ResNet as in torchvision (and timm) and Hugging Face, ConvNeXt as in these and the authors' code, and
+EfficientNet."""
 
 import numpy as np
 
-from mlmoe_jax.pretrained.rules.base import Rule, Source, inverse_of, nested, transpose
+from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear, nested
+from mlmoe_jax.pretrained.rules.base import norm as affine
 
 COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, never used here
 
 
-def conv_kernel(tensor: np.ndarray) -> np.ndarray:
-    """[out, in/groups, rows, columns] as PyTorch stores a convolution -> [rows, columns, in/groups, out]."""
-    return tensor.transpose(2, 3, 1, 0)
-
-
-@inverse_of(conv_kernel)
-def _conv_kernel_back(value: np.ndarray, heads: int) -> np.ndarray:
-    return value.transpose(3, 2, 0, 1)
+# [out, in/groups, rows, columns] as PyTorch stores a convolution -> [rows, columns, in/groups, out].
+conv_kernel = invertible(lambda tensor: tensor.transpose(2, 3, 1, 0), lambda value, heads: value.transpose(3, 2, 0, 1))
 
 
 def channels(tensor: np.ndarray) -> np.ndarray:
@@ -27,21 +23,10 @@ def _conv(pattern: str, target: str, *, bias: bool = True) -> tuple[Rule, ...]:
     return (weight, Rule(rf"{pattern}\.bias", f"{target}/bias")) if bias else (weight,)
 
 
-def _linear(pattern: str, target: str) -> tuple[Rule, ...]:
-    return (
-        Rule(rf"{pattern}\.weight", f"{target}/kernel", transpose),
-        Rule(rf"{pattern}\.bias", f"{target}/bias"),
-    )
-
-
-def _affine(pattern: str, target: str) -> tuple[Rule, ...]:
-    return Rule(rf"{pattern}\.weight", f"{target}/scale"), Rule(rf"{pattern}\.bias", f"{target}/bias")
-
-
 def batch_norm(pattern: str, target: str) -> tuple[Rule, ...]:
     """Return the rules of a batch normalization: scale, bias and running statistics."""
     return (
-        *_affine(pattern, target),
+        *affine(pattern, target),
         Rule(rf"{pattern}\.running_mean", f"{target}/mean"),
         Rule(rf"{pattern}\.running_var", f"{target}/var"),
     )
@@ -81,23 +66,23 @@ def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str])
     depthwise, norm, first, second = (rf"{pattern}\.{name}" for name in names)
     return (
         *_conv(depthwise, f"{target}/depthwise"),
-        *_affine(norm, f"{target}/norm"),
-        *_linear(first, f"{target}/mlp/fc1"),
-        *_linear(second, f"{target}/mlp/fc2"),
+        *affine(norm, f"{target}/norm"),
+        *linear(first, f"{target}/mlp/fc1"),
+        *linear(second, f"{target}/mlp/fc2"),
     )
 
 
 def torchvision_convnext_rules() -> tuple[Rule, ...]:
     """Return the rules of torchvision's layout: one list of alternating downsampling layers and stages."""
-    rules = [*_conv(r"features\.0\.0", "stem/conv"), *_affine(r"features\.0\.1", "stem/norm")]
+    rules = [*_conv(r"features\.0\.0", "stem/conv"), *affine(r"features\.0\.1", "stem/norm")]
     for stage in range(4):
         theirs, ours = rf"features\.{2 * stage + 1}\.(\d+)", rf"stages/{stage}/blocks/\1"
         rules += _convnext_block(rf"{theirs}\.block", ours, ("0", "2", "3", "5"))
         rules.append(Rule(rf"{theirs}\.layer_scale", f"{ours}/layer_scale/gamma", channels))
         if stage:
             theirs, ours = rf"features\.{2 * stage}", f"stages/{stage}/downsample"
-            rules += [*_affine(rf"{theirs}\.0", f"{ours}/norm"), *_conv(rf"{theirs}\.1", f"{ours}/conv")]
-    return (*rules, *_affine(r"classifier\.0", "norm"))
+            rules += [*affine(rf"{theirs}\.0", f"{ours}/norm"), *_conv(rf"{theirs}\.1", f"{ours}/conv")]
+    return (*rules, *affine(r"classifier\.0", "norm"))
 
 
 def _convnext(
@@ -106,12 +91,12 @@ def _convnext(
     """Return the rules of a layout that counts stages from 0; `down` and `block` match the stage, `block` the block."""
     return (
         *_conv(stem[0], "stem/conv"),
-        *_affine(stem[1], "stem/norm"),
-        *_affine(rf"{down}\.0", r"stages/\1/downsample/norm"),
+        *affine(stem[1], "stem/norm"),
+        *affine(rf"{down}\.0", r"stages/\1/downsample/norm"),
         *_conv(rf"{down}\.1", r"stages/\1/downsample/conv"),
         *_convnext_block(block, r"stages/\1/blocks/\2", layers),
         Rule(rf"{block}\.{scale}", r"stages/\1/blocks/\2/layer_scale/gamma"),
-        *_affine(norm, "norm"),
+        *affine(norm, "norm"),
     )
 
 
@@ -170,6 +155,31 @@ HUGGING_FACE_CONVNEXT_BODY = Source(
     "hugging_face_convnext_body", "embeddings.patch_embeddings.weight", _HUGGING_FACE_CONVNEXT
 )
 
+# EfficientNet and EfficientNet-Lite in PyTorch (`efficientnet_pytorch`, `efficientnet_lite_pytorch`).
+_MBCONV, _OUR_MBCONV = r"_blocks\.(\d+)\.", r"blocks/\1/"
+# (convolution, its batch normalization, ours)
+_EFFICIENTNET_LAYERS = (
+    ("_conv_stem", "_bn0", "stem"),
+    (f"{_MBCONV}_expand_conv", f"{_MBCONV}_bn0", f"{_OUR_MBCONV}expand"),
+    (f"{_MBCONV}_depthwise_conv", f"{_MBCONV}_bn1", f"{_OUR_MBCONV}depthwise"),
+    (f"{_MBCONV}_project_conv", f"{_MBCONV}_bn2", f"{_OUR_MBCONV}project"),
+    ("_conv_head", "_bn1", "top"),
+)
+
+EFFICIENTNET = Source(
+    "efficientnet_pytorch",
+    "_conv_stem.weight",
+    tuple(
+        rule
+        for conv, norm, ours in _EFFICIENTNET_LAYERS
+        for rule in (
+            Rule(rf"{conv}\.weight", f"{ours}/conv/kernel", conv_kernel),
+            *batch_norm(norm, f"{ours}/norm"),
+        )
+    ),
+    ignored=(COUNTERS, r"_fc\..*"),
+)
+
 SOURCES = (
     OWN_CNN,
     TORCHVISION_RESNET,
@@ -180,4 +190,5 @@ SOURCES = (
     TIMM_CONVNEXT,
     HUGGING_FACE_CONVNEXT,
     HUGGING_FACE_CONVNEXT_BODY,
+    EFFICIENTNET,
 )

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mlmoe_jax.pretrained.rules.base import Rule, Source, Transform, flat_rows, same, transpose
-from mlmoe_jax.pretrained.rules.vit import fused, linear, norm, patches
+from mlmoe_jax.pretrained.rules.base import Rule, Source, Transform, flat_rows, linear, norm, same, transpose
+from mlmoe_jax.pretrained.rules.vit import fused, patches
 
 
 def without_keys(tensor: np.ndarray) -> np.ndarray:

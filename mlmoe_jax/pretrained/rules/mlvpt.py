@@ -2,43 +2,21 @@
 
 from dataclasses import replace
 
-import numpy as np
-
-from mlmoe_jax.pretrained.rules.base import Rule, Source, inverse_of, nested, token_set
-from mlmoe_jax.pretrained.rules.vit import CHUNKED_BLOCK, fused, linear, norm, patches, timm_rules
+from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear, nested, norm, token_set
+from mlmoe_jax.pretrained.rules.vit import CHUNKED_BLOCK, fused, patches, timm_rules
 
 _SIDES = (("co", "co"), ("cl", "dc"))  # `cl` is what the paper calls DC
 
 
 # ------------------------------------------------------------------------------------------------------- transforms
-def label_rows(tensor: np.ndarray) -> np.ndarray:
-    """[1, rows, D], one weight vector per row -> [rows, D]."""
-    return tensor.squeeze(0)
-
-
-@inverse_of(label_rows)
-def _label_rows_back(value: np.ndarray, heads: int) -> np.ndarray:
-    return value.reshape(1, -1, value.shape[-1])
-
-
-def label_values(tensor: np.ndarray) -> np.ndarray:
-    """[1, rows], one bias per row -> [rows]."""
-    return tensor.squeeze(0)
-
-
-@inverse_of(label_values)
-def _label_values_back(value: np.ndarray, heads: int) -> np.ndarray:
-    return value.reshape(1, -1)
-
-
-def heads_side_by_side(tensor: np.ndarray) -> np.ndarray:
-    """[heads, m, D/heads], the keys or values of one block -> [1, 1, m, D]."""
-    return tensor.transpose(1, 0, 2).reshape(1, 1, tensor.shape[1], -1)
-
-
-@inverse_of(heads_side_by_side)
-def _heads_apart(value: np.ndarray, heads: int) -> np.ndarray:
-    return value.squeeze((0, 1)).reshape(value.shape[2], heads, -1).transpose(1, 0, 2)
+# [1, rows, D], one weight vector per row -> [rows, D]; and [1, rows], one bias per row -> [rows].
+label_rows = invertible(lambda tensor: tensor.squeeze(0), lambda value, heads: value.reshape(1, -1, value.shape[-1]))
+label_values = invertible(lambda tensor: tensor.squeeze(0), lambda value, heads: value.reshape(1, -1))
+# [heads, m, D/heads], the keys or values of one block -> [1, 1, m, D].
+heads_side_by_side = invertible(
+    lambda tensor: tensor.transpose(1, 0, 2).reshape(1, 1, tensor.shape[1], -1),
+    lambda value, heads: value.squeeze((0, 1)).reshape(value.shape[2], heads, -1).transpose(1, 0, 2),
+)
 
 
 # ------------------------------------------------------------------------------------------------------------ ML-VPT

@@ -3,12 +3,9 @@
 import re
 from collections.abc import Iterable
 
-import numpy as np
-
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.pretrained.rules.base import Rule, Source, inverse_of, nested, transpose
+from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear, nested, norm, transpose
 from mlmoe_jax.pretrained.rules.cnn import COUNTERS, torchvision_resnet_rules
-from mlmoe_jax.pretrained.rules.vit import linear, norm
 
 # Tensor names that identify an unsupported architecture, among the backbones of published query decoders.
 _ELSEWHERE = {
@@ -18,34 +15,12 @@ _ELSEWHERE = {
 }
 
 
-def pointwise(tensor: np.ndarray) -> np.ndarray:
-    """[out, in, 1, 1] as PyTorch stores a 1×1 convolution -> [in, out]."""
-    return tensor.squeeze((2, 3)).T
-
-
-@inverse_of(pointwise)
-def _pointwise_back(value: np.ndarray, heads: int) -> np.ndarray:
-    return value.T[:, :, None, None]
-
-
-def label_kernel(tensor: np.ndarray) -> np.ndarray:
-    """[1,K,D] as Q2L stores one weight vector per label -> [K,D,1], K queries with one label each."""
-    return tensor.squeeze(0)[..., None]
-
-
-@inverse_of(label_kernel)
-def _label_kernel_back(value: np.ndarray, heads: int) -> np.ndarray:
-    return value.squeeze(-1)[None]
-
-
-def label_bias(tensor: np.ndarray) -> np.ndarray:
-    """[1,K] -> [K]."""
-    return tensor.squeeze(0)
-
-
-@inverse_of(label_bias)
-def _label_bias_back(value: np.ndarray, heads: int) -> np.ndarray:
-    return value[None]
+# [out, in, 1, 1] as PyTorch stores a 1×1 convolution -> [in, out].
+pointwise = invertible(lambda tensor: tensor.squeeze((2, 3)).T, lambda value, heads: value.T[:, :, None, None])
+# [1,K,D] as Q2L stores one weight vector per label -> [K,D,1], K queries with one label each.
+label_kernel = invertible(lambda tensor: tensor.squeeze(0)[..., None], lambda value, heads: value.squeeze(-1)[None])
+# [1,K] -> [K].
+label_bias = invertible(lambda tensor: tensor.squeeze(0), lambda value, heads: value[None])
 
 
 def attention(theirs: str, ours: str) -> tuple[Rule, ...]:

@@ -7,6 +7,8 @@ from mlmoe_jax.pretrained.rules.base import (
     flat,
     flat_columns,
     flat_rows,
+    linear,
+    norm,
     patch_kernel,
     same,
     transpose,
@@ -15,19 +17,6 @@ from mlmoe_jax.pretrained.rules.base import (
 
 # `blocks.3`, or `blocks.0.3` in files of a model whose blocks were grouped into chunks.
 BLOCK, CHUNKED_BLOCK = r"blocks\.(?:\d+\.)?(\d+)", r"blocks\.0\.(\d+)"
-
-
-def linear(theirs: str, ours: str) -> tuple[Rule, Rule]:
-    """Return the rules of a PyTorch linear layer."""
-    return (
-        Rule(rf"{theirs}\.weight", f"{ours}/kernel", transpose),
-        Rule(rf"{theirs}\.bias", f"{ours}/bias"),
-    )
-
-
-def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
-    """Return the rules of a PyTorch LayerNorm."""
-    return Rule(rf"{theirs}\.weight", f"{ours}/scale"), Rule(rf"{theirs}\.bias", f"{ours}/bias")
 
 
 def patches(theirs: str) -> tuple[Rule, Rule]:
