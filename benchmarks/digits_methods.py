@@ -20,7 +20,7 @@ import numpy as np
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.runs.assemble import assemble
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_batch
@@ -57,7 +57,7 @@ def speeds(configs: list[str], pairs: list[tuple[str, str]], *, rounds: int = 5,
         config = load_config(reference, pairs)
         experiment, mesh = open_experiment(config, RunFolder("unused")), setup_jax(config)
         parts = assemble(config, experiment.label_space)
-        built = with_steps(experiment, parts, mesh).steps
+        built = with_steps(experiment, parts, preprocess_for(config), mesh).steps
         size = config.train.batch_size
         loader = build_loader(config.data, experiment.train_split, batch_size=size, augment=config.augment)
         state = built.place(built.initial_state(parts))

@@ -33,11 +33,11 @@ from mlmoe_jax.config import load_config
 from mlmoe_jax.data.sources.voc import open_voc
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores
-from mlmoe_jax.runs.assemble import assemble
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.training.loop import train
-from mlmoe_jax.training.setup import open_experiment, with_caches
+from mlmoe_jax.training.setup import open_experiment, with_caches, with_steps
 
 METHODS = {
     "linear probe": "linear_probe",
@@ -136,7 +136,8 @@ def run(config: ConfigDict, folder: Path) -> SplitScores:
 def compute_features(config: ConfigDict) -> None:
     """Fill the cache of features, so that the time of a training does not depend on the methods before it."""
     mesh, experiment = setup_jax(config), open_experiment(config, RunFolder("unused"))
-    with_caches(experiment, assemble(config, experiment.label_space), mesh)
+    parts = assemble(config, experiment.label_space)
+    with_caches(with_steps(experiment, parts, preprocess_for(config), mesh), parts)
 
 
 def tuned_rate(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray) -> tuple[float, dict]:

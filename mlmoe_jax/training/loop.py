@@ -30,7 +30,7 @@ from mlmoe_jax.training.hooks import training_hooks
 from mlmoe_jax.training.initialization import initial_parts, require_source
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import config_of_run, restore_progress, save_progress
-from mlmoe_jax.training.selection import Selection, require_metric
+from mlmoe_jax.training.selection import Selection, require_metric, selection_split
 from mlmoe_jax.training.setup import Experiment, open_experiment, with_caches, with_steps
 from mlmoe_jax.training.step import TrainState, copied
 
@@ -78,7 +78,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
         parts = assemble(config, experiment.label_space)
     status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts.frozen)
-    experiment = with_steps(with_caches(experiment, parts, mesh, resumes=resumes), parts, mesh)
+    experiment = with_caches(with_steps(experiment, parts, preprocess, mesh), parts, resumes=resumes)
 
     with memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
         if distributed.is_first():
@@ -124,7 +124,7 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
     """Evaluate raw and averaged weights on the selection split, and update `selection`; return a row of metrics."""
     config, epoch = experiment.config, experiment.steps_per_epoch
     kinds = {"raw": state.raw()} | ({"ema": state.ema} if config.ema.decay else {})
-    name, metric = experiment.selection_split, selection.metric
+    name, metric = selection_split(config), selection.metric
     scored = score(experiment, kinds, state.frozen, experiment.eval_splits[name]) if name else {}
     measured = {kind: measure(scores, experiment.label_space, config) for kind, scores in scored.items()}
     results = {kind: values[metric] for kind, values in measured.items()}

@@ -52,16 +52,14 @@ ANY_LENGTH = 10**9
 class Experiment:
     """A training without its values, which are in a `TrainState`.
 
-    eval_splits: the splits to evaluate at the end, by name. selection_split: the name of the one to evaluate during
-    training; "" = none. skipped: images of the training split that could not be read. steps: None until there is a
-    model. profile: steps to trace.
+    eval_splits: the splits to evaluate, by name. skipped: images of the training split that could not be read. steps:
+    None until there is a model. profile: steps to trace.
     """
 
     config: ConfigDict
     folder: RunFolder
     train_split: Split
     eval_splits: dict[str, Split]
-    selection_split: str
     label_space: LabelSpace
     skipped: SkippedImages
     steps: Steps | None = None
@@ -102,9 +100,8 @@ def open_experiment(
     and a file of word vectors may have changed, but a model keeps the label space that it was trained with.
     Raises UserError if the data cannot be used for training, or if its labels are not those of the run.
     """
-    selecting = selection_split(config)
     fitting = split_to_fit(config) if config.thresholds.at_end else ""
-    names = [name for name in (selecting, fitting, *config.data.test_splits) if name]
+    names = [name for name in (selection_split(config), fitting, *config.data.test_splits) if name]
     head, name = head_of(config), config.data.name
     status(f"reading {name}")
     splits = open_splits(config.data, names, seed=config.seed)
@@ -125,9 +122,7 @@ def open_experiment(
         status(f"warning: {warning}")
     where = f" in {root}" if (root := root_of(config.data)) else ""
     status(f"{name}{where}: {counted(len(train_split), 'training image')}, {counted(len(space.names), 'label')}")
-    return Experiment(
-        config, folder, train_split, eval_splits, selecting, space, SkippedImages(train_split), profile=profile
-    )
+    return Experiment(config, folder, train_split, eval_splits, space, SkippedImages(train_split), profile=profile)
 
 
 def _tell_missing(name: str, splits: Iterable[Split]) -> None:
@@ -147,20 +142,28 @@ def _tell_missing(name: str, splits: Iterable[Split]) -> None:
         status(f"{name}: {' and '.join(parts)} have no file and are left out")
 
 
-def with_caches(experiment: Experiment, parts: Parts, mesh: Mesh, *, resumes: bool = False) -> Experiment:
+def with_steps(experiment: Experiment, parts: Parts, preprocess: Preprocess, mesh: Mesh) -> Experiment:
+    """Return the experiment with the steps of a model, which are not compiled yet."""
+    config, labels = experiment.config, experiment.train_split.labels
+    evaluated = evaluated_definition(config, parts, experiment.label_space)
+    options = {"total_steps": experiment.total_steps, "evaluated": evaluated}
+    return replace(experiment, steps=build_steps(config, parts, preprocess, mesh, labels, **options))
+
+
+def with_caches(experiment: Experiment, parts: Parts, *, resumes: bool = False) -> Experiment:
     """Return the experiment with features or decoded images from a cache, as its config says; compute what is missing.
 
     parts: its backbone computes the features. resumes: the checkpoint of the run has the statistics of the backbone.
     Raises UserError if training would change the features, or if there is no space.
     """
-    config, evaluated = experiment.config, experiment.eval_splits
+    config, evaluated, steps = experiment.config, experiment.eval_splits, experiment.steps
     splits = [(experiment.train_split, config.augment), *((split, None) for split in evaluated.values())]
     if config.data.cache_features != "no":
         require_frozen(parts)
         if resumes and parts.stats:
-            selected = restored_values(experiment.folder, parts, mesh).selected
+            selected = restored_values(experiment.folder, parts, steps.mesh).selected
             parts = replace(parts, stats={path: selected[path] for path in parts.stats})
-        extractor = FeatureExtractor(config, parts, preprocess_for(config), mesh)
+        extractor = FeatureExtractor(config, parts, steps.preprocess, steps.mesh)
         splits = [(extractor.cached(split), augment) for split, augment in splits]
     cached = [split for split, _ in splits] if config.data.cache == "none" else with_cache(splits, config.data)
     return replace(experiment, train_split=cached[0], eval_splits=dict(zip(evaluated, cached[1:], strict=True)))
@@ -192,14 +195,6 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     grouped = prompts_of(config).uses_groups
     name = original_name(config.data)
     return label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
-
-
-def with_steps(experiment: Experiment, parts: Parts, mesh: Mesh) -> Experiment:
-    """Return the experiment with the steps of a model, which are not compiled yet."""
-    config, labels = experiment.config, experiment.train_split.labels
-    evaluated = evaluated_definition(config, parts, experiment.label_space)
-    options = {"total_steps": experiment.total_steps, "evaluated": evaluated}
-    return replace(experiment, steps=build_steps(config, parts, preprocess_for(config), mesh, labels, **options))
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
