@@ -166,12 +166,6 @@ def test_overrides_are_python_values_or_texts():
     )
 
 
-def test_a_config_may_be_given_as_a_path(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text((REPOSITORY / "configs" / "mlvpt_digits.py").read_text())
-    assert mm.load_config(path) == mm.load_config("mlvpt_digits")
-
-
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
@@ -193,12 +187,6 @@ def test_the_predictor_takes_the_same_overrides(page, refusal):
     assert (mm.Predictor.from_run("runs/api", [("eval.threshold", "0.3")]).thresholds == 0.3).all()
     assert (page["predictor"].thresholds == 0.5).all()
     assert "cannot be set to None" in refusal(mm.Predictor.from_run, "runs/api", {"eval.threshold": None})
-
-
-def test_evaluation_refuses_a_key_of_the_training(page, refusal, tmp_path):
-    assert page["predictor"].run.step > 0
-    assert "cannot differ" in refusal(mm.evaluate, "runs/api", {"train.epochs": 2})
-    assert "no run folder" in refusal(mm.evaluate, tmp_path / "none")
 
 
 def test_a_stopped_training_is_a_keyboard_interrupt(page, monkeypatch):

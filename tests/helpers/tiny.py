@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flax import nnx
+from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
+from mlmoe_jax.config import default_config
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.catalog import Entry
@@ -35,6 +37,17 @@ def use_vit(monkeypatch: pytest.MonkeyPatch | None = None, /, *, name: str = NAM
 def use_scenes(monkeypatch: pytest.MonkeyPatch | None = None, **counts: int) -> None:
     """Let digits have few scenes: `SCENES`, or as many as `counts` says; `monkeypatch` as in `use_vit`."""
     (monkeypatch or pytest.MonkeyPatch()).setattr(digits, "SCENES", counts or SCENES)
+
+
+def small_training(monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
+    """Return a linear probe on few scenes of digits: two epochs of three steps, with a row of the log per step."""
+    use_scenes(monkeypatch, train=60, val=40, test=40, test_shift=40)
+    use_vit(monkeypatch, patch=32)
+    config = default_config()
+    config.model.backbone.weights, config.data.test_splits = "none", ("test",)
+    config.train.epochs, config.train.batch_size, config.train.log_every = 2, 20, 1
+    config.eval.batch_size, config.ema.decay, config.log.tensorboard = 40, 0.9, False
+    return config
 
 
 def write_weights(path: Path, entry: Entry, seed: int = 0) -> None:

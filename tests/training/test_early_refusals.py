@@ -33,6 +33,10 @@ def refused(monkeypatch, refusal, tmp_path):
     return start
 
 
+def test_an_unknown_metric_is_refused(refused):
+    assert "did you mean 'mAP_envelope'" in refused(eval__select_metric="mAP_envelop")
+
+
 def test_weights_are_read_before_the_data(refused):
     assert refused(model__backbone__weights="none.npz") == "cannot read none.npz: No such file or directory"
     Path("text.safetensors").write_text("not tensors")

@@ -42,15 +42,8 @@ def test_hooks_are_called_and_closed_in_order_also_after_an_error():
 # ------------------------------------------------------------------------------------------------- steps not finite
 @pytest.fixture(scope="module")
 def config():
-    """A linear probe on few scenes of digits: two epochs of three steps, with a checkpoint after each epoch."""
     with pytest.MonkeyPatch.context() as patch:
-        tiny.use_scenes(patch, train=60, val=40, test=40, test_shift=40)
-        tiny.use_vit(patch, patch=32)
-        small = default_config()
-        small.model.backbone.weights, small.data.test_splits = "none", ("test",)
-        small.train.epochs, small.train.batch_size, small.train.log_every = 2, 20, 1
-        small.eval.batch_size, small.ema.decay, small.log.tensorboard = 40, 0.9, False
-        yield small
+        yield tiny.small_training(patch)
 
 
 @pytest.fixture

@@ -12,17 +12,16 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import tiny
 from safetensors.numpy import save_file
 
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
-from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.shared import use_selection
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import few_positives
-from mlmoe_jax.main import main
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
@@ -38,17 +37,9 @@ STEPS, MIDDLE = 6, 3
 
 @pytest.fixture(scope="module")
 def config():
-    """A linear probe on few scenes of digits: two epochs of three steps, with a checkpoint after every step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "SCENES", {"train": 60, "val": 40, "test": 40, "test_shift": 40})
-        tiny = ViTShape(width=16, depth=1, heads=2, patch=32, native=64)
-        entry = dataclasses.replace(catalog.CATALOG["vit_digits"], shape=tiny)
-        patch.setitem(catalog.CATALOG, "vit_digits", entry)
-        small = default_config()
-        small.model.backbone.weights, small.data.test_splits = "none", ("test",)
-        small.train.epochs, small.train.batch_size, small.train.log_every = 2, 20, 1
-        small.eval.batch_size, small.checkpoint.every_epochs, small.ema.decay = 40, 1 / 3, 0.9
-        small.log.tensorboard = False
+        small = tiny.small_training(patch)
+        small.checkpoint.every_epochs = 1 / 3
         yield small
 
 
@@ -234,20 +225,6 @@ def test_a_resumed_run_keeps_the_label_space_that_it_was_trained_with(copied, co
     assert "other labels than the data has now" in refusal(train, config, copied)
 
 
-def test_the_command_writes_the_samples_that_the_config_requests(whole, config, tmp_path):
-    folder, results = whole
-    assert not (folder / "samples").exists()
-    shutil.copytree(folder.path, tmp_path / "run")
-    (tmp_path / "again.py").write_text(
-        "from mlmoe_jax.config import from_json\n"
-        f"def get_config(arg=''): return from_json(open({str(tmp_path / 'run' / 'config.json')!r}).read())\n"
-    )
-    command = [f"--config={tmp_path / 'again.py'}", f"--workdir={tmp_path / 'run'}", "--config.report.samples=2"]
-    assert main(command) == 0
-    assert len(RunFolder(tmp_path / "run").read_json("samples/index.json")["samples"]) == 2
-    assert RunFolder(tmp_path / "run").read_json("results.json")["test"]["mAP"] == results["test"]["mAP"]
-
-
 def test_a_training_on_cached_images_has_the_same_results(whole, config, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     cached, queued = copy.deepcopy(config), []
@@ -326,13 +303,6 @@ def test_a_training_stops_early_by_the_chosen_metric(config, tmp_path, monkeypat
     assert "stopping early: the best AUC_macro is more than train.patience=1 epochs old" in printed
     assert "raw weights of step 3 (best AUC_macro on val, 90.00 %)" in printed
     assert rows(folder)[-1]["step"] == 9, "after the third epoch"
-
-
-def test_an_unknown_metric_is_refused_before_anything_is_written(config, tmp_path, refusal):
-    wrong = copy.deepcopy(config)
-    wrong.eval.select_metric = "mAP_envelop"
-    assert "did you mean 'mAP_envelope'" in refusal(train, wrong, RunFolder(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
 
 
 # ------------------------------------------------------------------------------------------------------ initial values

@@ -3,10 +3,8 @@
 import csv
 import json
 import os
-import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -82,14 +80,6 @@ def test_a_bad_image_is_a_row_with_an_error(command, capsys):
     assert err == f"error: {rows[1].pop('error')}\n"
     assert rows[1] == {"image": "bad.png", "labels": "", **dict.fromkeys(NAMES, "")}
     assert rows[2]["labels"]
-
-
-def test_at_most_twenty_errors_are_logged(command, capsys):
-    assert command(*["bad.png"] * 23, output="p.csv") == 2
-    err = capsys.readouterr().err.splitlines()
-    assert len(err) == 21
-    assert err[-1] == "… and 3 more errors; p.csv contains all of them"
-    assert sum(bool(row["error"]) for row in table("p.csv")) == 23
 
 
 def test_the_best_labels_in_columns(command, capsys):
@@ -304,24 +294,13 @@ def test_two_processes(twenty):
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_is_no_error_and_a_signal_leaves_no_file(twenty):
-    def running(target: str, images: int, **options) -> subprocess.Popen:
-        given = f"[{str(twenty / '03.png')!r}] * {images}"
-        code = f"import test_predict_files as t\nt.predict_rows({target!r}, {given}, batch_size=1)"
-        return start_python(code, stderr=subprocess.PIPE, cwd=twenty, **options)
-
-    process = running("-", 3000, stdout=subprocess.PIPE)
+def test_a_closed_pipe_is_no_error(twenty):
+    given = f"[{str(twenty / '03.png')!r}] * 3000"
+    code = f"import test_predict_files as t\nt.predict_rows('-', {given}, batch_size=1)"
+    process = start_python(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=twenty)
     assert process.stdout.readline().startswith("image,")
     process.stdout.close()
     err = process.stderr.read()
     assert process.wait(timeout=120) == 0, err
     assert "Traceback" not in err
     assert "Exception" not in err
-
-    process = running("p.csv", 100_000)
-    while not list(twenty.glob(".p.csv.*.tmp")):
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    assert not list(twenty.glob("p.csv*"))

@@ -222,19 +222,6 @@ def test_top_k_is_a_sort_of_every_image(k):
     np.testing.assert_array_equal(multilabel.top_k(scores, k, minimum=1, mask=mask), expected & (scores >= 1))
 
 
-def test_map_at_k():
-    scores = np.array([[0.9, 0.8], [0.3, 0.4], [0.6, 0.5], [0.1, 0.2]])
-    labels = np.array([[1, 1], [1, 0], [0, 1], [0, 0]])
-    # Of class 0 images 0 and 2 return it (ranks 1, 2), of class 1 images 1 and 3.
-    assert multilabel.map_at_k(scores, labels, 1) == pytest.approx(((1 + 0) / 2 + (0 + 0) / 2) / 2)
-    assert multilabel.map_at_k(scores, labels, 2) == pytest.approx((5 / 6 + 1) / 2)
-    assert math.isnan(multilabel.map_at_k(scores, np.zeros((4, 2)), 1))
-    hard = hard_case()
-    plain = multilabel.mean_average_precision(multilabel.average_precision(*hard[:2], mask=hard[2]))
-    assert multilabel.map_at_k(*hard[:2], 9, mask=hard[2]) == pytest.approx(plain)
-    assert multilabel.map_at_k(*hard[:2], 3, mask=hard[2]) < plain
-
-
 def test_map_at_k_is_a_sum_over_returned_positives():
     scores, labels, mask = hard_case()
     for minimum in (None, 0.8):
@@ -245,12 +232,6 @@ def test_map_at_k_is_a_sum_over_returned_positives():
             precision = [labels[:, k][at].mean() for at, hit in zip(at_least, hits, strict=True) if hit]
             values.append(sum(precision) / (labels[:, k] * mask[:, k]).sum())
         assert multilabel.map_at_k(scores, labels, 3, mask=mask, minimum=minimum) == pytest.approx(np.mean(values))
-
-
-def test_only_ones_are_positive():
-    labels = np.where(Y == 1, 1, np.array([-1, 0, 2, 0])[np.arange(12) % 4])
-    np.testing.assert_array_equal(multilabel.average_precision(S, labels), multilabel.average_precision(S, Y))
-    np.testing.assert_array_equal(multilabel.average_precision(S, Y == 1), multilabel.average_precision(S, Y))
 
 
 def test_invalid_arguments():
