@@ -2,7 +2,7 @@
 
 A batch is `image u8[B,H,W,3]`, `mask f32[B]` (0 = padding) and `id i32[B]`, the row of the split; in training
 also `label f32[B,K]` in {0,1} and `label_mask f32[B,K]` (0 = unknown or ignored). If the features of the images are
-cached, `cls f32[B,D]` and `patches f32[B,h,w,D]`, those of them that the head reads, replace `image`.
+cached, `cls f32[B,D]` and `patches f32[B,h,w,D]`, as far as the head reads them, replace `image`.
 """
 
 import numpy as np

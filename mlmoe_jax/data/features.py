@@ -60,11 +60,11 @@ class FeatureTable:
 
     def unread(self) -> np.ndarray:
         """Return the rows i64[n] that are stored as images that could not be read."""
-        found = [np.zeros(0, np.int64)]
+        unread = [np.zeros(0, np.int64)]
         for part in range(math.ceil(self.rows / self.part_rows)):
             if self._file(part, READ).exists():
-                found.append(self.rows_of(part)[~self._open(part, READ)])
-        return np.concatenate(found)
+                unread.append(self.rows_of(part)[~self._open(part, READ)])
+        return np.concatenate(unread)
 
     def parts_of(self, rows: Sequence[int]) -> list[int]:
         """Return the numbers of the parts with these rows."""

@@ -35,8 +35,8 @@ def draw_stratified(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
     left = np.diff(by_label.indptr).astype(np.int64)  # images of each label that are in no part yet
     # The images that each label lacks in the held-out part and in the rest, times N so that they are integers.
     least = np.minimum(left // 2, 1) * images
-    wanted = np.clip(left * count, least, left * images - least)
-    lacking = [wanted.tolist(), (left * images - wanted).tolist()]
+    share = np.clip(left * count, least, left * images - least)
+    lacking = [share.tolist(), (left * images - share).tolist()]
     room = [count, images - count]
     part = np.full(images, -1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import hashlib
 import io
@@ -211,18 +212,18 @@ def _from_deep(gray: np.ndarray) -> Image.Image:
     return Image.fromarray((gray >> 8).astype(np.uint8)).convert("RGB")
 
 
-class Images:
+class Images(abc.ABC):
     """The images of a split, by row; a subclass defines `__len__` and `read`. Picklable, for worker processes."""
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
 
+    @abc.abstractmethod
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         """Return image `row` as u8[h,w,3], RGB, at its own size or possibly reduced.
 
         Raises BadImage if it cannot be read.
         """
-        raise NotImplementedError
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
         """Return image `row` like `read`, or as a Pillow image if that saves a copy."""
@@ -299,9 +300,9 @@ class ArrayImages(Images):
 class EncodedImages(Images):
     """Images stored as the bytes of image files; a subclass defines `__len__`, `name` and `encoded`."""
 
+    @abc.abstractmethod
     def name(self, row: int) -> str:
         """Return the name of image `row` in errors."""
-        raise NotImplementedError
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         return pixels_of(self.open(row, decoding))
@@ -342,12 +343,12 @@ class ImageFiles(EncodedImages):
         name = self.name(row)
         try:
             if "://" in name:
-                found = epath.Path(name).stat()
-                return f"{found.length} {found.mtime}"
-            found = os.stat(name)
+                remote = epath.Path(name).stat()
+                return f"{remote.length} {remote.mtime}"
+            local = os.stat(name)
         except OSError:
             return "missing"
-        return f"{found.st_size} {found.st_mtime_ns}"
+        return f"{local.st_size} {local.st_mtime_ns}"
 
 
 def image_files(folder: Path, names: Sequence[str], *, check: bool = True) -> ImageFiles:

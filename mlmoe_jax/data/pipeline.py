@@ -49,20 +49,18 @@ class _Examples(grain.transforms.MapWithIndex):
         return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
 
     def _read(self, row: int, random: np.random.Generator) -> dict[str, Any]:
-        if row >= len(self.split):
-            row, given = -1, None
-        else:
-            given = self._input(row, random)
-        codes = self.no_labels if given is None else self.split.labels[row]
-        read = np.float32(given is not None)
-        return {**(given or self.no_input), **self._targets(codes), "mask": read, "id": np.int32(row)}
+        row = row if row < len(self.split) else -1
+        arrays = None if row < 0 else self._input(row, random)
+        codes = self.no_labels if arrays is None else self.split.labels[row]
+        mask = np.float32(arrays is not None)
+        return {**(arrays or self.no_input), **self._targets(codes), "mask": mask, "id": np.int32(row)}
 
     def _input(self, row: int, random: np.random.Generator) -> Batch | None:
         """Return what the model gets of an image; None for one that cannot be read and is left out."""
         if self.split.features is not None:
-            if (found := self.split.features[row]) is None and not self.skip:
+            if (features := self.split.features[row]) is None and not self.skip:
                 raise BadImage(f"{self.split.ids[row]} could not be read as an image when its features were computed")
-            return found
+            return features
         if self.split.cached is not None and (stored := self.split.cached[row]) is not None:
             return {"image": self.reader.varied(stored["image"], random)}
         try:
@@ -130,15 +128,13 @@ def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: 
 
     Features and cached images are in the memory of this process, so that only its threads read them.
     """
-    asked = data_config.threads, data_config.workers
+    threads, workers = data_config.threads, data_config.workers if split.cached is None else 0
     if split.features is not None:
-        return Readers(asked[0] if asked[0] > 0 else FOR_FEATURES, 0)
+        return Readers(threads if threads > 0 else FOR_FEATURES, 0)
     if not len(split):
         return Readers(1, 0)
-    if split.cached is not None:
-        asked = asked[0], 0
     key = (split.classes, split.cached is None, str(examples.reader))
-    return choose(examples.timed, len(split), key, share * 3 * data_config.image_size**2, *asked)
+    return choose(examples.timed, len(split), key, share * 3 * data_config.image_size**2, threads, workers)
 
 
 def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""RandAugment: its operations, its two policies, and the host's version, which uses Pillow.
+"""RandAugment with Pillow: its operations and its two policies.
 
 An image gets `count` operations in sequence, each drawn independently and uniformly from the policy's list. The ranges
 are given below, from the lowest level to the highest.
@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+BICUBIC, NEAREST = Image.Resampling.BICUBIC, Image.Resampling.NEAREST
 FILL = (128, 128, 128)
 CUTOUT_FILL = (125, 122, 113)
 
@@ -56,66 +57,6 @@ def _affine(image: Image.Image, matrix: tuple[float, ...], resample: Image.Resam
     return image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=FILL)
 
 
-def _shear_x(image: Image.Image, amount: float) -> Image.Image:
-    return _affine(image, (1, amount, 0, 0, 1, 0), Image.Resampling.BICUBIC)
-
-
-def _shear_y(image: Image.Image, amount: float) -> Image.Image:
-    return _affine(image, (1, 0, 0, amount, 1, 0), Image.Resampling.BICUBIC)
-
-
-def _translate_x(image: Image.Image, fraction: float) -> Image.Image:
-    return _affine(image, (1, 0, fraction * image.width, 0, 1, 0), Image.Resampling.NEAREST)
-
-
-def _translate_y(image: Image.Image, fraction: float) -> Image.Image:
-    return _affine(image, (1, 0, 0, 0, 1, fraction * image.height), Image.Resampling.NEAREST)
-
-
-def _rotate(image: Image.Image, degrees: float) -> Image.Image:
-    return image.rotate(degrees, Image.Resampling.NEAREST, fillcolor=FILL)
-
-
-def _color(image: Image.Image, change: float) -> Image.Image:
-    return ImageEnhance.Color(image).enhance(1 + change)
-
-
-def _contrast(image: Image.Image, change: float) -> Image.Image:
-    return ImageEnhance.Contrast(image).enhance(1 + change)
-
-
-def _brightness(image: Image.Image, change: float) -> Image.Image:
-    return ImageEnhance.Brightness(image).enhance(1 + change)
-
-
-def _sharpness(image: Image.Image, change: float) -> Image.Image:
-    return ImageEnhance.Sharpness(image).enhance(1 + change)
-
-
-def _posterize(image: Image.Image, bits: float) -> Image.Image:
-    return ImageOps.posterize(image, int(bits))
-
-
-def _solarize(image: Image.Image, threshold: float) -> Image.Image:
-    return ImageOps.solarize(image, threshold)
-
-
-def _autocontrast(image: Image.Image, _: float) -> Image.Image:
-    return ImageOps.autocontrast(image)
-
-
-def _equalize(image: Image.Image, _: float) -> Image.Image:
-    return ImageOps.equalize(image)
-
-
-def _invert(image: Image.Image, _: float) -> Image.Image:
-    return ImageOps.invert(image)
-
-
-def _identity(image: Image.Image, _: float) -> Image.Image:
-    return image
-
-
 def _cutout(image: Image.Image, side: float, at: tuple[float, float]) -> Image.Image:
     """Cover the half-open square of `side` pixels around the pixel at fractions `at` of height and width."""
     half = int(side) // 2
@@ -127,22 +68,22 @@ def _cutout(image: Image.Image, side: float, at: tuple[float, float]) -> Image.I
 
 
 OPERATIONS = {
-    "identity": Operation(_identity),
-    "invert": Operation(_invert),
+    "identity": Operation(lambda image, _: image),
+    "invert": Operation(lambda image, _: ImageOps.invert(image)),
     "cutout": Operation(_cutout, 0, 20, whole=True),
-    "sharpness": Operation(_sharpness, 0, 0.9),
-    "autocontrast": Operation(_autocontrast),
-    "posterize": Operation(_posterize, 8, 4, whole=True),
-    "shear_x": Operation(_shear_x, 0, 0.3),
-    "translate_x": Operation(_translate_x, 0, 150 / 331),
-    "translate_y": Operation(_translate_y, 0, 150 / 331),
-    "shear_y": Operation(_shear_y, 0, 0.3),
-    "rotate": Operation(_rotate, 0, 30),
-    "equalize": Operation(_equalize),
-    "contrast": Operation(_contrast, 0, 0.9),
-    "color": Operation(_color, 0, 0.9),
-    "solarize": Operation(_solarize, 256, 0),
-    "brightness": Operation(_brightness, 0, 0.9),
+    "sharpness": Operation(lambda image, change: ImageEnhance.Sharpness(image).enhance(1 + change), 0, 0.9),
+    "autocontrast": Operation(lambda image, _: ImageOps.autocontrast(image)),
+    "posterize": Operation(lambda image, bits: ImageOps.posterize(image, int(bits)), 8, 4, whole=True),
+    "shear_x": Operation(lambda image, x: _affine(image, (1, x, 0, 0, 1, 0), BICUBIC), 0, 0.3),
+    "translate_x": Operation(lambda image, x: _affine(image, (1, 0, x * image.width, 0, 1, 0), NEAREST), 0, 150 / 331),
+    "translate_y": Operation(lambda image, y: _affine(image, (1, 0, 0, 0, 1, y * image.height), NEAREST), 0, 150 / 331),
+    "shear_y": Operation(lambda image, y: _affine(image, (1, 0, 0, y, 1, 0), BICUBIC), 0, 0.3),
+    "rotate": Operation(lambda image, degrees: image.rotate(degrees, NEAREST, fillcolor=FILL), 0, 30),
+    "equalize": Operation(lambda image, _: ImageOps.equalize(image)),
+    "contrast": Operation(lambda image, change: ImageEnhance.Contrast(image).enhance(1 + change), 0, 0.9),
+    "color": Operation(lambda image, change: ImageEnhance.Color(image).enhance(1 + change), 0, 0.9),
+    "solarize": Operation(lambda image, threshold: ImageOps.solarize(image, threshold), 256, 0),
+    "brightness": Operation(lambda image, change: ImageEnhance.Brightness(image).enhance(1 + change), 0, 0.9),
 }
 EITHER_WAY = frozenset(
     ("shear_x", "shear_y", "translate_x", "translate_y", "color", "contrast", "brightness", "sharpness")

@@ -1,16 +1,12 @@
-"""The processor cores and the memory that this process may use; a container has less than its machine."""
+"""The processor cores that this process may use, of which a container has fewer than its machine, and its memory."""
 
 import ctypes
 import math
 import os
 from pathlib import Path
 
-import psutil
-
 # The limits of a container in version 2 of Linux's control groups.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds
-MEMORY = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
-MEMORY_KINDS = Path("/sys/fs/cgroup/memory.stat")
 # The quota and its period in version 1.
 OLD_QUOTA = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
@@ -23,15 +19,6 @@ def cores() -> int:
     return max(1, math.ceil(min(allowed, limit)))
 
 
-def free_memory() -> int:
-    """Return the bytes of memory that this process can still fill without swapping."""
-    available = psutil.virtual_memory().available
-    if limited := _numbers(*MEMORY):
-        most, current = limited
-        available = min(available, most - current + _cached_files())
-    return max(0, available)
-
-
 def return_freed_memory() -> None:
     """Return to the system what this process has freed and malloc keeps; without effect on malloc other than glibc's.
 
@@ -41,15 +28,6 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _cached_files() -> int:
-    """Return the bytes of files that the container keeps in memory and gives up first."""
-    try:
-        kinds = dict(line.split() for line in MEMORY_KINDS.read_text().splitlines())
-        return int(kinds["inactive_file"])
-    except (OSError, ValueError, KeyError):
-        return 0
 
 
 def _numbers(*paths: Path) -> tuple[int, int] | None:

@@ -87,18 +87,6 @@ def test_labels_have_not_changed(labels, name):
     assert zlib.crc32(labels[name].astype(np.int8).tobytes()) == LABEL_CHECKSUM[name]
 
 
-@pytest.mark.parametrize("name", SCENES)
-def test_every_scene_has_one_to_four_digits(labels, name):
-    assert set(labels[name].sum(axis=1)) == {1, 2, 3, 4}
-
-
-@pytest.mark.parametrize("name", CORRELATED)
-def test_companions_occur_together_and_exclusive_digits_never(labels, name):
-    assert all(together(labels[name], a, b) >= 0.8 for a, b in COMPANION.items())
-    assert len(EXCLUSIVE_PAIRS) == 6
-    assert not any((labels[name][:, a] & labels[name][:, b]).any() for a, b in EXCLUSIVE_PAIRS)
-
-
 def test_the_shifted_test_keeps_every_sum_and_breaks_every_correlation(labels):
     test, shifted = labels["test"], labels["test_shift"]
     np.testing.assert_array_equal(shifted.sum(axis=0), test.sum(axis=0))
@@ -114,16 +102,7 @@ def test_scans_are_disjoint_between_parts_and_complete():
     assert len(set.union(*parts)) == 1_797  # no scan occurs twice, not even under another row
 
 
-def test_the_shifted_test_is_drawn_from_test_scans():
-    assert digits.SCANS_OF == {"train": "train", "val": "val", "test": "test", "test_shift": "test"}
-
-
 # ----------------------------------------------------------------------------------------------------------- pixels
-def test_opening_twice_gives_equal_scenes(val):
-    again = open_scenes("val")
-    np.testing.assert_array_equal(again.images, val.images)
-    np.testing.assert_array_equal(again.labels, val.labels)
-    assert again.ids == val.ids
 
 
 @pytest.mark.parametrize(
@@ -186,16 +165,9 @@ def command(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
-def test_command_line_requires_a_folder():
-    finished = command()
-    assert finished.returncode == 2
-    assert "--out" in finished.stderr
-
-
 @pytest.mark.slow
 def test_command_line_writes_everything(tmp_path):
     finished = command(f"--out={tmp_path}")
-    assert (finished.returncode, finished.stderr) == (0, "")
-    assert len(finished.stdout.splitlines()) == 4
+    assert (finished.returncode, finished.stdout) == (0, "")
     for name, count in SCENES.items():
         assert len(list((tmp_path / name).iterdir())) == count

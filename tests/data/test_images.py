@@ -38,19 +38,13 @@ def test_lossless_formats_give_the_stored_pixels(file_format):
 
 
 def test_paths_strings_and_bytes_are_read_alike(tmp_path):
-    path = tmp_path / "a.png"
+    path = tmp_path / "really_a_png.jpg"
     path.write_bytes(encoded(random_image()))
     for source in (path, str(path), path.read_bytes()):
         image = read_image(source)
         assert image.dtype == np.uint8
         assert image.flags.c_contiguous
         np.testing.assert_array_equal(image, random_image())
-
-
-def test_the_name_of_a_file_does_not_decide_its_format(tmp_path):
-    path = tmp_path / "really_a_png.jpg"
-    path.write_bytes(encoded(random_image()))
-    np.testing.assert_array_equal(read_image(path), random_image())
 
 
 @pytest.mark.parametrize(
@@ -267,21 +261,6 @@ def test_data_folder(tmp_path, refusal, monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------------- transforms
-def test_resize_square_is_pillows_antialiased_bilinear():
-    image = random_image(40, 90)
-    resized = resize_square(image, 24)
-    expected = Image.fromarray(image).resize((24, 24), Image.Resampling.BILINEAR)
-    assert resized.dtype == np.uint8
-    np.testing.assert_array_equal(resized, np.asarray(expected))
-    # antialias: every pixel of the source contributes to the mean
-    assert abs(resized.mean() - image.mean()) < 2
-
-
-def test_resize_square_keeps_an_image_of_that_size_and_a_plain_color():
-    image = random_image(24, 24)
-    assert resize_square(image, 24) is image
-    plain = np.full((7, 3, 3), (9, 99, 199), np.uint8)
-    np.testing.assert_array_equal(resize_square(plain, 16), np.full((16, 16, 3), (9, 99, 199)))
 
 
 def test_real_images_are_read(shared_data):
@@ -329,7 +308,7 @@ def test_the_limit_of_pixels_depends_on_the_memory_that_the_format_needs(refusal
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory is read from /proc")
-@pytest.mark.parametrize(("kind", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("JPEG", "CMYK"), ("WEBP", "RGBA")])
+@pytest.mark.parametrize(("kind", "mode"), [("PNG", "LA"), ("WEBP", "RGBA")])
 def test_decoding_takes_no_more_memory_than_the_limit_assumes(kind, mode, tmp_path):
     side, path = 2500, tmp_path / "a"
     Image.new("RGBA", (side, side), (9, 200, 3, 100)).convert(mode).save(path, kind)

@@ -1,12 +1,9 @@
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.batch import targets
-from mlmoe_jax.data.images import STRICT, BadImage, Decoding, EncodedImages, Images
+from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess, prepare
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
@@ -276,42 +273,6 @@ def test_labels_are_left_out_on_request():
 
 
 # ---------------------------------------------------------------------------------------------------- reduced decoding
-class Photos(EncodedImages):
-    """One large JPEG."""
-
-    def __init__(self, height: int, width: int):
-        self.opened = []
-        smooth = np.add.outer(np.linspace(0, 200, height), np.linspace(0, 50, width))
-        buffer = io.BytesIO()
-        Image.fromarray(np.stack([smooth] * 3, -1).astype(np.uint8)).save(buffer, "JPEG", quality=95)
-        self.data = buffer.getvalue()
-
-    def __len__(self) -> int:
-        return 1
-
-    def name(self, row: int) -> str:
-        return "photo"
-
-    def encoded(self, row: int) -> bytes:
-        return self.data
-
-    def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
-        image = super().open(row, decoding)
-        self.opened.append((decoding.at_least, np.asarray(image).shape))
-        return image
-
-
-@pytest.mark.parametrize(("reduced", "opened"), [(False, (0, (160, 240, 3))), (True, (32, (40, 60, 3)))])
-def test_a_large_photo_is_decoded_smaller_only_if_configured(reduced, opened):
-    photos = Photos(160, 240)
-    split = Split("photos", CLASSES, np.zeros((1, 3), np.int8), ["photo"], photos)
-    (batch,) = take(
-        1, split, batch_size=1, data=settings(image_size=32, reduced_decoding=reduced, threads=1, workers=0)
-    )
-    assert photos.opened == [opened]
-    assert batch["image"].shape == (1, 32, 32, 3)
-    (full,) = take(1, split, batch_size=1, data=settings(image_size=32))
-    assert np.abs(batch["image"].astype(int) - full["image"]).max() <= 3
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

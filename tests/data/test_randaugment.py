@@ -66,12 +66,6 @@ def drawing(height=40, width=53) -> np.ndarray:
     return np.clip(image + np.random.default_rng(0).normal(0, 6, image.shape), 0, 255).astype(np.uint8)
 
 
-@pytest.fixture(scope="module")
-def photos(shared_data):
-    files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").iterdir())[:300:100]
-    return [np.array(Image.open(file).convert("RGB").resize((120, 90))) for file in files]
-
-
 # --------------------------------------------------------------------------------------------------------- operations
 def test_the_magnitudes_are_the_published_ones():
     assert set(OPERATIONS) == set(MAGNITUDES)
@@ -94,12 +88,6 @@ def check_definition(name: str, image: np.ndarray):
 def test_an_operation_is_its_pillow_definition(name):
     check_definition(name, drawing())
     check_definition(name, np.full((9, 7, 3), (0, 128, 255), np.uint8))
-
-
-@pytest.mark.parametrize("name", DEFINITIONS)
-def test_an_operation_is_its_pillow_definition_on_photographs(name, photos):
-    for photo in photos:
-        check_definition(name, photo)
 
 
 def test_cutout_covers_a_half_open_square_clipped_at_the_borders():

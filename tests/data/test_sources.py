@@ -11,7 +11,6 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.sources.open import SOURCES, count_labels, open_split, open_splits, original_name
-from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 
 PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500")
@@ -35,15 +34,6 @@ def table(tmp_path):
     for k in range(20):
         Image.new("RGB", (4, 4), (k, 0, 0)).save(tmp_path / f"{k}.png")
     return tmp_path
-
-
-def test_digits_do_not_need_a_root():
-    split = open_split(settings("digits_single"), "val")
-    assert len(split) == 2_000
-    assert split.images[3].shape == (64, 64, 3)
-    split = open_split(settings("digits"), "val")
-    assert len(split) == 1_000
-    assert split.images[0].shape == (64, 64, 3)
 
 
 def test_data_sets_are_found_below_the_root(shared_data):
@@ -72,22 +62,6 @@ def test_settings_are_passed_to_the_source(monkeypatch, name, opener, before, mo
     open_split(data, "train")
     options = {"keep_empty": keep_empty, "check": bad_images == "error", **more}
     assert calls == [(("somewhere", *before, "train"), options)]
-
-
-@pytest.mark.parametrize(
-    ("name", "module", "attribute"),
-    [
-        ("csv", "tables", "TABLE"),
-        ("jsonl", "tables", "TABLE"),
-        ("coco_json", "coco", "COCO_JSON"),
-        ("folders", "folders", "FOLDERS"),
-    ],
-)
-def test_sources_of_own_images_get_the_config_section_and_the_classes(monkeypatch, name, module, attribute):
-    seen = Source(lambda *args: args)
-    monkeypatch.setattr(f"mlmoe_jax.data.sources.{module}.{attribute}", seen)
-    data = settings(name)
-    assert open_split(data, "train") == (data, "train", None)
 
 
 def test_packed_and_tfds_get_their_arguments(monkeypatch, tmp_path):
@@ -194,13 +168,6 @@ def test_a_part_of_the_training_split_is_held_out(table):
     assert other != val.ids
     data.split_seed = -1
     assert open_split(data, "val", seed=3).ids == other
-
-
-def test_the_rule_of_earlier_versions_draws_their_images(table):
-    data = settings("csv", table, table="all.csv", val_fraction=0.25, split_rule="random", split_seed=-1)
-    order = np.random.RandomState(3).permutation(20)
-    for split, rows in (("val", order[:5]), ("train", order[5:])):
-        assert list(open_split(data, split, seed=3).ids) == [f"{k}.png" for k in sorted(rows)]
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.99])

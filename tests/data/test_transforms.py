@@ -357,15 +357,6 @@ def test_a_random_crop_has_the_ratios_of_the_inception_crop():
     np.testing.assert_array_equal(read(image, np.random.default_rng(3)), expected)
 
 
-def test_real_images_are_transformed(shared_data):
-    files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").iterdir())[::100]
-    read = reader(augmented=True, **CASES["everything"])
-    for seed, file in enumerate(files):
-        changed = read(np.array(Image.open(file).convert("RGB")), np.random.default_rng(seed))
-        assert changed.shape == (48, 48, 3)
-        assert np.ptp(changed) > 20
-
-
 @pytest.mark.parametrize(
     ("changes", "training", "side"),
     [

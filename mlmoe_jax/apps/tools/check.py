@@ -9,7 +9,6 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.tools.duplicates import Duplicates, InspectedImages, duplicates, inspect
 from mlmoe_jax.data.images import BadImage, Decoding
-from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources.open import open_splits, root_of
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.data.split_checks import EXAMPLES, check_splits, count_labels, label_warnings
@@ -18,7 +17,6 @@ from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import text_table
 
-TOP = 10  # listed co-occurrences
 SHOWN_CLASSES = 60  # in the text; JSON contains all
 MOST_LABELS = 8  # rows of images by number of labels in the text; the last counts all larger numbers
 SAME = {"id": "same id", "content": "same file content", "look": "similar appearance"}
@@ -57,7 +55,6 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
         "root": root_of(config.data),
         "classes": list(splits[0].classes),
         "splits": {split.name: _describe(split, images[split.name]) for split in splits},
-        "cooccurrence": _together(splits[0]),
         "duplicates": [_entry(item) for item in twice],
         "problems": [
             *problems,
@@ -116,26 +113,6 @@ def _is_missing(error: BadImage) -> bool:
     return isinstance(error.__cause__, FileNotFoundError)
 
 
-def _together(train: Split) -> dict[str, Any]:
-    """Return the largest p(b|a), and the number of pairs of used labels, and of those that never occur together."""
-    counts, positives = cooccurrence(train.labels)
-    met = counts.tocoo()
-    # Two images of `a`, both with `b`, are little evidence of p = 1: rank as if there were five more without `b`.
-    strongest = np.argsort(-met.data / (positives[met.row] + 5), kind="stable")[:TOP]
-    top = zip(met.row[strongest].tolist(), met.col[strongest].tolist(), met.data[strongest].tolist(), strict=True)
-    used, name = int(np.count_nonzero(positives)), train.classes
-    return {
-        "split": train.name,
-        "strongest": [
-            {"a": name[a], "b": name[b], "p": images / of, "images": images, "of": of}
-            for a, b, images in top
-            for of in [int(positives[a])]
-        ],
-        "pairs": used * (used - 1) // 2,
-        "never": used * (used - 1) // 2 - met.nnz // 2,
-    }
-
-
 # ----------------------------------------------------------------------------------------------- problems as sentences
 def _damaged_files(root: str) -> list[str]:
     """Compare the files of a packed data set with their checksums; return one sentence per damaged file."""
@@ -190,7 +167,6 @@ def format_checkup(report: dict[str, Any]) -> str:
         f"data set {report['name']}{where}: {len(report['classes']):,} classes",
         _split_table(report["splits"]),
         _class_table(report["classes"], report["splits"]),
-        _pairs(report["cooccurrence"]),
         "\n".join(sentences) or "no problems found",
     ]
     return "\n\n".join(parts)
@@ -237,14 +213,3 @@ def _class_table(classes: list[str], splits: dict[str, dict[str, Any]]) -> str:
     if len(shown) < len(order):
         rows.insert(SHOWN_CLASSES // 2, [f"… {len(order) - len(shown):,} more (all with --json)", *[""] * len(columns)])
     return text_table([header, *rows])
-
-
-def _pairs(together: dict[str, Any]) -> str:
-    rows = [
-        [f"  p({pair['b']} | {pair['a']})", f"{pair['p']:.2f}", f"{pair['images']:,} of {pair['of']:,}"]
-        for pair in together["strongest"]
-    ]
-    return (
-        f"labels that occur together most often, in split {together['split']}\n{text_table(rows)}\n\n"
-        f"{together['never']:,} of {together['pairs']:,} pairs of labels never occur together there"
-    )

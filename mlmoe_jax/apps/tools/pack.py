@@ -48,14 +48,14 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
     splits = _open_splits(config)
     folder = Folder(epath.Path(output).expanduser())
     folder.require_place()
-    with folder.writing(), asked_to_stop() as asked:
+    with folder.writing(), asked_to_stop() as stop:
         manifest = _resume(folder, _empty_manifest(config, splits), config)
         folder.write_json(UNFINISHED, manifest)
         try:
-            _write_missing(folder, manifest, splits, config, asked)
+            _write_missing(folder, manifest, splits, config, stop)
         finally:
             folder.write_json(UNFINISHED, manifest)
-        if asked.is_set():
+        if stop.is_set():
             status(f"packing into {folder} was stopped; the same command resumes it")
             return 130
         _finish(folder, manifest, splits)
@@ -68,15 +68,11 @@ def _open_splits(config: ConfigDict) -> list[Split]:
     data_config = config.data.copy_and_resolve_references()
     others = [data_config.val_split if not data_config.val_fraction else "", *data_config.test_splits]
     data_config.val_fraction = 0.0
-    splits = list(open_splits(data_config, others, keep_missing=True).values())
-    for split in splits:
-        if not len(split):
-            raise UserError(f"split {split.name} has no images; check the data set or name another split")
-    return splits
+    return list(open_splits(data_config, others, keep_missing=True).values())
 
 
 def _write_missing(
-    folder: Folder, manifest: dict[str, Any], splits: Sequence[Split], config: ConfigDict, asked: threading.Event
+    folder: Folder, manifest: dict[str, Any], splits: Sequence[Split], config: ConfigDict, stop: threading.Event
 ) -> None:
     """Write the shards that the manifest lacks, and add their entries; return early if asked to stop.
 
@@ -92,7 +88,7 @@ def _write_missing(
         for shard, entry in entries:
             manifest["splits"][shard.split]["shards"][shard.number] = entry
             progress.advance()
-            if asked.is_set():
+            if stop.is_set():
                 return
             if time.monotonic() - saved > SAVE_EVERY:
                 folder.write_json(UNFINISHED, manifest)
@@ -105,7 +101,7 @@ def _empty_manifest(config: ConfigDict, splits: Sequence[Split]) -> dict[str, An
         "format": FORMAT,
         "source": config.data.name,
         "settings": {"shard_images": SHARD_IMAGES, "short_side": config.pack.short_side, "quality": QUALITY},
-        "classes": list(splits[0].classes) if splits else [],
+        "classes": list(splits[0].classes),
         "splits": {
             split.name: {
                 "images": 0,
@@ -166,19 +162,19 @@ def _is_there(folder: Folder, entry: dict[str, Any]) -> bool:
 def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> None:
     """Write the labels of each split and then the manifest, which makes the folder a packed data set."""
     for split in splits:
-        of_split = manifest["splits"][split.name]
+        entry = manifest["splits"][split.name]
         stored = np.ones(len(split), bool)
-        stored[[item["row"] for entry in of_split["shards"] for item in entry["left_out"]]] = False
+        stored[[item["row"] for shard in entry["shards"] for item in shard["left_out"]]] = False
         if not stored.any():
             raise UserError(f"no image of split {split.name} can be read; the reasons are in {folder / UNFINISHED}")
         file = f"{_stem(split.name)}.npz"
         ids = [split.ids[row].encode(errors="surrogatepass") for row in np.flatnonzero(stored)]
         folder.write_npz(file, labels=split.labels[stored].astype(np.int8), ids=np.array(ids))
         content = folder.read_bytes(file, MOST_DATA)
-        of_split["images"] = int(stored.sum())
-        of_split["labels"] = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        entry["images"] = int(stored.sum())
+        entry["labels"] = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     # An earlier command may have been interrupted in a split that this command does not name.
-    complete = {name: of_split for name, of_split in manifest["splits"].items() if of_split["labels"]}
+    complete = {name: entry for name, entry in manifest["splits"].items() if entry["labels"]}
     folder.write_json(MANIFEST, manifest | {"splits": complete})
     if len(complete) == len(manifest["splits"]):
         (folder / UNFINISHED).unlink()
@@ -186,10 +182,10 @@ def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -
 
 def _print_summary(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> None:
     for split in splits:
-        of_split = manifest["splits"][split.name]
-        size = sum(entry["bytes"] for entry in of_split["shards"]) / 1e6
-        print(f"{split.name}: {of_split['images']:,} images in {len(of_split['shards']):,} files, {size:,.1f} MB")
-        if left_out := len(split) - of_split["images"]:
+        entry = manifest["splits"][split.name]
+        size = sum(shard["bytes"] for shard in entry["shards"]) / 1e6
+        print(f"{split.name}: {entry['images']:,} images in {len(entry['shards']):,} files, {size:,.1f} MB")
+        if left_out := len(split) - entry["images"]:
             print(f"  {left_out:,} unreadable images left out, listed in {MANIFEST}")
     print(f"to use it: --config.data.name=packed --config.data.root={folder}")
 

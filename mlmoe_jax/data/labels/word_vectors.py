@@ -45,12 +45,12 @@ def read_glove(path: str | Path, names: Sequence[str]) -> NDArray[np.float32]:
       UserError: the file cannot be read or has another format, or it has no word of some label.
     """
     spelled = [_words(name) for name in names]
-    wanted = {word for words in spelled for whole in words for word in (whole, *_PARTS.findall(whole))}
-    found = _rows(path, wanted)
+    needed = {word for words in spelled for whole in words for word in (whole, *_PARTS.findall(whole))}
+    vector_of = _rows(path, needed)
     vectors, lost = [], []
     for name, words in zip(names, spelled, strict=True):
-        parts = [part for word in words for part in ((word,) if word in found else _PARTS.findall(word))]
-        rows = [found[part] for part in parts if part in found]
+        parts = [part for word in words for part in ((word,) if word in vector_of else _PARTS.findall(word))]
+        rows = [vector_of[part] for part in parts if part in vector_of]
         if rows:
             vectors.append(np.mean(rows, axis=0))
         else:
@@ -116,9 +116,9 @@ def _words(name: str) -> list[str]:
     return [part for word in words for part in COMPOUNDS.get(word, (word,))]
 
 
-def _rows(path: str | Path, wanted: set[str]) -> dict[str, NDArray[np.float64]]:
-    """Return the vectors of the wanted words that are in the file."""
-    keys, rows = {word.encode(): word for word in wanted}, {}
+def _rows(path: str | Path, words: set[str]) -> dict[str, NDArray[np.float64]]:
+    """Return the vectors of the words that are in the file."""
+    keys, rows = {word.encode(): word for word in words}, {}
     with (
         damage_explained(path),
         epath.Path(path).open("rb") if "://" in str(path) else open_regular(path) as file,
@@ -131,7 +131,7 @@ def _rows(path: str | Path, wanted: set[str]) -> dict[str, NDArray[np.float64]]:
             if word not in keys or keys[word] in rows:
                 continue
             numbers = rest.split()
-            # Some words in the largest files contain blanks and begin with a wanted word.
+            # Some words in the largest files contain blanks and begin with a needed word.
             if len(numbers) == width:
                 rows[keys[word]] = _numbers(number, numbers)
     return rows

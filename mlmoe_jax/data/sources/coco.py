@@ -41,10 +41,7 @@ PUBLISHED = Published(
 def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
     """Open train or val of COCO 2014; images sorted by number as text (the authors' order), ids relative to `root`.
 
-    root: the folder that holds annotations, train2014 and val2014, or "", see `Published.folder`. keep_empty: keep
-    images without any annotation.
-    check: verify now that all images exist.
-    Raises UserError for an unknown split, or annotations or images that are missing, malformed or empty.
+    root: as for `Published.folder`. keep_empty, check: see `kept_and_checked`.
     """
     require_split("coco2014", split, ("train", "val"))
     folder = PUBLISHED.folder(root)

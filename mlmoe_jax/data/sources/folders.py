@@ -31,23 +31,23 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     """
     root = data_folder(data_config.root, "your images", "the folders")
     top = _folder_of_split(root, split, data_config)
-    found = _subfolders(top)
-    if not found:
+    present = _subfolders(top)
+    if not present:
         raise UserError(f"{top} holds no folders; sort the images into one folder per class")
-    names = tuple(found if classes is None else classes)
-    if unknown := next((name for name in found if name not in names), None):
+    names = tuple(present if classes is None else classes)
+    if unknown := next((name for name in present if name not in names), None):
         raise UserError(
             f"{top} holds the folder {unknown}, which is not a class of the training split; rename or remove it"
         )
-    files_of = {name: _image_names(top / name) if name in found else [] for name in names}
+    files_of = {name: _image_names(top / name) if name in present else [] for name in names}
     count = sum(map(len, files_of.values()))
     if not count:
         raise UserError(f"the folders in {top} hold no images ({', '.join(IMAGE_SUFFIXES)}); put some into each")
-    class_of = np.repeat(np.arange(len(names)), [len(of_class) for of_class in files_of.values()])
+    class_of = np.repeat(np.arange(len(names)), [len(files) for files in files_of.values()])
     labels = np.full((count, len(names)), NEGATIVE, np.int8)
     labels[np.arange(count), class_of] = POSITIVE
     below = "" if top == root else f"{split}/"
-    files = [f"{below}{name}/{file}" for name, of_class in files_of.items() for file in of_class]
+    files = [f"{below}{name}/{file}" for name, names_of in files_of.items() for file in names_of]
     return Split(split, names, labels, files, ImageFiles(root, files))
 
 
@@ -72,16 +72,16 @@ def _subfolders(folder: Path) -> list[str]:
 
 def _image_names(folder: Path) -> list[str]:
     """Return the images at any depth below a folder, as sorted paths relative to it."""
-    found = []
+    images = []
     for place, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(place, name))]
         below = Path(place).relative_to(folder)
-        found += [
+        images += [
             (below / file).as_posix()
             for file in files
             if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")
         ]
-    return sorted(found)
+    return sorted(images)
 
 
 def _is_cycle(folder: Path) -> bool:

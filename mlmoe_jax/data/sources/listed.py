@@ -17,7 +17,7 @@ def table_path(folder: Path, table: str, split: str) -> Path:
     path = folder / table.replace("{split}", split)
     if not path.is_file():
         kinds = (".csv", ".json", ".jsonl")
-        there = sorted(found.name for kind in kinds for found in path.parent.glob(f"*{kind}"))
+        there = sorted(file.name for kind in kinds for file in path.parent.glob(f"*{kind}"))
         others = f" (found {', '.join(there[:5])}{', …' if len(there) > 5 else ''})" if there else ""
         raise UserError(f"there is no table {path} for split {split}; correct data.table, which is {table}{others}")
     return path

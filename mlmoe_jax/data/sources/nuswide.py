@@ -39,10 +39,7 @@ CLASSES = tuple(CONCEPTS.split())
 def open_nuswide(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
     """Open train or test; images in the order of the lists, ids relative to `root`.
 
-    root: the folder that holds ImageList, Groundtruth and Flickr, or "", see `Published.folder`. keep_empty: keep
-    images without a positive label.
-    check: verify now that all images exist.
-    Raises UserError for an unknown split, or lists, labels or images that are missing, malformed or empty.
+    root: as for `Published.folder`. keep_empty, check: see `kept_and_checked`.
     """
     require_split("nuswide", split, ("train", "test"))
     folder = PUBLISHED.folder(root)

@@ -180,8 +180,8 @@ def _text(value) -> str:
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _ids(given: list[str], split: str, count: int) -> list[str]:
-    return given if len(set(given)) == count else [f"{split}/{row:08d}" for row in range(count)]
+def _ids(stored: list[str], split: str, count: int) -> list[str]:
+    return stored if len(set(stored)) == count else [f"{split}/{row:08d}" for row in range(count)]
 
 
 def _clause(error: Exception) -> str:

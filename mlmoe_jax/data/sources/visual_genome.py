@@ -59,9 +59,8 @@ PUBLISHED_500 = Published(
 def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
     """Open train or test of the 256 categories; images sorted by number, ids such as VG_100K/1.jpg.
 
-    root: the folder that holds VG_100K and the objects, or "", see `Published.folder`. keep_empty is refused: the
-    published split is drawn from the images that have a label. check: verify now that all images exist.
-    Raises UserError for an unknown split, or objects or images that are missing or malformed.
+    root: as for `Published.folder`. keep_empty is refused: the published split is drawn from the images that have a
+    label. check: see `kept_and_checked`.
     """
     require_split("vg256", split, SPLITS)
     if keep_empty:
@@ -72,9 +71,9 @@ def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False,
     path = next((folder / name for name in OBJECTS if (folder / name).is_file()), None)
     if path is None:
         raise PUBLISHED_256.missing(f"there is neither {OBJECTS[0]} nor {OBJECTS[1]} in {folder}")
-    found = path.stat()
+    state = path.stat()
     with damage_explained(path):
-        numbers, labels = _read_objects(path, found.st_size, found.st_mtime_ns)
+        numbers, labels = _read_objects(path, state.st_size, state.st_mtime_ns)
     order = np.random.RandomState(1).permutation(len(numbers))
     first_of_test = len(order) - round(TEST_SHARE * len(order))
     rows = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
@@ -127,10 +126,8 @@ def open_vg500(
 ) -> Split:
     """Open train or test of the 500 labels; images in the order of the list, ids such as VG_100K/1.jpg.
 
-    root: the folder that holds VG_100K, the lists and the labels, or "", see `Published.folder`. names: a file in it
-    with the 500 names, or empty.
-    keep_empty: keep images without a label. check: verify now that all images exist.
-    Raises UserError for an unknown split, or lists, labels or images that are missing or malformed.
+    root: as for `Published.folder`. names: a file in it with the 500 names, or empty. keep_empty, check: see
+    `kept_and_checked`.
     """
     require_split("vg500", split, SPLITS)
     folder = PUBLISHED_500.folder(root)

@@ -53,10 +53,9 @@ def open_voc(
 ) -> Split:
     """Open train, val, trainval or test of VOC `year`; images sorted by name, ids relative to the year's folder.
 
-    root: the VOCdevkit folder, its parent, or the year's own folder, or "", see `Published.folder`. keep_empty: keep
-    images without a positive label. difficult: how difficult labels count, as in `data.batch.targets`; unless as
-    `negative`, images with only difficult labels are kept too. check: verify now that all images exist.
-    Raises UserError for an unknown split, or lists or images that are missing, malformed or empty.
+    root: as for `Published.folder`, or the year's own folder or VOCdevkit. keep_empty, check: see `kept_and_checked`.
+    difficult: how difficult labels count, as in `data.batch.targets`; unless as `negative`, images with only difficult
+    labels stay too.
     """
     require_split(f"voc{year}", split, SPLITS)
     folder = _find(PUBLISHED[year].folder(root), year)
@@ -76,13 +75,13 @@ def read_lists(published: Published, folder: Path, split: str) -> tuple[list[str
     """
     marks = [_read_list(published, folder, name, split) for name in CLASSES]
     names = sorted(marks[0])
-    for name, of_class in zip(CLASSES, marks, strict=True):
-        if of_class.keys() != marks[0].keys():
+    for name, marks_of in zip(CLASSES, marks, strict=True):
+        if marks_of.keys() != marks[0].keys():
             raise UserError(
                 f"{CLASSES[0]}_{split}.txt and {name}_{split}.txt in {folder} list different images; "
                 "unpack the lists again"
             )
-    columns = [[of_class[name] for name in names] for of_class in marks]
+    columns = [[marks_of[name] for name in names] for marks_of in marks]
     return names, np.array(columns, np.int8).T.copy()
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +10,8 @@ from PIL import Image
 from mlmoe_jax.apps.tools import check
 from mlmoe_jax.apps.tools.check import check_up, format_checkup, print_checkup
 from mlmoe_jax.apps.tools.duplicates import alike, inspect
-from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages, ImageFiles
-from mlmoe_jax.data.sources import digits, packed
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable
 
@@ -184,17 +181,9 @@ def test_the_report_of_a_data_set_without_problems(data_set, capsys):
     assert (train["positive"], train["difficult"], train["unknown"]) == ([2, 3, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1])
     assert report["splits"]["val"]["images_by_labels"] == [0, 1]
 
-    together = report["cooccurrence"]
-    strongest = [(pair["a"], pair["b"], pair["images"], pair["of"]) for pair in together["strongest"]]
-    assert strongest == [("a", "b", 2, 2), ("b", "a", 2, 3), ("c", "b", 1, 1), ("b", "c", 1, 3)]
-    assert together["strongest"][1]["p"] == pytest.approx(2 / 3)
-    assert (together["pairs"], together["never"]) == (6, 4)
-
     assert print_checkup(config, as_json=False) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[0] == f"data set mine in {config.data.root}: 4 classes"
-    assert "p(b | a)  1.00  2 of 2" in text
-    assert "4 of 6 pairs of labels never occur together there" in text
     assert text.rstrip().endswith("no problems found")
 
 
@@ -292,41 +281,9 @@ def test_the_text_is_short_for_many_classes_and_labels(data_set, monkeypatch):
     assert all(len(line) <= 120 for line in lines)
 
 
-def test_a_single_class_has_no_pairs():
-    split = Split(
-        "train", ("only",), np.ones((3, 1), np.int8), ["1", "2", "3"], ArrayImages(np.zeros((3, 2, 2, 3), np.uint8))
-    )
-    assert check._together(split)["strongest"] == []
-    assert "0 of 0 pairs" in check._pairs(check._together(split))
-
-
-def test_the_embedded_digits_have_no_problems(monkeypatch, capsys):
-    monkeypatch.setattr(digits, "SCENES", {"train": 200, "val": 50, "test": 60, "test_shift": 60})
-    config = default_config()
-    config.data.test_splits = ("test", "test_shift")
-    assert print_checkup(config, as_json=False) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("data set digits: 10 classes\n")
-    assert "no problems found" in text
-
-
 def test_real_photographs_have_no_problems(shared_data):
     config = default_config()
     config.data.name, config.data.root, config.data.test_splits = "voc2012", str(shared_data), ()
     report = check_up(config)
     assert report["problems"] == []
     assert [split["images"] for split in report["splits"].values()] == [600, 200]
-
-
-def test_a_packed_data_set_is_compared_with_its_checksums(monkeypatch, tmp_path):
-    monkeypatch.setattr(digits, "SCENES", {"train": 20, "val": 10, "test": 10, "test_shift": 10})
-    config = default_config()
-    pack(config, tmp_path)
-    config.data.name, config.data.root = "packed", str(tmp_path)
-    assert check_up(config)["problems"] == []
-    shard = next(Path(tmp_path).glob("val-*"))
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1  # padding, which is not read
-    shard.write_bytes(content)
-    assert [str(shard) in problem for problem in check_up(config)["problems"]] == [True]
-    assert sum(bool(sentence) for sentence in packed.verify(tmp_path)) == 1

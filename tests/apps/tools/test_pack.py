@@ -255,12 +255,6 @@ def test_an_unreadable_image_is_reported_or_left_out(small_voc, tmp_path, refusa
     refusal(pack, config_of(small_voc), output, error=BadImage)
 
 
-def test_a_missing_image_is_left_out(small_voc, tmp_path):
-    (small_voc / "VOC2012" / "JPEGImages" / "t0.jpg").unlink()
-    pack(config_of(small_voc, bad_images="skip"), tmp_path / "out")
-    assert list(open_packed(tmp_path / "out", "train").ids) == [f"JPEGImages/t{n}.jpg" for n in range(1, 7)]
-
-
 def test_a_split_without_readable_images_is_refused(small_voc, tmp_path, refusal):
     for path in (small_voc / "VOC2012" / "JPEGImages").glob("v*.jpg"):
         path.write_bytes(b"")
