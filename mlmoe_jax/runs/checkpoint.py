@@ -138,10 +138,20 @@ def restore_newest(
 ) -> Restored | None:
     """Restore the newest good checkpoint, with the shapes and shardings of `selected` and `state`.
 
-    A damaged checkpoint is reported and the one before it is tried. If `state` is given, training resumes from the
-    restored checkpoint, and damaged ones after it are deleted, since Orbax only saves steps beyond all that exist.
-    check: reads the notes; a checkpoint for which it raises is damaged. Returns None if there are no checkpoints.
-    Raises UserError if all of them are damaged.
+    A damaged checkpoint is reported and the one before it is tried.
+
+    Args:
+      manager: of the checkpoints.
+      selected: the values for evaluation, or their shapes.
+      state: for a training that resumes. Damaged checkpoints after the restored one are then deleted, since Orbax only
+        saves steps beyond all that exist.
+      check: reads the notes; a checkpoint for which it raises is damaged.
+
+    Returns:
+      None if there are no checkpoints.
+
+    Raises:
+      UserError: all checkpoints are damaged.
     """
     steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
     items = {"selected": selected} | ({} if state is None else {"state": state})
@@ -260,15 +270,13 @@ def newest_notes(folder: RunFolder, check: Callable[[Notes], Any] = dict) -> dic
 
 
 def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:
-    abstract = _abstract(tree)
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None)), tree
+    )
     if isinstance(tree, _Averages):
         further = {"restore_args": ocp.checkpoint_utils.construct_restore_args(abstract), "partial_restore": True}
         return ocp.args.PyTreeRestore(item=abstract, **further)
     return ocp.args.StandardRestore(abstract)
-
-
-def _abstract(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), tree)
 
 
 def _digests(tree: Any) -> dict[str, str]:

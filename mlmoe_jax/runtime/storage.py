@@ -293,35 +293,22 @@ class Target:
 
 @contextlib.contextmanager
 def opened(target: Target) -> Iterator[TextIO]:
-    """Open a target for writing.
+    """Open a target for writing; paths that are not UTF-8 keep their bytes.
 
     A file gets its name only if the block succeeds, see `whole_file`. Standard output is written line by line; if its
-    reader closes it, as in `… | head`, BrokenPipeError ends the command. Paths that are not UTF-8 keep their bytes.
-    Raises UserError if writing fails.
+    reader closes it, as in `… | head`, BrokenPipeError ends the command. Raises UserError if writing fails.
     """
-    with _standard_output() if target.path is None else _text_file(target.path) as file:
-        yield file
-
-
-@contextlib.contextmanager
-def _text_file(path: epath.Path) -> Iterator[TextIO]:
+    encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    if target.path is None:
+        sys.stdout.flush()
+        file = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True, **encoding)
+        try:
+            yield file
+        finally:
+            file.detach()
+        return
     try:
-        with (
-            whole_file(path, alone=False) as partial,
-            open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
-        ):
+        with whole_file(target.path, alone=False) as partial, open(partial, "w", **encoding) as file:
             yield file
     except OSError as error:  # a full disk is explained already
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _standard_output() -> Iterator[TextIO]:
-    sys.stdout.flush()
-    file = io.TextIOWrapper(
-        sys.stdout.buffer, encoding="utf-8", errors="surrogateescape", newline="", line_buffering=True
-    )
-    try:
-        yield file
-    finally:
-        file.detach()
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error

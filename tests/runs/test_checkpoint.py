@@ -12,6 +12,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.checkpoint import (
     newest_notes,
     open_manager,
+    restore_latest,
     restore_newest,
     save,
     selected_of,
@@ -68,11 +69,6 @@ def test_the_selected_values_can_be_restored_alone(folder):
         restored = restore_newest(manager, selected=make_state(0).ema)
     assert restored.state is None
     identical(restored.selected, make_state(3).ema)
-
-
-def test_nothing_is_restored_from_an_empty_folder(folder):
-    with open_manager(folder) as manager:
-        assert restore_newest(manager, selected={"x": jnp.zeros(1)}) is None
 
 
 def test_the_newest_is_restored_and_the_newest_are_kept(folder):
@@ -133,6 +129,12 @@ def test_evaluation_keeps_a_checkpoint_that_is_being_written(folder):
     with open_manager(folder, writing=False) as manager:
         assert restore_newest(manager, selected=make_state(0).ema).step == 1
     assert half.exists()
+
+
+def test_an_empty_folder_has_no_checkpoint(folder):
+    with open_manager(folder) as manager:
+        assert restore_newest(manager, selected={"x": jnp.zeros(1)}) is None
+        assert restore_latest(manager, averages={"x": jnp.zeros(1)}) is None
 
 
 @pytest.mark.parametrize("link", ["checkpoints", "checkpoints/3"])

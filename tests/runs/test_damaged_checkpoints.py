@@ -187,11 +187,6 @@ def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder, capsy
         assert "is damaged (5)" in refusal(restore_step, manager, 5, selected=make_state(0).ema)
 
 
-def test_there_is_no_latest_checkpoint_in_an_empty_folder(folder):
-    with open_manager(folder) as manager:
-        assert restore_latest(manager, averages={"x": jnp.zeros(1)}) is None
-
-
 @pytest.mark.parametrize("notes", [{}, {"step": 1, "kind": "ema"}, {"step": "1", "kind": "ema", "split": ""}])
 def test_the_origin_of_selected_values_is_read_completely_or_not_at_all(notes):
     with pytest.raises(ValueError, match="its notes give "):

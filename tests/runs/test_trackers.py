@@ -107,6 +107,9 @@ def test_weights_and_biases_without_its_package_is_refused(tmp_path, monkeypatch
     assert "pip install wandb" in refusal(open_trackers, RunFolder(tmp_path), config, 0)
     config.log.wandb, config.log.tensorboard = "", False
     assert open_trackers(RunFolder(tmp_path), config, 0) == []
+    (tracker,) = open_trackers(RunFolder(tmp_path), default_config(), 7)
+    assert isinstance(tracker, EventFiles)
+    tracker.close()
 
 
 def test_the_log_writes_a_table_and_every_tracker_has_every_row(tmp_path):
@@ -132,10 +135,3 @@ def test_the_log_writes_a_table_and_every_tracker_has_every_row(tmp_path):
     assert (tmp_path / "metrics.csv").read_text().count("\n") == 4
     rows = [{name: value for name, value in row.items() if name != "time"} for row in folder.rows()]
     assert seen == [*rows, "closed"], "trackers have a clock of their own"
-
-
-@pytest.mark.parametrize("first", [0, 7])
-def test_the_config_names_the_trackers(tmp_path, first):
-    (tracker,) = open_trackers(RunFolder(tmp_path), default_config(), first)
-    assert isinstance(tracker, EventFiles)
-    tracker.close()

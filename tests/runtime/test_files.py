@@ -1,18 +1,18 @@
-"""Files that have no end or are none, and npz files that ask for more memory than they may."""
+"""Files that have no end or are none, the cache folder, and full, read-only and failing disks."""
 
+import errno
 import io
 import os
 import socket
-import tracemalloc
-import zipfile
+import subprocess
+import sys
+from pathlib import Path
 
-import numpy as np
 import pytest
 
-from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import files, formats
-from mlmoe_jax.runtime.files import damage_explained, lines_of, open_regular, read_bytes, read_stream
-from mlmoe_jax.runtime.formats import read_npz
+from mlmoe_jax.errors import NO_ROOM, NoRoom, UserError
+from mlmoe_jax.runtime import files
+from mlmoe_jax.runtime.files import cache_folder, lines_of, open_regular, read_bytes, read_stream
 from mlmoe_jax.runtime.storage import Folder
 
 
@@ -69,95 +69,71 @@ def test_a_line_has_a_limit(monkeypatch):
         list(lines_of(io.StringIO("abc\nabcde\n")))
 
 
-# ----------------------------------------------------------------------------------------------------------------- npz
-def stored(**arrays) -> io.BytesIO:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    buffer.seek(0)
-    return buffer
-
-
-@pytest.mark.parametrize(
-    "array",
-    [np.float32([[1, 2], [3, 4]]), np.array(5), np.array(["a", "größe"]), np.array([b"x"]), np.zeros((0, 3), np.int8)],
-)
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_are_read_as_numpy_reads_them(array, order):
-    array = np.asarray(array, order=order)
-    found = read_npz(stored(a=array))["a"]
-    np.testing.assert_array_equal(found, np.load(stored(a=array))["a"])
-    assert (found.dtype, found.flags.writeable) == (array.dtype, True)
-
-
-def member(header: str, content: bytes = b"", version: bytes = b"\1\0") -> io.BytesIO:
-    """Return an npz with one array of this header."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        length = len(header).to_bytes(2 if version == b"\1\0" else 4, "little")
-        archive.writestr("a.npy", b"\x93NUMPY" + version + length + header.encode() + content)
-    return buffer
-
-
-HEADER = "{{'descr': {}, 'fortran_order': False, 'shape': {}}}"
-
-
-@pytest.mark.parametrize(
-    ("descr", "shape"),
-    [
-        ("'<f4'", "(1000000000000,)"),
-        ("'<f4'", "(10**23,)"),
-        ("'<f4'", "(" * 3000),
-        ("'<f4'", "(-4,)"),
-        ("'<f4'", "(0, 1000000000000)"),
-        ("'<f4'", "(3,)"),  # more than there is
-        ("'|O'", "(1,)"),
-        ("'<U0'", "(9,)"),
-        ("'<U999999999'", "()"),
-        ("[('a', '<f4')]", "(1,)"),
-    ],
-)
-def test_a_header_that_does_not_fit_is_one_sentence_before_memory_is_taken(descr, shape, refusal):
-    def read():
-        with damage_explained("scores.npz"):
-            read_npz(member(HEADER.format(descr, shape), b"\0" * 8))
-
-    tracemalloc.start()
-    assert refusal(read).startswith("scores.npz is damaged: ")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 30e6
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_methods_and_members_that_numpy_does_not_write_are_refused(method):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", method) as archive:
-        archive.writestr("a.npy", b"")
-    with pytest.raises(ValueError, match="not one that numpy writes"):
-        read_npz(buffer)
-    with pytest.raises(ValueError, match="unknown version"):
-        read_npz(member(HEADER.format("'<f4'", "()"), b"\0" * 4, b"\3\0"))
-
-
-def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(monkeypatch):
-    bomb = stored(a=np.zeros(1_000_000, np.int8))
-    assert read_npz(bomb)["a"].nbytes == 1_000_000
-    monkeypatch.setattr(formats, "USUAL", 0)
-    with pytest.raises(ValueError, match="would unpack to 1,000,128 bytes"):
-        read_npz(bomb, usual=0)
-    noise = np.random.default_rng(0).bytes(5000)
-    assert read_npz(stored(a=np.frombuffer(noise, np.uint8)), usual=0)["a"].tobytes() == noise
-
-
-def test_a_flipped_bit_is_found():
-    content = bytearray(stored(a=np.arange(1000)).getvalue())
-    content[len(content) // 2] ^= 1
-    with pytest.raises(UserError, match="a is damaged"), damage_explained("a"):
-        read_npz(io.BytesIO(content))
-
-
 def test_a_folder_reads_no_pipes(tmp_path, refusal):
     folder = Folder(tmp_path)
     os.mkfifo(tmp_path / "x")
     for read in (folder.read_text, folder.read_json, folder.read_npz, folder.read_bytes):
         assert refusal(read, "x") == f"cannot read {tmp_path / 'x'}: it is not a regular file"
+
+
+def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.setenv("MLMOE_CACHE", "")
+    assert cache_folder() == tmp_path / "xdg" / "mlmoe_jax"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    assert cache_folder() == tmp_path / "home" / ".cache" / "mlmoe_jax"
+
+
+# ---------------------------------------------------------------------------------------------------------------- disks
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "make room and repeat the same command"),
+        (errno.EDQUOT, "make room and repeat the same command"),
+        (errno.EROFS, "make it writable or name another folder"),
+        (errno.EACCES, "make it writable or name another folder"),
+        (errno.EIO, "check the disk and repeat the same command"),
+    ],
+)
+def test_the_sentence_names_the_file_the_reason_and_the_remedy(number, remedy):
+    reason = os.strerror(number)
+    named = files.no_room(OSError(number, reason, "/data/x.csv"))
+    assert str(named) == f"cannot read or write /data/x.csv: {reason}; {remedy}"
+    assert named.exit_code == NO_ROOM
+    # as TensorStore and ArrayRecord report it, and as the cause of something else
+    other = ValueError(f'RESOURCE_EXHAUSTED: Failed writing: "d/8": {reason} [os_error_code=x]')
+    outer = RuntimeError("a thread failed")
+    outer.__cause__ = other
+    assert str(files.no_room(outer, "/run/checkpoints")) == f"cannot write /run/checkpoints: {reason}; {remedy}"
+
+
+def test_other_errors_stay():
+    reason = os.strerror(errno.EACCES)
+    for other in (OSError(errno.ENOENT, "No such file"), ValueError("x"), UserError(f"cannot read a: {reason}")):
+        assert files.no_room(other) is None
+        with pytest.raises(type(other)), files.full_disk_explained("x"):
+            raise other
+    known = NoRoom("cannot write a")
+    assert files.no_room(known, "b") is known
+
+
+def test_a_partial_file_is_removed_and_the_old_one_kept(tmp_path, refusal):
+    folder = Folder(tmp_path)
+    folder.write_text("a.txt", "old")
+    program = f"""
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from mlmoe_jax.errors import NoRoom
+from mlmoe_jax.runtime.storage import Folder
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    Folder({str(tmp_path)!r}).write_text("a.txt", 2000 * "x")
+except NoRoom as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"cannot write {tmp_path / 'a.txt'}: File too large; make room")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.txt": "old"}

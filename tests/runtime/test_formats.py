@@ -1,14 +1,109 @@
-"""Tables that a spreadsheet opens."""
+"""npz files that ask for more memory than they may, and tables that a spreadsheet opens."""
 
 import csv
 import io
+import tracemalloc
+import zipfile
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlmoe_jax.runtime.formats import guarded, join_names, plain, read_rows, row_writer, split_names
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import formats
+from mlmoe_jax.runtime.files import damage_explained
+from mlmoe_jax.runtime.formats import guarded, join_names, plain, read_npz, read_rows, row_writer, split_names
 
+
+# ----------------------------------------------------------------------------------------------------------------- npz
+def stored(**arrays) -> io.BytesIO:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    buffer.seek(0)
+    return buffer
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.float32([[1, 2], [3, 4]]), np.array(5), np.array(["a", "größe"]), np.array([b"x"]), np.zeros((0, 3), np.int8)],
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_are_read_as_numpy_reads_them(array, order):
+    array = np.asarray(array, order=order)
+    found = read_npz(stored(a=array))["a"]
+    np.testing.assert_array_equal(found, np.load(stored(a=array))["a"])
+    assert (found.dtype, found.flags.writeable) == (array.dtype, True)
+
+
+def member(header: str, content: bytes = b"", version: bytes = b"\1\0") -> io.BytesIO:
+    """Return an npz with one array of this header."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        length = len(header).to_bytes(2 if version == b"\1\0" else 4, "little")
+        archive.writestr("a.npy", b"\x93NUMPY" + version + length + header.encode() + content)
+    return buffer
+
+
+HEADER = "{{'descr': {}, 'fortran_order': False, 'shape': {}}}"
+
+
+@pytest.mark.parametrize(
+    ("descr", "shape"),
+    [
+        ("'<f4'", "(1000000000000,)"),
+        ("'<f4'", "(10**23,)"),
+        ("'<f4'", "(" * 3000),
+        ("'<f4'", "(-4,)"),
+        ("'<f4'", "(0, 1000000000000)"),
+        ("'<f4'", "(3,)"),  # more than there is
+        ("'|O'", "(1,)"),
+        ("'<U0'", "(9,)"),
+        ("'<U999999999'", "()"),
+        ("[('a', '<f4')]", "(1,)"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_one_sentence_before_memory_is_taken(descr, shape, refusal):
+    def read():
+        with damage_explained("scores.npz"):
+            read_npz(member(HEADER.format(descr, shape), b"\0" * 8))
+
+    tracemalloc.start()
+    assert refusal(read).startswith("scores.npz is damaged: ")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30e6
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_methods_and_members_that_numpy_does_not_write_are_refused(method):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr("a.npy", b"")
+    with pytest.raises(ValueError, match="not one that numpy writes"):
+        read_npz(buffer)
+    with pytest.raises(ValueError, match="unknown version"):
+        read_npz(member(HEADER.format("'<f4'", "()"), b"\0" * 4, b"\3\0"))
+
+
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(monkeypatch):
+    bomb = stored(a=np.zeros(1_000_000, np.int8))
+    assert read_npz(bomb)["a"].nbytes == 1_000_000
+    monkeypatch.setattr(formats, "USUAL", 0)
+    with pytest.raises(ValueError, match="would unpack to 1,000,128 bytes"):
+        read_npz(bomb, usual=0)
+    noise = np.random.default_rng(0).bytes(5000)
+    assert read_npz(stored(a=np.frombuffer(noise, np.uint8)), usual=0)["a"].tobytes() == noise
+
+
+def test_a_flipped_bit_is_found():
+    content = bytearray(stored(a=np.arange(1000)).getvalue())
+    content[len(content) // 2] ^= 1
+    with pytest.raises(UserError, match="a is damaged"), damage_explained("a"):
+        read_npz(io.BytesIO(content))
+
+
+# ---------------------------------------------------------------------------------------------------------- CSV cells
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''+1")
 HARMLESS = ("cat", "", "a=b", "'t Hooft", "'", "x-y", " =1", "é")
 

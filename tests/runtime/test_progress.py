@@ -70,13 +70,6 @@ def test_a_pause_is_excluded_from_the_figures(clock):
     assert progress.speed()["images_per_second"] == 32 / 2
 
 
-def test_there_are_no_figures_before_the_second_step(clock):
-    progress = Progress("train", 10, 32)
-    assert (progress.speed(), progress.figures()) == ({}, "")
-    progress.advance()
-    assert (progress.speed(), progress.figures()) == ({}, "")
-
-
 # ----------------------------------------------------------------------------------------------------------- lines
 def test_without_a_terminal_there_is_a_line_every_5_s_and_later_every_15_s(clock, capsys):
     progress = Progress("train", 100, 2)
@@ -95,14 +88,6 @@ def test_the_first_line_has_no_figures(clock, capsys):
     clock.wait(9000.0)
     progress.advance("loss 0.5")
     assert capsys.readouterr().err == "train 1/11 loss 0.5\n"
-
-
-def test_more_than_a_day_left_is_shown_in_days(clock, capsys):
-    progress = Progress("train", 11, 1)
-    progress.advance()
-    clock.wait(10000.0)
-    progress.advance()
-    assert "1 day, 1:00:00 left" in capsys.readouterr().err
 
 
 def test_a_long_first_step_is_announced(monkeypatch, capsys):
@@ -147,11 +132,6 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert progress.note == "loss 0.25", "the last note is kept"
     progress.close()
     assert terminal.shown.endswith("\r"), "the bar is removed"
-
-
-def test_messages_go_to_stderr(capsys):
-    status("hello")
-    assert capsys.readouterr() == ("", "hello\n")
 
 
 def test_steps_and_downloads_touch_the_heartbeat(monkeypatch, tmp_path):

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from mlmoe_jax.runtime.registry import Registry, suggestion
+from mlmoe_jax.runtime.registry import Registry
 
 
 @pytest.fixture
@@ -25,11 +25,6 @@ def test_names_are_known_without_an_import(shapes):
     assert "circle" in shapes
     assert "triangle" not in shapes
     assert "made_shapes" not in sys.modules
-
-
-def test_an_entry_is_imported_on_first_use(shapes, made_shapes):
-    assert shapes["square"]() == 4
-    assert shapes["circle"] is sys.modules["made_shapes"].Circle
 
 
 def test_entries_can_be_added_later(shapes, made_shapes):
@@ -56,10 +51,6 @@ def test_a_broken_reference_is_not_a_user_error(made_shapes):
         Registry("shape", {"hexagon": "made_shapes:Hexagon"})["hexagon"]
     with pytest.raises(ModuleNotFoundError):
         Registry("shape", {"hexagon": "no_such_module:Hexagon"})["hexagon"]
-
-
-def test_a_suggestion_of_nothing_is_empty():
-    assert suggestion("a", ()) == ""
 
 
 def test_the_registry_is_free_of_jax():

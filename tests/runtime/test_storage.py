@@ -90,7 +90,9 @@ def test_the_folder_of_an_interrupted_output_does_not_disturb_a_run(tmp_path):
     (tmp_path / ".exported.tmp").mkdir()
     (tmp_path / ".exported.tmp" / "model.json").touch()
     (tmp_path / ".results.json.tmp").touch()
+    (tmp_path / ".b.csv.123.tmp").touch()  # of a process that needs no lock
     with folder.writing():
+        assert (tmp_path / ".b.csv.123.tmp").exists()
         assert (tmp_path / ".exported.tmp" / "model.json").exists()
         assert not (tmp_path / ".results.json.tmp").exists()
 

@@ -2,7 +2,6 @@
 
 import csv
 import shlex
-import shutil
 
 import numpy as np
 import pytest
@@ -115,23 +114,6 @@ def draw_images(folder, count: int = 40) -> None:
         csv.writer(file).writerows(rows)
 
 
-def copy_photographs(folder, data, count: int = 60) -> None:
-    """Copy photographs of cats, dogs and others from VOC."""
-    voc = data / "VOCdevkit" / "VOC2012"
-    lists = {name: (voc / f"ImageSets/Main/{name}_train.txt").read_text().split("\n") for name in ("cat", "dog")}
-    marks = {name: dict(line.split() for line in lines if line) for name, lines in lists.items()}
-    names, rows = sorted(marks["cat"])[: count + 4], [["image", "labels"]]
-    for place in ("photos", "new_photos"):
-        (folder / place).mkdir()
-    for number, name in enumerate(names):
-        place = "photos" if number < count else "new_photos"
-        shutil.copy(voc / "JPEGImages" / f"{name}.jpg", folder / place)
-        if number < count:
-            rows.append([f"{name}.jpg", ";".join(label for label in marks if marks[label][name] == "1")])
-    with open(folder / "photos" / "labels.csv", "w", newline="") as file:
-        csv.writer(file).writerows(rows)
-
-
 def follow(folder) -> list[dict[str, str]]:
     """Run the section's commands in a folder; return the predictions."""
     (folder / "configs").symlink_to(REPOSITORY / "configs")
@@ -156,12 +138,3 @@ def test_the_commands_of_the_readme_label_drawn_images(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "photos" / "report.html").is_file()
     assert (tmp_path / "runs" / "packed" / "results.json").is_file()
     assert RunFolder(tmp_path / "runs" / "photos").read_json("results.json")["val"]["mAP"] > 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cache")
-def test_the_commands_of_the_readme_label_photographs(tmp_path, monkeypatch, shared_data):
-    monkeypatch.chdir(tmp_path)
-    copy_photographs(tmp_path, shared_data)
-    assert len(follow(tmp_path)) == 4
-    assert RunFolder(tmp_path / "runs" / "photos").read_json("results.json")["val"]["mAP"] > 0.8
