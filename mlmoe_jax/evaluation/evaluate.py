@@ -17,8 +17,8 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split, few_positives
 from mlmoe_jax.data.split_checks import require_readable
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation import gate_shares, thresholds
-from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
+from mlmoe_jax.evaluation import gate_shares
+from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel, thresholds
 from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
 from mlmoe_jax.evaluation.results import EVALUATED, FALL, SplitScores

@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
+from mlmoe_jax.evaluation.metrics.thresholds import fit
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.evaluation.thresholds import fit
 from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.progress import status
 

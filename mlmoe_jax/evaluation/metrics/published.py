@@ -52,7 +52,7 @@ from mlmoe_jax.evaluation.metrics.multilabel import (
     precision_recall_f1,
     top_k,
 )
-from mlmoe_jax.evaluation.thresholds import prior_matched
+from mlmoe_jax.evaluation.metrics.thresholds import prior_matched
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ from mlmoe_jax.apps.tools.fit_thresholds import fit_run, format_fitted
 from mlmoe_jax.config import default_config
 from mlmoe_jax.evaluation import fit_thresholds
 from mlmoe_jax.evaluation.fit_thresholds import fit_split
-from mlmoe_jax.evaluation.thresholds import fit
+from mlmoe_jax.evaluation.metrics.thresholds import fit
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 

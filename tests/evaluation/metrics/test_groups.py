@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from helpers.metric_cases import hard_case, probable
 
-from mlmoe_jax.evaluation import thresholds
-from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel, ranking
+from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel, ranking, thresholds
 from mlmoe_jax.evaluation.metrics.groups import GROUPS, Entries, evaluate_scores
 from mlmoe_jax.evaluation.metrics.multilabel import (
     harmonic,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers.paths import PARITY
 
-from mlmoe_jax.evaluation import thresholds
+from mlmoe_jax.evaluation.metrics import thresholds
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_fixed, write_thresholds
