@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES
 from PIL import Image
+
+from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES
 
 COMMAND = (
     "--config=mlvpt_digits",

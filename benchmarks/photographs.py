@@ -27,8 +27,8 @@ from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
-from mlmoe_jax.apps.cli.large_pages import use_large_pages
 
+from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.sources.voc import open_voc
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval

@@ -20,7 +20,7 @@ from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, p
 from helpers.paths import REPOSITORY
 from PIL import Image
 
-from mlmoe_jax.apps.cli.commands import parse
+from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers.engine import planned
 from mlmoe_jax.apps.papers.request import requested

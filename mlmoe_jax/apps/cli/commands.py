@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mlmoe_jax.apps.cli.flags import CONFIG_FILE, is_shared, parse_flags
-from mlmoe_jax.apps.cli.process import explain, run_job, use_large_pages
+from mlmoe_jax.apps.cli.process import explain, run_job
 from mlmoe_jax.apps.cli.quiet import flush_output, quiet_libraries
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime.preemption import interruptible
@@ -330,9 +330,3 @@ def _run(arguments: Sequence[str]) -> int:
         return DONE
     flags, overrides = parse_flags(arguments)
     return run_job(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
-
-
-def console() -> None:
-    """Entry point of the installed `mlmoe` command."""
-    use_large_pages()
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The process of a command: how it starts, with large pages of memory or with other processes, and how it ends.
+"""The process of a command: the job that it joins, and how it ends.
 
 A process of a job that fails exits at once, since none can continue alone; JAX then ends the others.
 """
@@ -9,31 +9,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 from mlmoe_jax.apps.cli.quiet import discard_output, results_only_from
 from mlmoe_jax.errors import DONE, INTERRUPTED, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import no_room
 from mlmoe_jax.runtime.text import printable
-
-PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
-
-
-# --------------------------------------------------------------------------------------------------------------- start
-def use_large_pages() -> None:
-    """Start this process again with large pages for large arrays if the system gives them only on request.
-
-    On a CPU, XLA returns its temporary arrays to the system after each step; with small pages, a third of the time of
-    a training step can be page faults. glibc reads the variable only when a process starts, and worker processes
-    inherit it. If GLIBC_TUNABLES is already set, whatever its value, nothing happens; nor in a notebook or a debugger.
-    """
-    arguments = sys.argv[1:]
-    is_own_process = sys.gettrace() is None and bool(arguments) and sys.orig_argv[-len(arguments) :] == arguments
-    if TUNABLES not in os.environ and is_own_process and PAGES.is_file() and "[madvise]" in PAGES.read_text():
-        os.environ[TUNABLES] = LARGE_PAGES
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def run_job(work: Callable[[], int], *, together: bool) -> int:

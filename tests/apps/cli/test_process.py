@@ -7,8 +7,10 @@ import sys
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.cli import commands, process
-from mlmoe_jax.apps.cli.process import LARGE_PAGES, TUNABLES, explain, run_job, use_large_pages
+from mlmoe_jax import main as program
+from mlmoe_jax.apps.cli import large_pages, process
+from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES, use_large_pages
+from mlmoe_jax.apps.cli.process import explain, run_job
 from mlmoe_jax.errors import DONE, INTERRUPTED, USER_ERROR, NoRoom, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.distributed import VARIABLES
@@ -19,8 +21,8 @@ from mlmoe_jax.runtime.distributed import VARIABLES
 def started(tmp_path, monkeypatch):
     """The commands that would replace this process, on a system that gives large pages on request."""
     started = []
-    monkeypatch.setattr(process, "PAGES", tmp_path / "enabled")
-    process.PAGES.write_text("always [madvise] never\n")
+    monkeypatch.setattr(large_pages, "PAGES", tmp_path / "enabled")
+    large_pages.PAGES.write_text("always [madvise] never\n")
     monkeypatch.setenv(TUNABLES, "")  # so that it is restored
     monkeypatch.delenv(TUNABLES)
     monkeypatch.setattr(os, "execv", lambda *command: started.append(command))
@@ -41,9 +43,9 @@ def test_the_process_starts_again_with_large_pages(started):
 @pytest.mark.parametrize("setting", ["[always] madvise never\n", "always madvise [never]\n", None])
 def test_where_asking_changes_nothing_the_process_goes_on(started, setting):
     if setting is None:
-        process.PAGES.unlink()
+        large_pages.PAGES.unlink()
     else:
-        process.PAGES.write_text(setting)
+        large_pages.PAGES.write_text(setting)
     use_large_pages()
     assert not started
     assert TUNABLES not in os.environ
@@ -75,11 +77,11 @@ def test_a_started_process_has_the_same_arguments_and_ends_the_same(tmp_path):
     (tmp_path / "enabled").write_text("always [madvise] never\n")
     (tmp_path / "program.py").write_text(
         "import os, sys, pathlib\n"
-        "from mlmoe_jax.apps.cli import process\n"
-        f"process.PAGES = pathlib.Path({str(tmp_path / 'enabled')!r})\n"
+        "from mlmoe_jax.apps.cli import large_pages\n"
+        f"large_pages.PAGES = pathlib.Path({str(tmp_path / 'enabled')!r})\n"
         "print('begins', flush=True)\n"
-        "process.use_large_pages()\n"
-        "print(os.getpid(), os.environ[process.TUNABLES], sys.argv[1:], sys.flags.utf8_mode)\n"
+        "large_pages.use_large_pages()\n"
+        "print(os.getpid(), os.environ[large_pages.TUNABLES], sys.argv[1:], sys.flags.utf8_mode)\n"
         "sys.exit(7)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != TUNABLES}
@@ -96,11 +98,11 @@ def test_a_started_process_has_the_same_arguments_and_ends_the_same(tmp_path):
 
 def test_the_command_line_asks_for_large_pages_before_it_runs(monkeypatch):
     done = []
-    monkeypatch.setattr(commands, "use_large_pages", lambda: done.append("large pages"))
-    monkeypatch.setattr(commands, "main", lambda arguments: done.append(arguments) or 0)
+    monkeypatch.setattr(program, "use_large_pages", lambda: done.append("large pages"))
+    monkeypatch.setattr(program, "main", lambda arguments: done.append(arguments) or 0)
     monkeypatch.setattr(sys, "argv", ["mlmoe", "--version"])
     with pytest.raises(SystemExit) as ended:
-        commands.console()
+        program.console()
     assert done == ["large pages", ["--version"]]
     assert ended.value.code == 0
 

@@ -1,0 +1,25 @@
+"""Large pages of memory, which a process must request when it starts.
+
+This module imports no library, because the program that calls it starts twice.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+
+
+def use_large_pages() -> None:
+    """Start this process again with large pages for large arrays if the system gives them only on request.
+
+    On a CPU, XLA returns its temporary arrays to the system after each step; with small pages, a third of the time of
+    a training step can be page faults. glibc reads the variable only when a process starts, and worker processes
+    inherit it. If GLIBC_TUNABLES is already set, whatever its value, nothing happens; nor in a notebook or a debugger.
+    """
+    arguments = sys.argv[1:]
+    is_own_process = sys.gettrace() is None and bool(arguments) and sys.orig_argv[-len(arguments) :] == arguments
+    if TUNABLES not in os.environ and is_own_process and PAGES.is_file() and "[madvise]" in PAGES.read_text():
+        os.environ[TUNABLES] = LARGE_PAGES
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
