@@ -168,8 +168,6 @@ def reduce(
     Returns:
       0 if no entry is valid. Published forms: ML-VPT and Q2L "mean" × 1000, ASL and ML-Decoder "sum".
     """
-    if how not in ("mean", "sum"):
-        raise ValueError(f"how must be 'mean' or 'sum', not {how!r}")
     valid = _valid(label_mask, mask)
     total = jnp.sum(jnp.where(valid, _as_float(per_element), 0.0))
     if how == "mean":

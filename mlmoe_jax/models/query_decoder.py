@@ -113,7 +113,7 @@ class QueryDecoder(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.style = STYLES[style]
-        _check_sizes(width, heads, decoder_layers, self.style.positions)
+        _check_sizes(width, heads, self.style.positions)
         self.width, self.hidden, self.num_queries = width, hidden, num_queries
         into = torch_linear(channels)
         self.project = (
@@ -266,10 +266,8 @@ class QueryDecoder(nnx.Module):
         return jax.nn.relu(tokens) if self.style.relu_projection else tokens
 
 
-def _check_sizes(width: int, heads: int, decoder_layers: int, positions: str) -> None:
+def _check_sizes(width: int, heads: int, positions: str) -> None:
     if width % heads:
         raise UserError(f"a query decoder of width {width} cannot be divided among {heads} heads: choose a divisor")
     if positions != "none" and width % 4:
         raise UserError(f"sine positions need a width that is a multiple of 4, not {width}: choose another")
-    if decoder_layers < 1:
-        raise UserError(f"a query decoder needs at least one decoder layer, not {decoder_layers}")

@@ -20,33 +20,20 @@ def first_match(rules: Rules, path: str, default: Any = _REQUIRED) -> Any:
     Without a match: `default`, or UserError if no default is given. Raises UserError for a regex that does not compile.
     """
     for pattern, value in rules:
-        if _compile(pattern).search(path):
+        try:
+            found = re.search(pattern, path)
+        except re.error as error:
+            raise UserError(f"the rule {pattern!r} is not a regular expression: {error}") from error
+        if found:
             return value
     if default is _REQUIRED:
-        raise UserError(f"no rule matches the parameter {path}; add one, or end the rules with ('.*', value)")
+        raise UserError(f"no rule matches {path}; add one, or end the rules with ('.*', value)")
     return default
 
 
 def assign(rules: Rules, paths: Iterable[str]) -> dict[str, Any]:
-    """Return the value per path; UserError lists all paths without a rule and all regexes that do not compile."""
-    problems, usable = [], []
-    for pattern, value in rules:
-        try:
-            _compile(pattern)
-            usable.append((pattern, value))
-        except UserError as error:
-            problems.append(str(error))
-    values = {path: first_match(usable, path, _UNMATCHED) for path in paths}
-    unmatched = [path for path, value in values.items() if value is _UNMATCHED]
-    if unmatched:
-        problems.append(f"no rule matches {', '.join(unmatched)}; add rules, or end them with ('.*', value)")
-    if problems:
-        raise UserError("; ".join(problems))
+    """Return the value per path; UserError lists all paths without a rule."""
+    values = {path: first_match(rules, path, _UNMATCHED) for path in paths}
+    if unmatched := [path for path, value in values.items() if value is _UNMATCHED]:
+        first_match((), ", ".join(unmatched))
     return values
-
-
-def _compile(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise UserError(f"the rule {pattern!r} is not a regular expression: {error}") from error

@@ -6,8 +6,12 @@ from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
 CHECKED = (
+    "mlmoe_jax.models.backbones.convnext",
+    "mlmoe_jax.models.backbones.efficientnet",
+    "mlmoe_jax.models.backbones.resnet",
     "mlmoe_jax.models.experts",
     "mlmoe_jax.models.heads",
+    "mlmoe_jax.models.layers.batch_norm",
     "mlmoe_jax.models.layers.detr",
     "mlmoe_jax.models.losses",
     "mlmoe_jax.models.query_decoder",

@@ -127,8 +127,6 @@ def test_mistakes_are_refused(make):
     module, image = make(), jnp.zeros((1, 33, 39, 3))
     with pytest.raises(ValueError, match="takes no prompts"):
         module(image, Prompts(jnp.zeros((1, 1, 2, 4))))
-    with pytest.raises(ValueError, match="takes no prompts"):
-        module(image, read=("prompts",))
     with pytest.raises(ValueError, match="images of 33×31 pixels are smaller than the stride 32"):
         module(image[:, :, :31])
 

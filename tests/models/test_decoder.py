@@ -290,4 +290,3 @@ def test_invalid_settings_are_refused(refusal):
 
     assert "9 cannot be divided among 2 heads" in refusal(make, width=9, heads=2, style="ml_decoder")
     assert "multiple of 4, not 10" in refusal(make, width=10, heads=2)
-    assert "at least one decoder layer" in refusal(make, width=D, decoder_layers=0)

@@ -221,8 +221,6 @@ def test_mistakes_are_refused(make):
     module, image = make(), jnp.zeros((1, 33, 39, 3))
     with pytest.raises(ValueError, match="takes no prompts"):
         module(image, Prompts(jnp.zeros((1, 1, 2, 4))))
-    with pytest.raises(ValueError, match="cannot read \\['pixels'\\]"):
-        module(image, read=("pixels",))
     assert jax.eval_shape(module, image).patches is None
 
 

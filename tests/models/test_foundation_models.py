@@ -261,8 +261,6 @@ def test_angles_are_symmetric_and_independent_of_the_number_of_patches():
     np.testing.assert_allclose(angles, -angles[::-1], atol=1e-6)
     np.testing.assert_allclose(angles[0, :4], 2 * np.pi * -0.5 / 100 ** np.array([0, 0.25, 0.5, 0.75]), rtol=1e-6)
     np.testing.assert_allclose(angles[0, 4:], 1.5 * angles[0, :4], rtol=1e-6)  # centers −1/2 and −3/4
-    with pytest.raises(ValueError, match="multiple of 4"):
-        rotary_angles((2, 2), 10, 100.0)
 
 
 def test_keys_without_a_bias():

@@ -28,15 +28,10 @@ def test_rules_may_be_lists_as_read_from_json():
     assert rules.assign([["head/", 2], [".*", 3]], PATHS) == dict(zip(PATHS, (3, 2, 3), strict=True))
 
 
-def test_assign_lists_all_mistakes_at_once():
+def test_assign_lists_all_paths_without_a_rule():
     with pytest.raises(UserError) as caught:
-        rules.assign([("gate/(bias", 1), ("head/", 2), ("[", 3)], PATHS)
-    text = str(caught.value)
-    assert "'gate/(bias'" in text
-    assert "'['" in text
-    assert PATHS[0] in text
-    assert PATHS[2] in text
-    assert PATHS[1] not in text
+        rules.assign([("head/", 2)], PATHS)
+    assert [path in str(caught.value) for path in PATHS] == ["head/" not in path for path in PATHS]
 
 
 def test_first_match_names_a_broken_regex():

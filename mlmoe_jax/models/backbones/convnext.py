@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
 
 from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
 from mlmoe_jax.models.backbones.resnet import check_read, read_map
@@ -31,27 +33,22 @@ class ConvNeXtShape(BackboneShape):
 
     @property
     def width(self) -> int:
-        """D, the channels of the last map."""
         return self.widths[-1]
 
     @property
     def patch(self) -> int:
-        """The stride of the last map in pixels."""
         return 2 ** (len(self.widths) + 1)
 
     def build(
         self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
     ) -> ConvNeXt:
-        """Build the ConvNeXt with random weights; it has no batch normalization."""
         return ConvNeXt(self, dtype=dtype, remat=remat, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        """Return the layers with 4·cells·D per LayerNorm; 0; and the number of cells of the last map."""
         layers, extra, cells = super().published_macs(side, prompts)
         return layers + self.norm_macs(side, prompts), extra, cells
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
-        """Return 4·cells·D per LayerNorm."""
         grids = [(side // (4 * 2**stage)) ** 2 for stage in range(len(self.widths))]
         # one in each block, one after the stem, one before each downsampling, one on the pooled feature
         norms = sum(blocks * grid * width for blocks, width, grid in zip(self.blocks, self.widths, grids, strict=True))
@@ -87,8 +84,7 @@ class ConvNeXtBlock(nnx.Module):
         self.mlp = Mlp(width, 4 * width, dtype=dtype, rngs=rngs)
         self.layer_scale = LayerScale(width, layer_scale)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """f32[B,H,W,D] -> f32[B,H,W,D]."""
+    def __call__(self, x: Float[ArrayLike, "b h w d"]) -> Float[Array, "b h w d"]:
         return x + self.layer_scale(self.mlp(self.norm(self.depthwise(x))))
 
 
@@ -99,8 +95,7 @@ class Stem(nnx.Module):
         self.conv = _convolution(3, width, 4, dtype=dtype, rngs=rngs)
         self.norm = layer_norm(width, EPSILON, rngs)
 
-    def __call__(self, image: jax.Array) -> jax.Array:
-        """f32[B,H,W,3] -> f32[B,⌊H/4⌋,⌊W/4⌋,D]."""
+    def __call__(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b h//4 w//4 d"]:
         return self.norm(self.conv(image))
 
 
@@ -111,8 +106,7 @@ class Downsample(nnx.Module):
         self.norm = layer_norm(into, EPSILON, rngs)
         self.conv = _convolution(into, out, 2, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """f32[B,H,W,C] -> f32[B,⌊H/2⌋,⌊W/2⌋,D]."""
+    def __call__(self, x: Float[ArrayLike, "b h w c"]) -> Float[Array, "b h//2 w//2 d"]:
         return self.conv(self.norm(x))
 
 
@@ -127,8 +121,7 @@ class Stage(nnx.Module):
             for _ in range(shape.blocks[index])
         )
 
-    def __call__(self, x: jax.Array, remat: bool) -> jax.Array:
-        """f32[B,H,W,C] -> f32[B,⌊H/2⌋,⌊W/2⌋,D], or of the same size in the first stage."""
+    def __call__(self, x: Float[ArrayLike, "b _ _ _"], remat: bool) -> Float[Array, "b _ _ d"]:
         if self.downsample is not None:
             x = self.downsample(x)
         for block in self.blocks:
@@ -148,8 +141,8 @@ class ConvNeXt(nnx.Module):
         self.stages = nnx.List(Stage(shape, index, dtype=dtype, rngs=rngs) for index in range(len(shape.widths)))
         self.norm = layer_norm(shape.width, EPSILON, rngs)
 
-    def maps(self, image: jax.Array) -> list[jax.Array]:
-        """Return the maps after the stem and after each stage for f32[B,H,W,3]; map i has the stride 4, 4, 8, 16, …."""
+    def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
+        """Return the maps after the stem and after each stage; map i has the stride 4, 4, 8, 16, …."""
         maps = [self.stem(image)]
         for stage in self.stages:
             maps.append(stage(maps[-1], self.remat))
@@ -157,19 +150,17 @@ class ConvNeXt(nnx.Module):
 
     def __call__(
         self,
-        image: jax.Array,
+        image: Float[ArrayLike, "b h w 3"],
         prompts: Prompts | None = None,
         *,
         read: Collection[str] = (CLS,),
         norm: bool = True,
         return_attention: bool = False,
     ) -> Features:
-        """Encode f32[B,H,W,3] of any size from 32 up; the grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
+        """Encode images of any size from 32 up; the grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
 
-        read: `patches` is the last map, `cls` its mean. norm: apply the final LayerNorm to them. The published model
-        normalizes only the mean; this package also normalizes single cells, so that heads on the map have inputs of a
-        suitable scale. return_attention: ignored, convolutions have no attention.
-        Raises ValueError for prompts, and for images that are smaller than one cell.
+        `patches` is the last map, and `cls` its mean. The published model applies the final norm only to the mean; this
+        package also normalizes single cells, so that heads on the map have inputs of a suitable scale.
         """
         check_read(prompts, read)
         height, width = image.shape[1:3]

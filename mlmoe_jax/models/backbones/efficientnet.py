@@ -13,6 +13,9 @@ from collections.abc import Collection
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
 
 from mlmoe_jax.models.backbones.entry import Entry
 from mlmoe_jax.models.backbones.resnet import check_read, read_map
@@ -40,13 +43,11 @@ class EfficientNetLiteShape(BackboneShape):
 
     @property
     def patch(self) -> int:
-        """The stride of the last map in pixels."""
         return 2 * math.prod(STRIDES)
 
     def build(
         self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
     ) -> EfficientNetLite:
-        """Build the EfficientNet-Lite with random weights."""
         return EfficientNetLite(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
 
 
@@ -81,8 +82,7 @@ class ConvNorm(nnx.Module):
         )
         self.norm = BatchNorm(out, mode=batch_norm, dtype=dtype, **BATCH_NORM)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """f32[B,H,W,C] -> f32[B,⌈H/stride⌉,⌈W/stride⌉,D]."""
+    def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
         return self.norm(self.conv(x))
 
 
@@ -110,8 +110,7 @@ class MBConv(nnx.Module):
         self.project = ConvNorm(inner, out, **options)
         self.residual = stride == 1 and into == out
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """f32[B,H,W,C] -> f32[B,⌈H/stride⌉,⌈W/stride⌉,D]."""
+    def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
         y = x if self.expand is None else jax.nn.relu6(self.expand(x))
         y = self.project(jax.nn.relu6(self.depthwise(y)))
         return x + y if self.residual else y
@@ -147,18 +146,16 @@ class EfficientNetLite(nnx.Module):
 
     def __call__(
         self,
-        image: jax.Array,
+        image: Float[ArrayLike, "b h w 3"],
         prompts: Prompts | None = None,
         *,
         read: Collection[str] = (CLS,),
         norm: bool = True,
         return_attention: bool = False,
     ) -> Features:
-        """Encode f32[B,H,W,3] of any size; the grid is (⌈H/32⌉, ⌈W/32⌉).
+        """Encode images of any size; the grid is (⌈H/32⌉, ⌈W/32⌉).
 
-        read: `patches` is the map after the last 1×1 convolution, `cls` its mean, which is the input of the source's
-        classifier. norm: without effect, there is no final norm. return_attention: without effect, convolutions have
-        no attention. Raises ValueError for prompts.
+        `patches` is the map after the last 1×1 convolution, and `cls` its mean, the input of the source's classifier.
         """
         check_read(prompts, read)
         x = jax.nn.relu6(self.stem(image))

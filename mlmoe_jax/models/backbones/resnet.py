@@ -12,9 +12,12 @@ from collections.abc import Callable, Collection
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
 
 from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
-from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Features, Prompts
+from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
 
@@ -36,18 +39,15 @@ class ResNetShape(BackboneShape):
 
     @property
     def width(self) -> int:
-        """D, the channels of the last map."""
         return self.stem * 2 ** (len(self.blocks) - 1) * EXPANSION
 
     @property
     def patch(self) -> int:
-        """The stride of the last map in pixels."""
         return 2 ** (len(self.blocks) + 1)
 
     def build(
         self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
     ) -> ResNet:
-        """Build the ResNet with random weights."""
         return ResNet(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
 
 
@@ -75,8 +75,7 @@ class ConvNorm(nnx.Module):
         self.conv = _convolution(into, out, size, stride, dtype, rngs)
         self.norm = BatchNorm(out, mode=batch_norm, dtype=dtype)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """f32[B,H,W,C] -> f32[B,⌈H/stride⌉,⌈W/stride⌉,D]."""
+    def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
         return self.norm(self.conv(x))
 
 
@@ -96,8 +95,7 @@ class Bottleneck(nnx.Module):
             shortcut = ConvNorm(into, out, 1, stride, dtype=dtype, batch_norm=batch_norm, rngs=rngs)
         self.shortcut = shortcut
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """f32[B,H,W,C] -> f32[B,⌈H/stride⌉,⌈W/stride⌉,D]."""
+    def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
         y = jax.nn.relu(self.norm1(self.conv1(x)))
         y = jax.nn.relu(self.norm2(self.conv2(y)))
         y = self.norm3(self.conv3(y))
@@ -106,16 +104,15 @@ class Bottleneck(nnx.Module):
 
 def check_read(prompts: Prompts | None, read: Collection[str]) -> None:
     """Raise ValueError for prompts, and for features that convolutional backbones do not have."""
-    if prompts is not None or PROMPTS in read:
-        raise ValueError("a convolutional backbone takes no prompts: use a ViT")
-    if not read or set(read) - {CLS, PATCHES, MEAN}:
-        raise ValueError(f"cannot read {sorted(read)} from a convolutional backbone: it has cls, patches and mean")
+    if prompts is not None or not read or set(read) - {CLS, PATCHES, MEAN}:
+        given = "takes no prompts" if prompts is not None else f"cannot read {sorted(read)}"
+        raise ValueError(f"a convolutional backbone has cls, patches and mean; {given}")
 
 
 def read_map(
-    feature_map: jax.Array, read: Collection[str], norm: Callable[[jax.Array], jax.Array] | None = None
+    feature_map: Float[ArrayLike, "b h w d"], read: Collection[str], norm: Callable[[Array], Array] | None = None
 ) -> Features:
-    """Return the mean of a map f32[B,h,w,D] as `cls` and `mean`, its cells as `patches`, normalized by `norm` if given.
+    """Return the mean of a map as `cls` and `mean`, its cells as `patches`, normalized by `norm` if given.
 
     The mean is computed and returned in float32 for every type of the map.
     """
@@ -159,8 +156,8 @@ class ResNet(nnx.Module):
             stages.append(nnx.List(blocks))
         self.stages = nnx.List(stages)
 
-    def maps(self, image: jax.Array) -> list[jax.Array]:
-        """Return the maps after the stem and after each stage for f32[B,H,W,3]; map i has the stride 4, 4, 8, 16, …."""
+    def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
+        """Return the maps after the stem and after each stage; map i has the stride 4, 4, 8, 16, …."""
         x = jax.nn.relu(self.stem(image))
         maps = [nnx.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))]
         for stage in self.stages:
@@ -172,17 +169,17 @@ class ResNet(nnx.Module):
 
     def __call__(
         self,
-        image: jax.Array,
+        image: Float[ArrayLike, "b h w 3"],
         prompts: Prompts | None = None,
         *,
         read: Collection[str] = (CLS,),
         norm: bool = True,
         return_attention: bool = False,
     ) -> Features:
-        """Encode f32[B,H,W,3] of any size; the grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
+        """Encode images of any size; the grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
 
-        read: `patches` is the last map, `cls` its mean, the input of the published classifier. norm: ignored, a ResNet
-        has no final norm. return_attention: ignored, convolutions have no attention. Raises ValueError for prompts.
+        `patches` is the last map, and `cls` its mean, the input of the published classifier. A ResNet has neither a
+        final norm nor attention.
         """
         check_read(prompts, read)
         return read_map(self.maps(image)[-1], read)

@@ -3,6 +3,9 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 BATCH_NORMS = ("frozen", "running", "trainable")
@@ -29,8 +32,6 @@ class BatchNorm(nnx.Module):
         epsilon: float = EPSILON,
         momentum: float = MOMENTUM,
     ):
-        if mode not in BATCH_NORMS:
-            raise ValueError(f"batch normalization is one of {', '.join(BATCH_NORMS)}, not {mode!r}")
         self.mode, self.dtype = mode, dtype
         self.epsilon, self.momentum = epsilon, momentum
         # train() and eval() of nnx.Module set the attribute of this name.
@@ -38,8 +39,8 @@ class BatchNorm(nnx.Module):
         self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
         self.mean, self.var = nnx.BatchStat(jnp.zeros(width)), nnx.BatchStat(jnp.ones(width))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """f32[B,H,W,D] -> f32[B,H,W,D], computed in float32 and returned in `dtype`."""
+    def __call__(self, x: Float[ArrayLike, "b h w d"]) -> Float[Array, "b h w d"]:
+        """Normalize in float32 and return the result in `dtype`."""
         x, scale, bias = x.astype(jnp.float32), self.scale[...], self.bias[...]
         if self.mode == "frozen":
             scale, bias = jax.lax.stop_gradient((scale, bias))

@@ -47,10 +47,8 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endp
 
     The frequencies fall from 1 to 1/temperature, as in the fixed table of Beyer et al., "Better plain ViT baselines"
     (2022); without `endpoint`, the last of them is left out, as in the table of MAE. MoCo v3 has the table of MAE with
-    rows and columns exchanged. Raises ValueError if `width` is not a multiple of 4.
+    rows and columns exchanged. `width` is a multiple of 4.
     """
-    if width % 4:
-        raise ValueError(f"a sine position table needs a width that is a multiple of 4, not {width}")
     frequency = temperature ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
     row, column = (axis.reshape(-1, 1) * frequency for axis in np.mgrid[:side, :side])
     table = np.concatenate([np.sin(column), np.cos(column), np.sin(row), np.cos(row)], axis=1)
@@ -62,11 +60,8 @@ def rotary_angles(grid: tuple[int, int], width: int, base: float) -> np.ndarray:
 
     Centers of patches are at −1 … 1 along each axis, whatever the size of the grid. The first half of the angles are
     those of the row and the second half those of the column: 2π·position·base^(−4j/width) for the j-th of width/4
-    frequencies (DINOv3, sec. 3.2; numbers from its code). Raises ValueError if `width`, that of an
-    attention head, is not a multiple of 4.
+    frequencies (DINOv3, sec. 3.2; numbers from its code). `width`, that of an attention head, is a multiple of 4.
     """
-    if width % 4:
-        raise ValueError(f"rotary positions need heads whose width is a multiple of 4, not {width}")
     frequency = 2 * np.pi * base ** -np.arange(0, 1, 4 / width)
     row, column = (axis.reshape(-1, 1) * frequency for axis in np.meshgrid(*map(_centers, grid), indexing="ij"))
     return np.concatenate([row, column], axis=1).astype(np.float32)
@@ -82,11 +77,8 @@ def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_00
 
     The first half of the channels encodes the row, the second the column, each counted from 1 and scaled so that the
     last is 2π. Channels alternate between sine and cosine; pair j of the n/2 pairs in a half of n = width/2 channels
-    has the frequency temperature^(−2j/n) (Carion et al., ECCV 2020). Raises ValueError if `width` is not a multiple of
-    4.
+    has the frequency temperature^(−2j/n) (Carion et al., ECCV 2020). `width` is a multiple of 4.
     """
-    if width % 4:
-        raise ValueError(f"a sine position table needs a width that is a multiple of 4, not {width}")
     half = width // 2
     frequency = temperature ** (-2 * (np.arange(half) // 2) / half)
     # The authors' 1e-6 guards against a division by zero, which cannot occur here; it is kept for identical values.
