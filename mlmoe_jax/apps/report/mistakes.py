@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,31 +30,26 @@ KINDS = (("False positives", NEGATIVE, 1), ("False negatives", POSITIVE, -1))
 
 
 # -------------------------------------------------------------------------------------------------------- predictions
-class Cuts(NamedTuple):
-    """The thresholds f64[K] of a run, and where they come from, as the end of a sentence."""
+def prediction_thresholds(
+    stored: Thresholds | None, default: float, split: str, labels: Sequence[str]
+) -> tuple[np.ndarray, str]:
+    """Return the thresholds f64[K] with which the run predicts `labels`, and their origin as the end of a sentence.
 
-    values: np.ndarray
-    origin: str
-
-
-def prediction_cuts(stored: Thresholds | None, default: float, split: str, labels: Sequence[str]) -> Cuts:
-    """Return the thresholds with which the run predicts `labels`: those of thresholds.json if there are any.
-
-    `default` replaces thresholds that were fitted on this very split, whose predictions would be too good. Raises
-    UserError if a label has no threshold.
+    These are the thresholds of thresholds.json if there are any; `default` replaces thresholds that were fitted on this
+    very split, whose predictions would be too good. Raises UserError if a label has no threshold.
     """
-    same = Cuts(np.full(len(labels), default), f"{default:g} for every label")
+    same, origin = np.full(len(labels), default), f"{default:g} for every label"
     if stored is None:
-        return same
+        return same, origin
     if stored.source:
         fitted = stored.cuts_for(split, labels)
         if not fitted:
-            return Cuts(same.values, f"{same.origin}, as those of thresholds.json were fitted on {split} itself")
-        return Cuts(fitted["fitted"], f"those of thresholds.json, fitted on {stored.source['split']}")
+            return same, f"{origin}, as those of thresholds.json were fitted on {split} itself"
+        return fitted["fitted"], f"those of thresholds.json, fitted on {stored.source['split']}"
     values = stored.of(labels)
     if len(set(values.tolist())) == 1:
-        return Cuts(values, f"{values[0]:g} for every label")
-    return Cuts(values, f"those of thresholds.json, from {values.min():g} to {values.max():g}")
+        return values, f"{values[0]:g} for every label"
+    return values, f"those of thresholds.json, from {values.min():g} to {values.max():g}"
 
 
 @dataclass
@@ -67,17 +62,18 @@ class Thumbnails:
 
 @dataclass(frozen=True)
 class Judged:
-    """The scored images of the main split with their predictions, and thumbnails of those with the worst mistakes."""
+    """The scored images of the main split with the thresholds of predictions, and thumbnails of the worst mistakes."""
 
     table: SplitScores
     labels: Sequence[str]
-    cuts: Cuts
+    thresholds: np.ndarray
+    origin: str
     thumbnails: Thumbnails
 
     @property
     def predicted(self) -> np.ndarray:
         """bool[N,K], the labels that are predicted."""
-        return self.table.scores >= self.cuts.values
+        return self.table.scores >= self.thresholds
 
     @property
     def missed(self) -> np.ndarray:
@@ -91,13 +87,14 @@ class Judged:
 
 
 def judge(files: RunFiles) -> Judged | None:
-    """Judge the images of the main split with the thresholds of the run, see `prediction_cuts`; None without scores."""
+    """Judge the images of the main split with the thresholds of the run; None without scores."""
     scored = files.scored
     if scored is None:
         return None
-    cuts = prediction_cuts(files.thresholds, files.settings(scored.prefix).eval.threshold, scored.name, files.names)
+    default = files.settings(scored.prefix).eval.threshold
+    thresholds, origin = prediction_thresholds(files.thresholds, default, scored.name, files.names)
     rows = [n for _, code, sign in KINDS for n, _ in worst(scored, code, sign)]
-    return Judged(scored, files.names, cuts, thumbnails(files, scored, scored.ids[rows].tolist()))
+    return Judged(scored, files.names, thresholds, origin, thumbnails(files, scored, scored.ids[rows].tolist()))
 
 
 def thumbnails(files: RunFiles, scored: SplitScores, names: Iterable[str]) -> Thumbnails:
@@ -183,7 +180,7 @@ def images(files: RunFiles, judged: Judged | None) -> Section:
     cards = [{"id": ids[n], "labels": _labels_of(judged, n)} for n in rank if ids[n] in judged.thumbnails.shown]
     text = (
         f"On {judged.table.name}: present labels and predicted ones, with their probabilities. Thresholds: "
-        f"{judged.cuts.origin}."
+        f"{judged.origin}."
     )
     parts: list[Any] = [Note(text)]
     if cards:

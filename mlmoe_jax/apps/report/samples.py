@@ -145,12 +145,12 @@ def gate_table(files: RunFiles) -> Table | None:
             for gate, shares in label_shares(files.folder, main.name, difficult=difficult).items():
                 columns += [f"{gate}: shared experts on {main.name}", f"{gate}: shared experts if present"]
                 values += [of.reshape(len(names)) for of in shares]
+        if values and space is not None and len(space.names) > 1:
+            columns.append("mean p(other | label)")
+            conditional = np.asarray(space.together.sum(axis=1)).ravel() / np.maximum(space.positives, 1)
+            values.append(conditional / (len(space.names) - 1))
     if not columns:
         return None
-    if space is not None and len(space.names) > 1:
-        columns.append("mean p(other | label)")
-        conditional = np.asarray(space.together.sum(axis=1)).ravel() / np.maximum(space.positives, 1)
-        values.append(conditional / (len(space.names) - 1))
     rows = [[name, *row] for name, row in zip(names, np.stack(values, axis=1).round(5).tolist(), strict=True)]
     caption = (
         "Mean weights per label in percent: of each entry over the sample images, and of shared experts over all "

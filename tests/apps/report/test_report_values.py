@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 from helpers.made_run import GRID, IMAGES, NAMES, data_block, image_ids, make_run, section, write_samples
-from helpers.scored_run import write_run
 from PIL import Image
 from sklearn.metrics import precision_recall_curve
 
@@ -65,19 +64,6 @@ def test_intervals_are_those_of_metrics_of_resampled_images(run):
     assert "mAP@3" not in found.ends, "it is not resampled"
 
 
-def test_the_interval_of_rare_labels_contains_the_value(tmp_path):
-    draw, names = np.random.default_rng(0), [f"label {k}" for k in range(100)]
-    codes = np.zeros((500, 100), np.int8)
-    for k in range(100):
-        codes[draw.choice(500, 2, replace=False), k] = 1
-    values = np.clip(draw.normal(0.3 + 0.2 * codes, 0.1), 0, 1)
-    folder = write_run(tmp_path, SplitScores("test", image_ids("test", 500), values, codes), names=names)
-    ap = np.mean([average_precision(values[:, [k]], codes[:, [k]])[0] for k in range(100)])
-    folder.write_json("results.json", {"test": {"mAP": ap}})
-    low, high = training.intervals(RunFiles(folder), most=100).ends["mAP"]  # percentiles would not do
-    assert low < ap < high
-
-
 # ------------------------------------------------------------------------------------------------------------- mistakes
 def test_worst_mistakes_match_a_plain_loop():
     draw = np.random.default_rng(1)
@@ -133,8 +119,8 @@ def test_thresholds_of_a_run():
         ((0.3, 0.4), "test", [0.5, 0.5], "0.5 for every label, as those of thresholds.json were fitted on test itself"),
     ):
         stored = values and Thresholds(dict(zip("ab", values, strict=True)), {"split": split} if split else {})
-        cuts = mistakes.prediction_cuts(stored, 0.5, "test", ["b", "a"])
-        assert (cuts.values.tolist(), cuts.origin) == (expected, origin)
+        found, of = mistakes.prediction_thresholds(stored, 0.5, "test", ["b", "a"])
+        assert (found.tolist(), of) == (expected, origin)
 
 
 def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_path, monkeypatch):
