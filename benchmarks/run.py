@@ -4,10 +4,11 @@
     python -m benchmarks.run --suite=step,memory --batches=64 --resolutions=448 --models=ml-vpt@dinov2_vitl14
     python -m benchmarks.run --quick
 
-Suites: step, memory, start, loop, data, limit, grow (default: all). `--peer` is an interpreter with torch, transformers
-and torchvision; `--against` another interpreter with this package's requirements, or another checkout of it, that takes
-part in the same rounds under the given name. With `--json`, results are kept in a file, and what it holds is not
-measured again: the same command goes on where it stopped, and several runs fill one table. Run nothing else meanwhile.
+Suites: step, adapters, memory, start, loop, data, limit, grow (default: all). `--peer` is an interpreter with torch,
+transformers and torchvision; `--against` another interpreter with this package's requirements, or another checkout of
+it, that takes part in the same rounds under the given name. With `--json`, results are kept in a file, and what it
+holds is not measured again: the same command goes on where it stopped, and several runs fill one table. Run nothing
+else meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.suites.cases import BY_PLATFORM, GROW, GROW_QUICK, QUICK, Settings
 
-SUITES = ("step", "memory", "start", "loop", "data", "limit", "grow")
+SUITES = ("step", "adapters", "memory", "start", "loop", "data", "limit", "grow")
 MODES = ("train", "infer", "predict")
 
 
@@ -36,7 +37,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="file that keeps the results")
     parser.add_argument("--again", action="store_true", help="measure again what the file holds")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing new after this time")
-    parser.add_argument("--models", help="METHOD[@BACKBONE],…: ml-vpt, q2l, dr-moe")
+    parser.add_argument("--models", help="METHOD[@BACKBONE],…: ml-vpt, vpt, lora, q2l, dr-moe")
     parser.add_argument("--batches", help="images per step, separated by commas")
     parser.add_argument("--resolutions", help="sides in pixels, separated by commas")
     parser.add_argument("--dtypes", help="float32,bfloat16")

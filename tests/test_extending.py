@@ -18,6 +18,7 @@ from mlmoe_jax.config.keys import as_text
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
 FENCED = re.compile(r"^```(python|shell)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCED.findall(PAGE)
+SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")[1:]}
 NEW_FILE, NEW_LINE = re.compile(r"# (\S+\.py)"), re.compile(r"# (\S+\.py), below the line with (.+)")
 
 # Two steps of training on the first 26 scans and what follows them, the report, and a prediction from the folder alone.
@@ -31,8 +32,10 @@ whole = datasets.load_digits
 datasets.load_digits = lambda **options: [part[:26] for part in whole(**options)]
 from mlmoe_jax.main import main
 export = ["--mode=export", "--workdir=run", "--format=single", "--output=exported"]
-if code := main(sys.argv[1:]) or main(["--mode=report", "--workdir=run"]) or main(export):
-    sys.exit(code)
+adapted = sys.argv.index("ADAPTED")
+for arguments in (sys.argv[1:adapted], ["--mode=report", "--workdir=run"], export, sys.argv[adapted + 1 :]):
+    if code := main(arguments):
+        sys.exit(code)
 from mlmoe_jax.inference.predict import Predictor
 predict = Predictor.from_run("run")
 (result,) = predict([np.zeros((64, 64, 3), np.uint8)], top_k=len(predict.names))
@@ -42,8 +45,6 @@ encode = lambda image: entry("rotary_small").shape.build(rngs=nnx.Rngs(0))(image
 print("encoded", *jax.eval_shape(encode, np.zeros((2, 64, 64, 3), np.float32)).shape)
 """
 SMALL = (
-    "--config=configs/finetune.py:dataset=digits",
-    "--workdir=run",
     "--config.train.epochs=1",
     "--config.train.batch_size=8",
     "--config.eval.batch_size=8",
@@ -71,9 +72,14 @@ def follow(block: str, root: Path) -> None:
     (root / below[1]).write_text("".join(lines))
 
 
-def settings() -> list[str]:
-    """Return the `--config.…` settings of all commands of the page."""
-    commands = [shlex.split(text.replace("\\\n", " ")) for language, text in BLOCKS if language == "shell"]
+def settings(*names: str) -> list[str]:
+    """Return the `--config.…` settings of the commands in sections of the page; by default in all but `adapter`.
+
+    An adapter needs a ViT, and the other commands together train a convolutional network.
+    """
+    chosen = [text for name, text in SECTIONS.items() if (name in names if names else name != "adapter")]
+    blocks = [text for section in chosen for language, text in FENCED.findall(section) if language == "shell"]
+    commands = [shlex.split(text.replace("\\\n", " ")) for text in blocks]
     return [argument for command in commands for argument in command if argument.startswith("--config.")]
 
 
@@ -91,17 +97,16 @@ def extended(tmp_path_factory):
 
 def test_every_addition_is_one_file_one_line_and_one_command():
     """A run has one backbone, so there is no command for the second one."""
-    names = []
-    for section in PAGE.split("\n## ")[1:]:
-        names.append(section.partition("\n")[0])
+    for name, section in SECTIONS.items():
         kinds = [
             language if language == "shell" else "line" if NEW_LINE.match(block) else "file"
             for language, block in FENCED.findall(section)
         ]
         others = {"launch target": [], "vision transformer": ["file", "line"]}
-        assert kinds == others.get(names[-1], ["file", "line", "shell"]), names[-1]
-    assert names == [
+        assert kinds == others.get(name, ["file", "line", "shell"]), name
+    assert list(SECTIONS) == [
         "head",
+        "adapter",
         "backbone family",
         "vision transformer",
         "data set",
@@ -115,8 +120,11 @@ def test_every_addition_is_one_file_one_line_and_one_command():
 def test_the_additions_train_save_restore_and_predict(extended):
     (extended / "follow.py").write_text(RUN)
     environment = os.environ | {"PYTHONPATH": str(extended), "JAX_PLATFORMS": "cpu"}
+    joint = ["--config=configs/finetune.py:dataset=digits", "--workdir=run", *SMALL, *settings()]
+    adapted = ["--config=configs/linear_probe.py:dataset=digits", "--workdir=adapted", *SMALL]
+    adapted += settings("data set", "adapter")
     done = subprocess.run(
-        [sys.executable, "follow.py", *SMALL, *settings()],
+        [sys.executable, "follow.py", *joint, "ADAPTED", *adapted],
         cwd=extended,
         env=environment,
         capture_output=True,
@@ -126,6 +134,9 @@ def test_the_additions_train_save_restore_and_predict(extended):
     *_, predicted, encoded = done.stdout.splitlines()
     assert predicted == "predicted 2 4", "step 2, and each of the four labels has a score"
     assert encoded == "encoded 2 64", "the second backbone is in the catalog, too"
+    stored = json.loads((extended / "adapted" / "config.json").read_text())
+    assert stored["model"]["adapters"] == {"bias": {"targets": ["value", "fc2"]}}, "its own key, declared in its file"
+    assert (extended / "adapted" / "results.json").exists()
     run = extended / "run"
     kept = flatten(from_json((run / "config.json").read_text()))
     for setting in settings():

@@ -36,7 +36,10 @@ from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import place, shard_batch
 from mlmoe_jax.training.setup import ANY_LENGTH, build_steps
 
-CONFIGS = {"ml-vpt": "mlvpt_dinov2", "q2l": "q2l_resnet101", "dr-moe": "drmoe_resnet101"}
+CONFIGS = {
+    **{"ml-vpt": "mlvpt_dinov2", "q2l": "q2l_resnet101", "dr-moe": "drmoe_resnet101"},
+    **{"vpt": "vpt", "lora": "lora"},
+}
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pillow", "libtpu")
 
 

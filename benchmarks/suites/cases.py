@@ -13,7 +13,8 @@ SHORT = {
     "resnet101": "ResNet-101",
     "vit_digits": "ViT (digits)",
 }
-METHODS = {"ml-vpt": "ML-VPT", "q2l": "Q2L", "dr-moe": "DR-MoE"}
+METHODS = {"ml-vpt": "ML-VPT", "vpt": "VPT", "lora": "LoRA", "q2l": "Q2L", "dr-moe": "DR-MoE"}
+ON_VIT = ("ml-vpt", "vpt", "lora")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def model_of(name: str) -> tuple[str, str]:
     method, _, backbone = name.partition("@")
     if method not in METHODS:
         raise SystemExit(f"--models: {method!r} is not one of {', '.join(METHODS)}")
-    return method, backbone or ("dinov2_vitb14" if method == "ml-vpt" else "resnet101")
+    return method, backbone or ("dinov2_vitb14" if method in ON_VIT else "resnet101")
 
 
 def case(model: str, mode: str, *, batch: int, resolution: int, dtype: str, **changes: Any) -> dict[str, Any]:

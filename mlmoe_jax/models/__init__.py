@@ -1,1 +1,1 @@
-"""Backbones, prompts, experts, heads and losses; may use data and the rooms below."""
+"""Backbones, adapters, experts, heads and losses; may use data and the rooms below."""
