@@ -1,5 +1,6 @@
 """Load weights from a file into a module, by a rule table that must account for every tensor."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection
@@ -59,14 +60,13 @@ _SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)
 class LoadReport:
     """The result of loading weights.
 
-    source: the layout of the file. loaded: the paths of the values that were filled. reshaped: those of them whose
-    tensor had another shape with the same elements. unused: the tensors of the file that were not used. missing: the
-    paths of optional values that the file does not contain and that were not changed. sorted_labels: see Source.
+    source: the layout of the file. loaded: the paths of the values that were filled. unused: the tensors of the file
+    that were not used. missing: the paths of optional values that the file does not contain and that were not changed.
+    sorted_labels: see Source.
     """
 
     source: str
     loaded: tuple[str, ...]
-    reshaped: tuple[str, ...]
     unused: tuple[str, ...]
     missing: tuple[str, ...]
     sorted_labels: bool = False
@@ -146,7 +146,9 @@ def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped
     tensors = read_tensors(path)
     query.refuse_unknown_backbone(tensors)
     if source is None:
-        source = _recognise(tensors, path)
+        if (source := recognise(tensors)) is None:
+            some = ", ".join(sorted(tensors)[:3]) or "none"
+            raise UserError(f"{path} has an unknown layout; its first tensors are {some}")
         if source.head_alone and not whole:
             raise UserError(f"{path} ({source.name} layout) holds a head and no backbone; set config.init_from to it")
     if whole and not (source.whole or source.head_alone):
@@ -163,7 +165,10 @@ def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
     """Fill a module with the values of a file; UserError lists mismatches, and the module is then unchanged."""
     source, variables = mapped.source, _variables(module)
     shapes = {target: variable.shape for target, (_, variable) in variables.items()}
-    values, reshaped = _reshape(mapped, shapes)
+    values = dict(mapped.values)
+    for target in mapped.may_reshape & set(shapes):
+        if values[target].size == math.prod(shapes[target]):
+            values[target] = values[target].reshape(shapes[target])
     if wrong := _mistakes(values, shapes, mapped):
         listed = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
         raise UserError(f"{mapped.path} ({source.name} layout) does not fit the model: {listed}")
@@ -174,9 +179,8 @@ def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
         if target in values
     }
     nnx.update(module, nnx.from_flat_state(filled))
-    missing = sorted(set(shapes) - set(values))
-    loaded = tuple(sorted(values))
-    return LoadReport(source.name, loaded, reshaped, mapped.unused, tuple(missing), source.sorted_labels)
+    missing = tuple(sorted(set(shapes) - set(values)))
+    return LoadReport(source.name, tuple(sorted(values)), mapped.unused, missing, source.sorted_labels)
 
 
 def _variables(module: nnx.Module) -> dict[str, tuple[tuple, nnx.Variable]]:
@@ -188,13 +192,6 @@ def _variables(module: nnx.Module) -> dict[str, tuple[tuple, nnx.Variable]]:
 def recognise(names: Collection[str]) -> Source | None:
     """Return the layout of these tensor names, or None if it is unknown."""
     return next((source for source in SOURCES if _wrapper(names, source) is not None), None)
-
-
-def _recognise(tensors: dict[str, np.ndarray], path: Path) -> Source:
-    if source := recognise(tensors):
-        return source
-    some = ", ".join(sorted(tensors)[:3])
-    raise UserError(f"{path} has an unknown layout; its first tensors are {some or 'none'}")
 
 
 def _wrapper(names: Collection[str], source: Source) -> str | None:
@@ -215,7 +212,8 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> M
     for name, tensor in tensors.items():
         for rule in source.rules if name.startswith(wrapper) else ():
             if match := re.fullmatch(rule.pattern, name.removeprefix(wrapper)):
-                _require_finite(path, name, tensor)
+                if jnp.issubdtype(tensor.dtype, jnp.floating) and not np.isfinite(tensor).all():
+                    raise UserError(f"tensor {name} in {path} has numbers that are not finite; use an undamaged file")
                 places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
                 try:
                     pieces[match.expand(rule.target)].append(_Piece(rule, places, name, rule.transform(tensor)))
@@ -228,16 +226,6 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> M
     values = {target: _join(target, parts) for target, parts in pieces.items()}
     may_reshape = frozenset(target for target, parts in pieces.items() if parts[0].rule.reshape)
     return Mapped(path, source, wrapper, values, may_reshape, tuple(unused))
-
-
-def _require_finite(path: Path, name: str, tensor: np.ndarray) -> None:
-    """Raise UserError if a tensor that is used has a NaN or an infinity; otherwise the loss would show it first."""
-    if jnp.issubdtype(tensor.dtype, jnp.floating) and not (finite := np.isfinite(tensor)).all():
-        count = tensor.size - np.count_nonzero(finite)
-        raise UserError(
-            f"{count} of the {tensor.size} numbers of tensor {name} in {path} are not finite; use an undamaged copy of "
-            "the file"
-        )
 
 
 def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
@@ -261,16 +249,6 @@ def join(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np
     for places, value in pieces.items():
         rows[places[0]][places[1:]] = value
     return np.concatenate([join(rows[place], axes[1:]) for place in sorted(rows)], axis=axes[0])
-
-
-def _reshape(mapped: Mapped, shapes: dict[str, tuple]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Reshape the values that may be reshaped to the shapes of the module; return all values and the reshaped paths."""
-    reshaped = tuple(
-        target
-        for target in sorted(set(mapped.values) & set(shapes) & mapped.may_reshape)
-        if mapped.values[target].shape != shapes[target] and mapped.values[target].size == np.prod(shapes[target])
-    )
-    return mapped.values | {target: mapped.values[target].reshape(shapes[target]) for target in reshaped}, reshaped
 
 
 def _mistakes(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: Mapped) -> list[str]:

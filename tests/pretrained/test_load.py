@@ -124,7 +124,7 @@ def test_each_layout_fills_every_parameter(vit, source, tmp_path, layout, suffix
         np.testing.assert_array_equal(loaded[path], value, err_msg=path)
     assert report.source == layout
     assert report.loaded == tuple(sorted(source))
-    assert report.reshaped == report.unused == report.missing == ()
+    assert report.unused == report.missing == ()
 
 
 def test_a_filled_module_computes_what_the_source_does(vit, source, tmp_path):
@@ -158,8 +158,7 @@ def test_a_layout_can_be_given_and_may_reshape(tmp_path):
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     rules = (Rule("w", "kernel", reshape=True), Rule("b", "bias"))
     path = write(tmp_path / "w.npz", {"w": np.arange(6, dtype=np.float32), "b": np.arange(3, dtype=np.float32)})
-    report = load_weights(linear, path, source=Source("toy", "w", rules))
-    assert report.reshaped == ("kernel",)
+    load_weights(linear, path, source=Source("toy", "w", rules))
     assert np.asarray(linear.kernel[...]).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert np.asarray(linear.bias[...]).tolist() == [0, 1, 2]
 
@@ -204,16 +203,13 @@ def test_a_missing_tensor_is_named(refusal, vit, source, tmp_path):
     assert refused(refusal, vit, tmp_path, tensors) == "no tensor for blocks/1/mlp/fc1/bias; no tensor for norm/scale"
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "bad"), [("float32", np.nan), ("float16", np.inf), ("bfloat16", -np.inf)])
 def test_a_tensor_with_numbers_that_are_not_finite_is_named(refusal, vit, source, tmp_path, bad, dtype):
-    tensors = timm_layout(source)
+    tensors = {key: np.array(value, jnp.dtype(dtype)) for key, value in timm_layout(source).items()}
     name = sorted(tensors)[3]
-    tensors[name] = np.array(tensors[name])
     tensors[name].flat[1] = bad
-    tensors = {key: value.astype(jnp.dtype(dtype)) for key, value in tensors.items()}
     sentence = refused(refusal, vit, tmp_path, tensors, "weights.safetensors")
-    assert f"1 of the {tensors[name].size} numbers of tensor {name} in {tmp_path / 'weights.safetensors'} " in sentence
+    assert f"tensor {name} in {tmp_path / 'weights.safetensors'} has numbers that are not finite" in sentence
 
 
 def test_an_unknown_tensor_is_named(refusal, vit, source, tmp_path):

@@ -7,10 +7,11 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Annotated
 
-from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette import exceptions
@@ -36,17 +37,6 @@ HEADERS = {
 }
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
 _ASSETS |= {"/style.css": ("style.css", "text/css")}
-_REFUSALS = {
-    400: "The form cannot be read or holds too many files.",
-    403: "The request comes from a page of another site, or was sent to another host name.",
-    408: "The body did not arrive in time.",
-    413: "The request is too large.",
-    415: "The content type is another one.",
-    422: "An option is wrong, or no image can be read.",
-    429: "The queue is full; try again after the seconds in Retry-After.",
-    503: "The server is starting or stopping; try again after the seconds in Retry-After.",
-    504: "There was no result in time.",
-}
 
 
 def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
@@ -66,15 +56,12 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
         await running
         service.close()
 
-    answers = {RequestValidationError: _wrong_option, exceptions.HTTPException: _http_error}
-    answers |= {ClientDisconnect: _gone, Exception: _failure}
     about = {"title": "mlmoe_jax", "version": __version__, "docs_url": None, "redoc_url": None}
-    app = FastAPI(**about, lifespan=lifespan, exception_handlers=answers)
-    refusals = {status: {"model": requests.Error, "description": text} for status, text in _REFUSALS.items()}
+    app = FastAPI(**about, lifespan=lifespan, exception_handlers=_FAILURES)
+    refusals = {"4XX": {"model": requests.Error}, "5XX": {"model": requests.Error}}
+    body = {"requestBody": requests.BODY}
 
-    @app.post(
-        "/predict", response_model=requests.Results, responses=refusals, openapi_extra={"requestBody": requests.BODY}
-    )
+    @app.post("/predict", response_model=requests.Results, responses=refusals, openapi_extra=body)
     async def predict(request: Request, options: Annotated[Options, Query()]) -> Response:
         """Label one image, the body, or several, the files of a form.
 
@@ -100,25 +87,28 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
 
     for path, (name, kind) in _ASSETS.items():
         asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
-        app.get(path, include_in_schema=False)(lambda asset=asset: asset)
+        app.add_route(path, partial(_fixed, asset), include_in_schema=False)
     return _Guard(app, service.metrics, {route.path for route in app.routes}, frozenset(hosts))
 
 
-async def _wrong_option(request: Request, error: RequestValidationError) -> Response:
-    first = error.errors()[0]
-    return JSONResponse({"error": f"the option {first['loc'][-1]} is wrong: {first['msg']}"}, 422)
+async def _fixed(answer: Response, request: Request) -> Response:
+    return answer
 
 
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+async def _refusal(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that failed, with one sentence and nothing about the server."""
+    status, headers, reason = 500, None, "the server failed; its log has the reason"
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        status, reason = 422, f"the option {first['loc'][-1]} is wrong: {first['msg']}"
+    elif isinstance(error, exceptions.HTTPException):
+        status, headers, reason = error.status_code, error.headers, error.detail
+    elif isinstance(error, ClientDisconnect):
+        status, reason = 400, "the request was cut short"  # nobody receives it, but it is counted
+    return JSONResponse({"error": reason}, status, headers)
 
 
-async def _gone(request: Request, error: ClientDisconnect) -> Response:
-    return JSONResponse({"error": "the request was cut short"}, 400)  # nobody receives it, but it is counted
-
-
-async def _failure(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "the server failed; its log has the reason"}, 500)
+_FAILURES = dict.fromkeys((RequestValidationError, exceptions.HTTPException, ClientDisconnect, Exception), _refusal)
 
 
 class _Guard:

@@ -124,7 +124,7 @@ def test_the_model_and_the_document_describe_the_server(ask):
     predict = document["paths"]["/predict"]["post"]
     assert [option["name"] for option in predict["parameters"]] == ["top_k", "gates", "attention"]
     assert set(predict["requestBody"]["content"]) == {"image/*", "application/octet-stream", "multipart/form-data"}
-    assert {"200", "400", "403", "408", "413", "415", "422", "429", "503", "504"} == set(predict["responses"])
+    assert {"200", "4XX", "5XX"} <= set(predict["responses"])
     assert {"Results", "Result", "Attention", "Model", "Error"} <= set(document["components"]["schemas"])
 
 

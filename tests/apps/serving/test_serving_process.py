@@ -143,6 +143,6 @@ def test_wrong_commands_are_refused_in_one_sentence(tmp_path, capsys, monkeypatc
     errors = capsys.readouterr().err.splitlines()
     assert [line.startswith("error: ") for line in errors] == [True] * 3
     assert "--port is for --mode=serve" in errors[2]
-    assert parse_flags(["--mode=serve", "--port=0", "--host=0.0.0.0"])[0].port == 0
+    assert parse_flags(["--mode=serve", "--workdir=a", "--port=0", "--host=0.0.0.0"])[0].port == 0
     monkeypatch.setattr(serving, "LIBRARIES", ("no_such_module",))
     assert "pip install 'mlmoe-jax[serve]'" in refusal(serving.require_libraries)
