@@ -4,7 +4,14 @@ from importlib.util import find_spec
 
 from mlmoe_jax.errors import UserError
 
-LIBRARIES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")  # modules of the extra "serve"
+LIBRARIES = (
+    "fastapi",
+    "starlette",
+    "pydantic",
+    "uvicorn",
+    "python_multipart",
+    "prometheus_client",
+)  # modules of the extra "serve"
 
 
 def require_libraries() -> None:
