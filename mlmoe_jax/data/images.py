@@ -99,9 +99,12 @@ def open_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
         name, source = name or os.fspath(source), read_file(source)
     name = name or f"{len(source):,} bytes"
     try:
-        return _decode(source, decoding)
-    except _Unreadable as error:
-        raise BadImage(f"cannot read {name} as an image: {error}") from error
+        return _decode(source, name, decoding)
+    except BadImage:
+        if decoding.truncated == "refuse" or not source.startswith(JPEG_START):
+            raise
+        # Pillow's lenient mode ends the data in the same way, but it is a switch for all threads of the process.
+        return _decode(source + JPEG_END, name, decoding)
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:
@@ -130,23 +133,11 @@ def read_file(path: str | os.PathLike) -> bytes:
         raise BadImage(f"cannot read {os.fspath(path)} as an image: {error.strerror or error}") from error
 
 
-class _Unreadable(Exception):
-    """The reason why bytes cannot be decoded, to follow 'cannot read … as an image:'."""
+class _UnknownWhite(ValueError):
+    """A gray image whose values do not say which one is white."""
 
 
-def _decode(data: bytes, decoding: Decoding) -> Image.Image:
-    try:
-        return _decode_complete(data, decoding)
-    except _Unreadable:
-        if decoding.truncated == "refuse" or not data.startswith(JPEG_START):
-            raise
-        # Pillow's lenient mode ends the data in the same way, but it is a switch for all threads of the process.
-        return _decode_complete(data + JPEG_END, decoding)
-
-
-def _decode_complete(data: bytes, decoding: Decoding) -> Image.Image:
-    if not data:
-        raise _Unreadable("it is empty")
+def _decode(data: bytes, name: str, decoding: Decoding) -> Image.Image:
     most = MAX_DECODED // _OTHERS
     try:
         image = Image.open(io.BytesIO(data), formats=_formats())
@@ -157,14 +148,14 @@ def _decode_complete(data: bytes, decoding: Decoding) -> Image.Image:
             image.draft(None, (decoding.at_least, decoding.at_least))
         image.load()
         return _rgb(_upright(image) if decoding.exif == "apply" else image)
-    except _Unreadable:
-        raise
-    except Image.DecompressionBombError as error:
-        raise _Unreadable(f"it has more than {most:,} pixels; store it smaller") from error
-    except UnidentifiedImageError as error:
-        raise _Unreadable(f"its content is none of {', '.join(_formats())}") from error
     except Exception as error:  # Pillow's decoders raise many types for damaged data, such as SyntaxError, IndexError
-        raise _Unreadable(f"it is damaged or cut short ({error or type(error).__name__})") from error
+        reasons = {
+            Image.DecompressionBombError: f"it has more than {most:,} pixels; store it smaller",
+            UnidentifiedImageError: f"its content is none of {', '.join(_formats())}" if data else "it is empty",
+            _UnknownWhite: str(error),
+        }
+        reason = reasons.get(type(error), f"it is damaged or cut short ({error or type(error).__name__})")
+        raise BadImage(f"cannot read {name} as an image: {reason}") from error
 
 
 @functools.cache
@@ -208,7 +199,9 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _from_deep(gray: np.ndarray) -> Image.Image:
     """Convert a gray image in 16 bits to RGB, which Pillow's own conversion would clip at 255."""
     if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
-        raise _Unreadable(f"its pixels are {gray.dtype} without a known white; store it with 8 or 16 bits per channel")
+        raise _UnknownWhite(
+            f"its pixels are {gray.dtype} without a known white; store it with 8 or 16 bits per channel"
+        )
     return Image.fromarray((gray >> 8).astype(np.uint8)).convert("RGB")
 
 

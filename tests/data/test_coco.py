@@ -75,20 +75,12 @@ def test_root_without_coco(coco, tmp_path, refusal):
     assert refusal(open_coco, coco, "test") == "data set coco2014 has no split 'test'; it has train, val"
 
 
-def test_broken_json(coco, refusal):
-    path = coco / "annotations" / "instances_train2014.json"
-    for text in ("", '{"images": [', "\x00"):
-        path.write_text(text)
-        assert refusal(open_coco, coco, "train").startswith(f"{path} is damaged: ")
-    path.write_bytes(b'{"images": "\xff"}')
-    assert refusal(open_coco, coco, "train").startswith(f"{path} is damaged: ")
-
-
 @pytest.mark.parametrize(
     "content",
     [
         [],
         None,
+        '{"images": [',
         {"images": [], "annotations": []},
         {"images": [{"id": 1}], "annotations": [], "categories": []},
         {"images": {}, "annotations": [1], "categories": []},
@@ -130,24 +122,6 @@ def test_ambiguous_names(coco, refusal, part, item, what):
     path = coco / "annotations" / "instances_train2014.json"
     sentence = refusal(open_coco, coco, "train")
     assert sentence == f"{path} is damaged: it lists the {what} twice"
-
-
-def test_missing_images(coco, refusal):
-    (coco / "train2014" / file_name("train", 2000)).unlink()  # dropped for its labels, so the file is not needed
-    assert len(open_coco(coco, "train")) == 3
-    (coco / "train2014" / file_name("train", 9)).unlink()
-    sentence = refusal(open_coco, coco, "train")
-    assert sentence.startswith(f"1 of the 3 listed images are not in {coco}/train2014, the first is COCO_train2014_")
-    for file in (coco / "train2014").iterdir():
-        file.unlink()
-    (coco / "train2014").rmdir()
-    assert refusal(open_coco, coco, "train").startswith(f"there is no folder {coco}/train2014 with the 3 listed images")
-
-
-def test_a_split_without_annotations(coco, refusal):
-    write_instances(coco, "train", instances("train") | {"annotations": []})
-    path = coco / "annotations" / "instances_train2014.json"
-    assert refusal(open_coco, coco, "train").startswith(f"no image of {path} has a positive label; ")
 
 
 def test_real_coco_labels_agree_with_the_official_ones(shared_data):

@@ -125,13 +125,6 @@ def test_single_digits(name):
     np.testing.assert_array_equal(open_single(name).images[150], images[150])
 
 
-def test_unknown_splits(refusal):
-    sentence = refusal(open_scenes, "dev")
-    assert sentence == "data set digits has no split 'dev'; it has train, val, test, test_shift"
-    sentence = refusal(open_single, "test_shift")
-    assert sentence == "data set digits_single has no split 'test_shift'; it has train, val, test"
-
-
 # --------------------------------------------------------------------------------------------------------- as files
 @pytest.fixture
 def few_scenes(monkeypatch):

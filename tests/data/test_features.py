@@ -53,12 +53,6 @@ def test_parts_are_written_and_read_by_row(table):
     assert {kind: value.shape for kind, value in table.blank().items()} == {"cls": (3,), "patches": (2, 2, 3)}
 
 
-def test_a_part_that_was_not_completed_is_missing(table):
-    fill(table, drawn(), np.ones(ROWS, bool))
-    (table.folder / "00001.read.npy").unlink()
-    assert table.missing() == [1]
-
-
 def test_float16_halves_the_space_and_is_read_in_the_computed_type(tmp_path, refusal):
     half, values = FeatureTable(tmp_path / "half", ROWS, KINDS, "float16"), drawn()
     fill(half, values, np.ones(ROWS, bool))

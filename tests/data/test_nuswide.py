@@ -127,12 +127,3 @@ def test_missing_label_files(nuswide, refusal):
     else:
         path.unlink()
         assert refusal(open_nuswide, nuswide, "train").startswith(f"cannot read {path} (No such file or directory); ")
-
-
-def test_a_split_without_labels(nuswide, refusal):
-    (nuswide / "ImageList" / "TrainImagelist.txt").write_text("\n")
-    path = path_of_labels(nuswide)
-    for file in path.parent.glob("*_Train.txt"):
-        file.write_text("")
-    sentence = refusal(open_nuswide, nuswide, "train")
-    assert sentence.startswith(f"no image of {nuswide}/ImageList/TrainImagelist.txt has a positive label; ")

@@ -36,11 +36,6 @@ def table(tmp_path):
     return tmp_path
 
 
-def test_data_sets_are_found_below_the_root(shared_data):
-    assert len(open_split(settings("voc2012", shared_data), "val")) == 200
-    assert len(open_split(settings("coco2014", shared_data / "coco"), "val")) == 50
-
-
 @pytest.mark.parametrize(("keep_empty", "bad_images"), [(False, "error"), (True, "skip")])
 @pytest.mark.parametrize(
     ("name", "opener", "before", "more"),

@@ -186,10 +186,3 @@ def test_vg500_errors(vg500, refusal):
     assert refusal(open_vg500, vg500, "train").startswith(f"cannot read {index} (No such file or directory); ")
     (vg500 / "train_list_500.txt").unlink()
     assert refusal(open_vg500, vg500, "train").startswith(f"cannot read {vg500}/train_list_500.txt (No such file")
-
-
-def test_vg500_without_labels(vg500, refusal):
-    (vg500 / "train_list_500.txt").write_text("2.jpg\n")
-    assert refusal(open_vg500, vg500, "train").startswith(
-        f"no image of {vg500}/train_list_500.txt has a positive label; "
-    )

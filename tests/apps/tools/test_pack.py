@@ -191,15 +191,6 @@ def test_a_killed_worker_is_reported(pairs, tmp_path):
     assert pack(config_of(pairs), output) == 0
 
 
-def test_repeating_the_command_changes_nothing(small_voc, tmp_path):
-    output = tmp_path / "out"
-    pack(config_of(small_voc), output)
-    before, times = files_of(output), {path: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord")}
-    assert pack(config_of(small_voc), output) == 0
-    assert files_of(output) == before
-    assert {path: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord")} == times
-
-
 def test_lost_and_changed_shards_are_written_again(small_voc, tmp_path):
     output = tmp_path / "out"
     pack(config_of(small_voc), output)
@@ -209,15 +200,6 @@ def test_lost_and_changed_shards_are_written_again(small_voc, tmp_path):
         file.write(b"more")
     pack(config_of(small_voc), output)
     assert files_of(output) == before
-
-
-def test_further_splits_are_added_to_packed_ones(small_voc, tmp_path):
-    output = tmp_path / "out"
-    pack(config_of(small_voc, val_split=""), output)
-    assert set(json.loads((output / "manifest.json").read_text())["splits"]) == {"train"}
-    pack(config_of(small_voc), output)
-    pack(config_of(small_voc), tmp_path / "fresh")
-    assert files_of(output) == files_of(tmp_path / "fresh")
 
 
 def test_an_incomplete_split_remains_while_another_is_finished(small_voc, tmp_path, refusal):

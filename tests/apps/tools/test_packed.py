@@ -194,30 +194,3 @@ def test_links_are_replaced_when_a_data_set_is_packed(small_voc, tmp_path, packe
     assert pack(config_of(small_voc), output) == 0
     assert files_of(output) == expected
     assert not any(path.is_symlink() for path in output.iterdir())
-
-
-@pytest.mark.parametrize(("key", "value"), HOSTILE)
-def test_a_bucket_writes_nothing_outside_the_cache(small_voc, tmp_path, bucket, refusal, key, value):
-    pack(config_of(small_voc), "gs://bucket/packed")
-    (tmp_path / "store" / "escaped.txt").write_text("of the bucket")
-    before = {path for path in tmp_path.rglob("*") if path.is_file()}
-    bucket.clear()
-    alter(tmp_path / "store" / "bucket" / "packed" / "manifest.json", "shards", key, value)
-    assert "gs://bucket/packed/manifest.json is damaged: " in refusal(open_packed, "gs://bucket/packed", "train")
-    assert not bucket, "nothing is fetched"
-    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_a_shard_is_checked_before_it_leaves_a_temporary_file(small_voc, tmp_path, bucket, refusal):
-    pack(config_of(small_voc), "gs://bucket/packed")
-    shard = "train-00001-of-00003.arrayrecord"
-    alter(tmp_path / "store" / "bucket" / "packed" / "manifest.json", "shards", "sha256", "0" * 64)
-    bucket.clear()
-    images = open_packed("gs://bucket/packed", "train").images
-    assert f"gs://bucket/packed/{shard} has changed since it was packed" in refusal(images.read, 4)
-    ((source, target),) = bucket
-    assert source == f"gs://bucket/packed/{shard}"
-    cache = tmp_path / "cache" / "packed"
-    assert Path(target).parent.parent == cache
-    assert Path(target).parent.name.startswith("fetching-")
-    assert not list(cache.iterdir())
