@@ -57,33 +57,18 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
         split: np.clip(0.35 + 0.3 * (c == 1) + 0.2 * draw.normal(size=c.shape), 0, 1) for split, c in codes.items()
     }
     write_evaluation(folder, codes, scores)
+    fixed = {"loss/co": 2.0, "learning_rate": 1e-3, "images_per_second": 80.0, "data_wait": 0.1, "gradient_norm": 2.0}
     for step in STEPS:
-        row = {
-            "step": step,
-            "epoch": step / 20,
-            "time": TIME + step,
-            "loss": 100 / step,
-            "loss/co": 40 / step,
-            "learning_rate": 1e-3,
-        }
-        row |= {"images_per_second": 80.0, "data_wait": 0.1, "gradient_norm": 2.0}
+        row = {"step": step, "epoch": step / 20, "time": TIME + step, "loss": 100 / step, **fixed}
         folder.append_row(row | {"val/raw/mAP": 0.5 + step / 1000, "val/ema/mAP": 0.6 - abs(step - 40) / 1000})
-    folder.write_json(
-        "cost.json",
-        {
-            "params": {"total": 87_602_710, "trainable": 1_022_230, "backbone": 86_580_480},
-            "macs": {"layers": 24_513_954_816, "full": 26_033_209_344, "executed": 21_857_879_232},
-            "memory": {"frozen": 350_000_000},
-            "modules": {"backbone/blocks": [85_000_000, 0]},
-        },
-    )
+    params = {"total": 87_602_710, "trainable": 1_022_230, "backbone": 86_580_480}
+    macs = {"layers": 24_513_954_816, "full": 26_033_209_344, "executed": 21_857_879_232}
+    cost = {"params": params, "macs": macs, "memory": {"frozen": 350_000_000}}
+    folder.write_json("cost.json", cost | {"modules": {"backbone/blocks": [85_000_000, 0]}})
     start = {"time": "2026-01-02T03:04:05+00:00", "device": "TPU v5e", "devices": 16, "processes": 4, "mesh": {}}
+    starts = ((0, "0.8.0"), (20, "0.8.0"), (40, "0.9.1"))
     folder.write_json(
-        "starts.json",
-        [
-            start | {"step": step, "versions": {"python": "3.11.7", "jax": jax}}
-            for step, jax in ((0, "0.8.0"), (20, "0.8.0"), (40, "0.9.1"))
-        ],
+        "starts.json", [start | {"step": step, "versions": {"python": "3.11.7", "jax": jax}} for step, jax in starts]
     )
     folder.write_csv(
         "cooccurrence.csv", ["split", "a", "b", "gap"], [["test", "cat", "dog", 0.25], ["test", "dog", "cat", "nan"]]

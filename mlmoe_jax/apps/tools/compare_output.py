@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
+import numpy as np
 from etils import epath
 
 from mlmoe_jax.apps.tools.compare import RESAMPLES, Change, ComparedRun, Comparison, compare_runs, shared_splits
@@ -34,15 +35,8 @@ def compare_folders(
 ) -> int:
     """Compare two runs on one split, or on all that both have, print tables or JSON, and return the exit code.
 
-    Args:
-      a, b: the folders.
-      split: name of a split; None compares all.
-      output: path of a .csv or .json file to write in addition.
-      as_json: print JSON.
-      resamples: as in `compare_runs`.
-
-    Raises:
-      UserError: as `compare_runs`, both folders are the same, or the output cannot be written.
+    output: path of a .csv or .json file to write in addition. Raises UserError as `compare_runs`, and if both folders
+    are the same or the output cannot be written.
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
@@ -109,7 +103,7 @@ def format_comparison(comparison: Comparison) -> str:
     one, counts = comparison, comparison.counts
     others = {"only_a": "only in a", "only_b": "only in b", "unread": "without scores"}
     beside = ", ".join(f"{counts[kind]:,} {what}" for kind, what in others.items() if counts[kind])
-    labels = sorted(one.ap, key=lambda name: -_size(one.ap[name].difference))[:_SHOWN]
+    labels = sorted(one.ap, key=lambda name: -np.nan_to_num(abs(one.ap[name].difference), nan=-1))[:_SHOWN]
     shown = f", the {len(labels)} of {len(one.ap)} labels that changed most" if len(one.ap) > _SHOWN else ""
     lines = [
         f"{one.split}: {counts['images']:,} images in both runs" + (f" ({beside})" if beside else ""),
@@ -137,7 +131,3 @@ def _table(title: str, changes: dict[str, Change]) -> list[str]:
         interval = f"[{low}, {high}]{' *' if item.clear else ''}"
         rows.append([name, percent(item.a), percent(item.b), percent(item.difference, sign="+"), interval])
     return [title, text_table(rows, align="<>>><", least=(0, 6, 6, 6, 0))]
-
-
-def _size(difference: float) -> float:
-    return -1.0 if math.isnan(difference) else abs(difference)

@@ -162,30 +162,22 @@ def test_tables_json_and_files_of_all_shared_splits(two, capsys, tmp_path):
 def test_runs_that_cannot_be_compared(two, tmp_path, refusal):
     a, b = two
     test = drawn_split("test", 40, codes=4)
-    other = write_run(tmp_path / "other", drawn_split("holdout", 5))
-    assert "has no scores.npz; run --mode=eval" in refusal(compare_runs, a, write_run(tmp_path / "none"))
-    assert "has scores of val, test and" in refusal(compare_runs, a, other)
-    assert "not of tset; run --mode=eval" in refusal(compare_runs, a, b, split="tset")
-    assert "not of val; run --mode=eval" in refusal(compare_runs, a, write_run(tmp_path / "one", test), split="val")
-    named = write_run(tmp_path / "named", test, names="abd")
-    assert "different labels, such as c;" in refusal(compare_runs, a, named)
-    fewer = write_run(tmp_path / "fewer", test.with_labels(np.array([0, 1])), names="ab")
-    assert "different labels, such as c;" in refusal(compare_runs, fewer, a)
-    renamed = replace(test, ids=np.char.add("other/", test.ids))
-    assert "no image of test is in both runs" in refusal(compare_runs, a, write_run(tmp_path / "ids", renamed))
     codes = test.codes.copy()
     codes[[3, 8], 1] = 1 - np.abs(codes[[3, 8], 1])
-    text = refusal(compare_runs, a, write_run(tmp_path / "codes", replace(test, codes=codes)))
-    assert "2 of 40 images of test have other labels" in text
-    assert "such as test/3.jpg at label b" in text
-    twice = write_run(tmp_path / "twice", test.take(np.array([0, 1, 1])))
-    assert "has the image test/1.jpg 2 times" in refusal(compare_runs, a, twice)
-    unread = write_run(tmp_path / "unread", replace(test, scores=np.full(test.scores.shape, np.nan)))
-    assert "none of the 40 common images of test" in refusal(compare_runs, a, unread)
-
-
-def test_invalid_arguments_of_the_command(two, refusal, tmp_path):
-    a, b = two
+    others = {
+        "has no scores.npz; run --mode=eval": ([], "abc"),
+        "has scores of val, test and": ([drawn_split("holdout", 5)], "abc"),
+        "different labels, such as c;": ([test], "abd"),
+        "the runs have different labels": ([test.with_labels(np.array([0, 1]))], "ab"),
+        "no image of test is in both runs": ([replace(test, ids=np.char.add("other/", test.ids))], "abc"),
+        "2 of 40 images of test have other labels": ([replace(test, codes=codes)], "abc"),
+        "such as test/3.jpg at label b": ([replace(test, codes=codes)], "abc"),
+        "has the image test/1.jpg 2 times": ([test.take(np.array([0, 1, 1]))], "abc"),
+        "none of the 40 common images": ([replace(test, scores=np.full(test.scores.shape, np.nan))], "abc"),
+    }
+    for number, (sentence, (tables, names)) in enumerate(others.items()):
+        assert sentence in refusal(compare_runs, a, write_run(tmp_path / f"{number}", *tables, names=names))
+    assert "not of tset; run --mode=eval" in refusal(compare_runs, a, b, split="tset")
     assert "give the folders of two runs" in refusal(compare_folders, a, a)
     assert "should end in .csv or .json" in refusal(compare_folders, a, b, output="compare.txt")
     assert "cannot write" in refusal(compare_folders, a, b, output=str(tmp_path / "none" / "c.csv"), resamples=2)
