@@ -25,7 +25,7 @@ from etils import epath
 from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.files import full_disk_explained
+from mlmoe_jax.runtime.files import damage_explained, full_disk_explained
 from mlmoe_jax.runtime.progress import heartbeat, status
 
 Notes = Mapping[str, Any]
@@ -71,11 +71,8 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
     path = path.resolve() if folder.is_local else path
-    try:
-        with full_disk_explained(path):
-            manager = ocp.CheckpointManager(path, options=options)
-    except RecursionError as error:  # of the JSON in it; Orbax ignores other damage there
-        raise UserError(f"a _CHECKPOINT_METADATA in {path} is damaged; remove the checkpoint that has it") from error
+    with damage_explained(f"a _CHECKPOINT_METADATA in {path}"), full_disk_explained(path):
+        manager = ocp.CheckpointManager(path, options=options)
     try:
         try:
             yield manager

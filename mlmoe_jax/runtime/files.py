@@ -18,7 +18,7 @@ from etils import epath
 
 from mlmoe_jax.errors import NoRoom, UserError
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
+MIB, GIB = 2**20, 2**30
 
 MOST_TEXT = 512 * MIB  # of a text or JSON file in a run folder
 MOST_LIST = 256 * MIB  # of a list of paths, about four million
@@ -99,11 +99,9 @@ def _read_remote(path: str | os.PathLike, most: int) -> bytes:
         place = epath.Path(path)
         _refuse_more(place.stat().length, most)
         return place.read_bytes()
-    except OSError:
-        raise
     except Exception as error:  # each store's library has errors of its own, and etils those of a package that lacks
-        reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
-        raise OSError(errno.EIO, reason) from error
+        reason = (getattr(error, "strerror", "") or str(error) or type(error).__name__).splitlines()[0]
+        raise OSError(getattr(error, "errno", 0) or errno.EIO, reason.partition(". ")[0].rstrip(".")) from error
 
 
 def _refuse_more(size: int, most: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import io
@@ -81,12 +82,10 @@ class Folder:
         self._require_library()
         if self.is_local:
             path = Path(self.path)
-            try:
+            with self._being_made():
                 there = next(place for place in (path, *path.absolute().parents) if place.exists())
-            except OSError as error:
-                raise UserError(f"cannot make the {self.kind} {str(self)[:200]}: {error.strerror or error}") from error
-            if not there.is_dir():
-                raise UserError(f"cannot make the {self.kind} {self}: {there} is a file")
+                if not there.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
             if not os.access(there, os.W_OK):
                 raise NoRoom(f"cannot make the {self.kind} {self}: {there} is not writable")
 
@@ -96,11 +95,8 @@ class Folder:
 
         If another process holds the lock, raises InUse, or waits for it with `wait`.
         """
-        try:
-            with full_disk_explained(self):
-                self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make the {self.kind} {self}: {error.strerror or error}") from error
+        with self._being_made(), full_disk_explained(self):
+            self.path.mkdir(parents=True, exist_ok=True)
         if not self.is_local:  # object stores have no locks
             yield
             return
@@ -116,6 +112,13 @@ class Folder:
                 if not without_lock and (partial.is_symlink() or not partial.is_dir()):
                     partial.unlink(missing_ok=True)
             yield
+
+    @contextlib.contextmanager
+    def _being_made(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"cannot make the {self.kind} {str(self)[:200]}: {error.strerror or error}") from error
 
     def is_in_use(self) -> bool:
         """Return whether another process holds the lock of the folder; False in an object store, which has no locks."""
@@ -254,10 +257,10 @@ def require_new(path: str | os.PathLike) -> Path:
     local = Path(path)
     if os.path.lexists(local):
         raise UserError(f"{path} already exists; remove it or set another --output")
-    if not local.parent.is_dir():
-        raise UserError(f"there is no folder {local.parent} to write {local.name} into")
     if not os.access(local.parent, os.W_OK):
-        raise UserError(f"the folder {local.parent} is not writable; set another --output")
+        missing = f"there is no folder {local.parent} to write {local.name} into"
+        locked = f"the folder {local.parent} is not writable; set another --output"
+        raise UserError(locked if local.parent.is_dir() else missing)
     return local
 
 
