@@ -84,19 +84,13 @@ def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
 
     Raises UserError if there are none, or if a file is damaged.
     """
-    found: dict[str, SplitScores] = {}
-    for prefix in _present(folder, SCORES):
-        for split, scores in _read_file(folder, prefix).items():
-            found.setdefault(split, scores)
-    return found
+    files = [_read_file(folder, prefix) for prefix in _present(folder, SCORES)]
+    return files[0] | {split: scores for file in files[1:] for split, scores in file.items() if split not in files[0]}
 
 
 def read_settings(folder: RunFolder, prefix: str) -> ConfigDict:
-    """Return the config with which the files below a prefix were measured: that of the run, or of an evaluation.
-
-    Evaluations of earlier versions did not write theirs; it counts as that of the run. UserError if it is damaged.
-    """
-    return read_config(folder, f"{prefix}{CONFIG}" if (folder / f"{prefix}{CONFIG}").exists() else CONFIG)
+    """Return the config with which the files below a prefix were measured: that of the run, or of an evaluation."""
+    return read_config(folder, f"{prefix}{CONFIG}")
 
 
 def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
@@ -138,10 +132,8 @@ def hidden_evaluations(folder: RunFolder) -> dict[str, str]:
 
 def result_sources(folder: RunFolder) -> dict[str, str]:
     """Return split -> the prefix of the file from which `read_results` has its metrics."""
-    found: dict[str, str] = {}
-    for prefix in _present(folder, RESULTS):
-        found = dict.fromkeys(_results_in(folder, f"{prefix}{RESULTS}"), prefix) | found
-    return found
+    prefixes = reversed(_present(folder, RESULTS))
+    return {split: prefix for prefix in prefixes for split in _results_in(folder, f"{prefix}{RESULTS}")}
 
 
 def training_results(folder: RunFolder) -> Results | None:

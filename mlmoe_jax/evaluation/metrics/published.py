@@ -92,7 +92,8 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
     evaluator = PRESETS[name]
     scores, codes = np.asarray(scores, np.float64), np.asarray(codes)
     label, known = (x > 0 for x in targets(codes, "negative"))
-    report = {"mAP": _mean_ap(evaluator, scores, codes)}
+    ap, empty = average_precisions(name, scores, codes), evaluator.ap_without_positives
+    report = {"mAP": mean_average_precision(ap) if empty is None else float(np.where(np.isnan(ap), empty, ap).mean())}
     without_positives = not (label & known).any(axis=0).all()
     groups = {"": evaluator.predict(scores, known, frequency)}
     if evaluator.top3:
@@ -108,19 +109,10 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
 
 def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats:
     """Return the average precision of each label, f64[K], as `preset` averages it; nan without positives."""
-    return _average_precisions(PRESETS[name], np.asarray(scores, np.float64), np.asarray(codes))
-
-
-def _average_precisions(evaluator: Evaluator, scores: Floats, codes: NDArray) -> Floats:
-    label, known = targets(codes, evaluator.difficult_in_ap)
+    evaluator = PRESETS[name]
+    label, known = targets(np.asarray(codes), evaluator.difficult_in_ap)
+    scores = np.asarray(scores, np.float64)
     return average_precision(scores, label, mask=known, interpolation=evaluator.interpolation)
-
-
-def _mean_ap(evaluator: Evaluator, scores: Floats, codes: NDArray) -> float:
-    ap = _average_precisions(evaluator, scores, codes)
-    if evaluator.ap_without_positives is None:
-        return mean_average_precision(ap)
-    return float(np.where(np.isnan(ap), evaluator.ap_without_positives, ap).mean())
 
 
 def _at_least_half(scores: Floats, known: Bools, frequency: ArrayLike | None) -> Bools:
