@@ -104,12 +104,10 @@ def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | Non
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str, float]]:
-    """Train in a run folder, or resume the training that it holds, and evaluate.
-
-    Like `--mode=train`, it also writes sample images for the report if `report.samples` is above 0.
+    """Train in a run folder, or resume the training that it holds, and evaluate, as `--mode=train` does.
 
     Args:
-      config: of `load_config`.
+      config: of `load_config`; it is not changed.
       workdir: a local folder, or an address such as gs://bucket/run; it is made if it does not exist.
 
     Returns:
@@ -135,9 +133,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str,
 def evaluate(
     workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None, *, checkpoint: str = "best"
 ) -> dict[str, dict[str, float]]:
-    """Evaluate the trained model of a run folder on its test splits, and write the results to `eval/` in the folder.
-
-    Like `--mode=eval`, it also writes sample images for the report if `report.samples` is above 0.
+    """Evaluate the trained model of a run folder on its test splits, as `--mode=eval` does; the results are in `eval/`.
 
     Args:
       workdir: the folder of a run.
@@ -170,8 +166,7 @@ def open_run(
       checkpoint: as in `evaluate`.
 
     Returns:
-      the run: `run.model()` is the model as a Flax NNX module, `run.config` its config, `run.label_space` the names and
-      statistics of its labels, and `run.preprocess(image u8[B,H,W,3])` the input of the model.
+      the run, with `model()`, a Flax NNX module, `config`, `label_space` and `preprocess(image u8[B,H,W,3])`.
 
     Raises:
       UserError: a folder without a trained model, or a key of what was trained.
@@ -188,10 +183,8 @@ def build_model(
 ) -> Classifier:
     """Build the Flax NNX model of a config: `model(image f32[B,H,W,3]) -> Prediction`, with `logits` f32[B,K].
 
-    Prompts and head have the initial values of the config's seed.
-
     Args:
-      config: of `load_config`.
+      config: of `load_config`; prompts and head have the initial values of its seed.
       labels: the names of the K labels, or only their number. Methods that use statistics of the training labels
         (groups, graphs, frequencies) then get placeholders. They get the real ones from a training split of
         `open_split`, and from a `LabelSpace`, such as `run.label_space`.
