@@ -17,8 +17,8 @@ REDUCED = {"reduced_decoding": True}
 OURS = {
     "decode + resize": ({}, {}),
     "decode + resize, reduced decoding": (REDUCED, {}),
-    "with cutout and RandAugment": ({}, {**PUBLISHED, "where": "host"}),
-    "with cutout and RandAugment, reduced decoding": (REDUCED, {**PUBLISHED, "where": "host"}),
+    "with cutout and RandAugment": ({}, PUBLISHED),
+    "with cutout and RandAugment, reduced decoding": (REDUCED, PUBLISHED),
 }
 # name -> kind and `full` of peers/loader.py
 PYTORCH = {

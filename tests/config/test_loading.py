@@ -189,6 +189,15 @@ def test_json_gives_the_same_config_back():
     assert isinstance(again.trainable[0], tuple)
 
 
+def test_runs_with_the_cache_in_memory_or_augmentation_on_the_device_still_open(capsys):
+    stored = json.loads(to_json(default_config()))
+    stored["data"]["cache"], stored["augment"]["where"], stored["pack"]["shard_images"] = "ram", "device", 1024
+    config = from_json(json.dumps(stored))
+    assert config.data.cache == "disk"
+    assert "augment.where='device', which is always 'host' in this version" in capsys.readouterr().err
+    assert flatten(config).keys() == flatten(default_config()).keys()
+
+
 def test_an_older_stored_config_gets_the_defaults_of_newer_keys():
     stored = json.loads(to_json(default_config()))
     stored["train"]["epochs"] = 3
