@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlmoe_jax.apps.cli.process import LARGE_PAGES, TUNABLES
+from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
