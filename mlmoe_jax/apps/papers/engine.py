@@ -148,11 +148,10 @@ def _train(run: GridRun, title: str) -> bool:
         train(run.config, run.folder)
         write_requested_samples(run.folder, run.config)
         run.read_results()
-    except NoRoom:
-        raise  # the disk is full for the next run, too
     except UserError as error:
-        if isinstance(error, InUse | BadImage) and distributed.process()[1] > 1:
-            raise  # only one process has noticed, and the others would wait for it
+        noticed_alone = isinstance(error, InUse | BadImage) and distributed.process()[1] > 1
+        if isinstance(error, NoRoom) or noticed_alone:  # the disk is full for the next run, or other processes wait
+            raise
         if isinstance(error, InUse):
             return False
         run.error = str(error)

@@ -35,7 +35,7 @@ def parse(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
     with their arguments.
 
     Raises:
-      UserError: for a malformed flag, and for a key or value that is repeated.
+      UserError: for a malformed flag, and for a key that is repeated.
     """
     axes: dict[str, tuple] = {}
     for text in texts:
@@ -47,12 +47,10 @@ def parse(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
         if key in axes:
             raise UserError(f"--sweep is given twice for {key}; list all its values in one")
         if key == METHOD:
-            values = list(configuration.split_references(listed))
+            values = configuration.split_references(listed)
         else:
-            values = [_typed(config, key, item) for item in _split(listed)]
-        if twice := [value for place, value in enumerate(values) if value in values[:place]]:
-            raise UserError(f"--sweep={text} gives {key} the value {as_text(twice[0])} twice")
-        axes[key] = tuple(values)
+            values = (_typed(config, key, item) for item in _split(listed))
+        axes[key] = tuple(dict.fromkeys(values))
     return axes
 
 
@@ -71,8 +69,6 @@ def _split(text: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += letter
-    if depth:
-        raise UserError(f"--sweep values {text} have an unmatched bracket")
     return [part.strip() for part in parts]
 
 

@@ -246,11 +246,9 @@ def find(table: str, dataset: str = "") -> tuple[Paper, Result]:
     A number that no table has, as in mlvpt.7, names the figure. Raises UserError for another name.
     """
     name, _, number = table.partition(".")
-    if name not in PAPERS:
-        raise UserError(f"--table={table} is not PAPER.NUMBER with a paper among {', '.join(PAPERS)}, such as mlvpt.1")
-    known = load(name).data["results"]
-    if not (matches := [one for one in (number, f"fig{number}") if one in known]):
-        raise UserError(f"--table={table} is not among {', '.join(f'{name}.{one}' for one in known)}")
+    known = [(paper, one) for paper in PAPERS for one in load(paper).data["results"]]
+    if not (matches := [one for one in (number, f"fig{number}") if (name, one) in known]):
+        raise UserError(f"--table={table} is not among {', '.join(map('.'.join, known))}")
     return load(name), load(name).result(matches[0], dataset)
 
 

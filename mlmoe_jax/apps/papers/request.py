@@ -66,11 +66,10 @@ def requested(
     if dataset and dataset not in SMALL:
         load_config(request.runs[0].reference, [])  # refuses an unknown data set
     names = sorted({run.dataset for run in request.runs})
-    if "" in request.roots and len(names) > 1:
-        each = ",".join(f"{name}=FOLDER" for name in names)
-        raise UserError(f"{table} has the data sets {', '.join(names)}; give each its folder, --root={each}")
-    if unknown := [name for name in request.roots if name and name not in names]:
-        raise UserError(f"--root names {', '.join(unknown)}, but {table} has the data sets {', '.join(names)}")
+    known = names if len(names) > 1 else ["", *names]
+    if not all(name in known and folder for name, folder in request.roots.items()):
+        form = ",".join(f"{name}=FOLDER" for name in names)
+        raise UserError(f"--root={root} is not {'' if len(names) > 1 else 'a folder or '}{form}, the data of {table}")
     varied = {key for run in request.runs for key, _ in run.overrides} | ({"data.root"} if request.roots else set())
     if both := varied & {key for key, _ in overrides}:
         raise UserError(f"{min(both)} is set by {table} itself; leave --config.{min(both)} out")
@@ -88,9 +87,7 @@ def _roots(text: str) -> dict[str, str]:
     """Return {"": FOLDER}, or the folders of DATASET=FOLDER,DATASET=FOLDER."""
     if "=" not in text:
         return {"": text} if text else {}
-    parts = [part.partition("=") for part in text.split(",")]
-    if not all(name and folder for name, _, folder in parts):
-        raise UserError(f"--root={text} is neither a folder nor DATASET=FOLDER,DATASET=FOLDER")
+    parts = (part.partition("=") for part in text.split(","))
     return {name.strip(): folder for name, _, folder in parts}
 
 

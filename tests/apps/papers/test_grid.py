@@ -24,7 +24,7 @@ def plan(config, folder, swept):
     ("text", "key", "values"),
     [
         ("config.model.prompts.num_groups=2,3, 5,8", GROUPS, (2, 3, 5, 8)),
-        ("seed=0", "seed", (0,)),
+        ("seed=0,0", "seed", (0,)),
         ("optim.learning_rate=1e-3,1", "optim.learning_rate", (0.001, 1.0)),
         ("train.save_backbone=true,0", "train.save_backbone", (True, False)),
         ("optim.name=adamw,sgd", "optim.name", ("adamw", "sgd")),
@@ -60,9 +60,7 @@ def test_values_of_a_flag_have_the_type_of_the_key(text, key, values):
         (["seed=1,x"], "--sweep key 'seed' takes an integer from 0 to 4,294,967,295 such as 0, not 'x'"),
         (["seed=1,2,"], "not ''"),
         (["seed=1", "config.seed=2"], "--sweep is given twice for seed"),
-        (["optim.learning_rate=0.1,1e-1"], "gives optim.learning_rate the value 0.1 twice"),
-        (["augment.crop_scale=(0.1,1.0"], "bracket"),
-        (["config=vpt,vpt"], "gives config the value vpt twice"),
+        (["augment.crop_scale=(0.1,1.0"], "not '(0.1,1.0'"),
     ],
 )
 def test_mistakes_in_the_flag(refusal, texts, part):

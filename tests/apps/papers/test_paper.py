@@ -168,12 +168,9 @@ def test_rows_are_selected(only, count, methods):
     assert {row.settings["method"] for row in rows} == methods
 
 
-@pytest.mark.parametrize(
-    ("table", "part"),
-    [("x.1", "a paper among mlvpt, drmoe"), ("mlvpt.9", "among mlvpt.1, mlvpt.2"), ("", "such as mlvpt.1")],
-)
-def test_unknown_tables(table, part, refusal):
-    assert part in refusal(find, table)
+@pytest.mark.parametrize("table", ["x.1", "mlvpt.9", "mlvpt", ""])
+def test_unknown_tables(table, refusal):
+    assert refusal(find, table).startswith(f"--table={table} is not among mlvpt.1, mlvpt.2, ")
 
 
 def test_a_number_that_no_table_has_is_a_figure(refusal):

@@ -88,12 +88,9 @@ def test_what_comes_afterwards_needs_all_its_runs():
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (
-            ["--table=mlvpt.3", "--root=/data"],
-            "nuswide, vg256; give each its folder, --root=nuswide=FOLDER,vg256=FOLDER",
-        ),
-        (["--table=mlvpt.1", "--root=voc2007=/data"], "--root names voc2007, but mlvpt.1 has the data sets coco2014"),
-        (["--table=mlvpt.1", "--root=coco2014="], "neither a folder nor DATASET=FOLDER"),
+        (["--table=mlvpt.3", "--root=/data"], "--root=/data is not nuswide=FOLDER,vg256=FOLDER, the data of mlvpt.3"),
+        (["--table=mlvpt.1", "--root=voc2007=/data"], "is not a folder or coco2014=FOLDER, the data of mlvpt.1"),
+        (["--table=mlvpt.1", "--root=coco2014="], "--root=coco2014= is not a folder or coco2014=FOLDER"),
         (["--table=mlvpt.1", "--seeds=0,x"], "not a list of different integers"),
         (["--table=mlvpt.1", "--seeds=1,1"], "not a list of different integers"),
         (["--table=mlvpt.1", "--dataset=coco"], "dataset=coco is not one of digits"),
@@ -101,8 +98,8 @@ def test_what_comes_afterwards_needs_all_its_runs():
         (["--table=drmoe.5", "--config.model.head.routing.gate_hidden=3"], "gate_hidden is set by drmoe.5 itself"),
         (["--table=drmoe.5", "--seeds=1", "--config.seed=3"], "seed is set by drmoe.5 itself"),
         (["--table=drmoe.5", "--config=vpt"], "takes its configs from --table; leave --config out"),
-        (["--table=drmoe.9"], "--table=drmoe.9 is not among drmoe.1"),
-        ([], "such as mlvpt.1"),
+        (["--table=drmoe.9"], "--table=drmoe.9 is not among mlvpt.1, "),
+        ([], "--table= is not among mlvpt.1, "),
     ],
 )
 def test_user_errors(arguments, part, capsys):
