@@ -51,6 +51,9 @@ CONSTANT: dict[str, Any] = {
     "metrics.pair_support": 20,
     "metrics.top_k_minimum": 0.5,
     "report.sample_side": 224,
+    "model.prompts.segments": 16,
+    "model.prompts.tau_co": 2.0,
+    "model.prompts.tau_dc": 3.0,
     "model.head.graph.share": 0.2,
     "model.head.graph.threshold": 0.4,
     "model.head.routing.spread": "compiler",
@@ -78,6 +81,8 @@ _HARMLESS = (
     "augment",
     "eval",
     "thresholds",
+    "model.prompts.tau_co",  # a run has its label groups
+    "model.prompts.tau_dc",
     "train.divergence_limit",
     "train.find_nonfinite",
     "metrics",

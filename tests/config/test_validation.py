@@ -18,8 +18,6 @@ from mlmoe_jax.models.loss_kinds import LOSSES
 from mlmoe_jax.models.query_decoder import STYLES
 
 POSITIVE = (
-    "model.prompts.tau_co",
-    "model.prompts.tau_dc",
     "loss.scale",
     "optim.learning_rate",
     "train.epochs",

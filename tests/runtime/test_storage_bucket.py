@@ -100,7 +100,7 @@ def test_every_other_mode(program, trained, store, tmp_path):
 
 def test_a_pruning_leaves_its_trainings_and_the_chosen_one(program, store):
     run = "gs://bucket/runs/pruned"
-    of_e2vpt = ("--config=e2vpt:dataset=digits", *SMALL[1:], "--config.model.prompts.segments=4")
+    of_e2vpt = ("--config=e2vpt:dataset=digits", *SMALL[1:])
     levels = ("--config.prune.token_levels=(0.5,)", "--config.prune.segment_levels=(0.5,)")
     results = json.loads(program("--mode=prune", *of_e2vpt, *levels, f"--workdir={run}", "--json"))
     table = store.objects["bucket", "runs/pruned/prune.csv"][0].decode().splitlines()

@@ -261,7 +261,7 @@ def importance_gaps(meshes: list) -> dict:
     """Return, per mesh, the difference of the importance of E2VPT's masks from one device, and the padding."""
     digits.SCENES = {"train": BATCH, "val": BATCH, "test": BATCH, "test_shift": BATCH}
     config = config_of("e2vpt:dataset=digits,prompts=4,key_values=2")
-    config.model.backbone.weights, config.model.prompts.pruning, config.model.prompts.segments = "none", "learned", 4
+    config.model.backbone.weights, config.model.prompts.pruning = "none", "learned"
     config.train.batch_size, space = BATCH, replace(synthetic_label_space(LABELS, 2), names=tuple("0123456789"))
 
     def importance(mesh):

@@ -73,13 +73,13 @@ PROMPTS = section(
             "fixed": "masks with the values of kept_tokens and kept_segments",
         },
     ),
-    segments=Integer(16, "For e2vpt: the number of segments per prompt, interleaved, that can be pruned.", above=0),
     kept_tokens=Text(
         "", "For pruning=fixed: a 1 (kept) or 0 (pruned) per prompt, such as 1101; if it is empty, all are kept."
     ),
     kept_segments=Texts(
         (),
-        "For pruning=fixed: a 1 (kept) or 0 (pruned) per segment, one text per prompt; if it is empty, all are kept.",
+        "For pruning=fixed: a 1 (kept) or 0 (pruned) per segment, one text of 16 per prompt; if it is empty, all are "
+        "kept.",
     ),
     pruned=Choice(
         "absent",
@@ -110,18 +110,6 @@ PROMPTS = section(
         "computed",
         "Where the label groups come from: computed clusters the training labels, published takes the authors' groups, "
         'and anything else is a .json file {"co": [...], "dc": [...]}.',
-    ),
-    tau_co=Number(
-        2.0,
-        "Root that is applied to the conditional probabilities before the labels are clustered into co-occurrence "
-        "groups.",
-        above=0,
-    ),
-    tau_dc=Number(
-        3.0,
-        "Root that is applied to the conditional probabilities before the labels are clustered into discriminative "
-        "groups.",
-        above=0,
     ),
 )
 

@@ -19,6 +19,7 @@ from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import counted
 
+TAU = {"co": 2.0, "dc": 3.0}  # the root of each side in the published groups, see grouping.affinity
 PUBLISHED_GROUPS = Path(__file__).parents[1] / "files" / "label_groups.json"
 PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007", "nuswide": "nuswide", "vg256": "vg256"}
 
@@ -90,7 +91,7 @@ def label_space_of(
 ) -> LabelSpace:
     """Compute the label space from the labels i8[N,K] of the training split; its images are not read.
 
-    model_config: `config.model`; labels are grouped by `groups`, `num_groups` and τ of its prompts, and word vectors
+    model_config: `config.model`; labels are grouped by `groups` and `num_groups` of its prompts, and word vectors
     come from `graph` of its head. grouped: whether the model needs label groups; otherwise all labels are in one.
     vectors: whether it needs word vectors.
     Raises UserError for groups that are not published for this data set, and for a file that does not match the labels.
@@ -125,7 +126,7 @@ def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) 
         status(f"grouping {counted(num_labels, 'label')}")
         co_group, dc_group = (
             group_labels(counts, positives, num_groups=num_groups, tau=tau, side=side, seed=seed)
-            for side, tau in (("co", prompts.tau_co), ("dc", prompts.tau_dc))
+            for side, tau in TAU.items()
         )
         return co_group, dc_group
     if prompts.groups == "published":

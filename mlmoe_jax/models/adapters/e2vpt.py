@@ -15,6 +15,7 @@ from mlmoe_jax.models.adapters.prompts import DeepPrompts, common, place
 from mlmoe_jax.models.contracts import BackboneShape, Prompts
 from mlmoe_jax.models.layers.initializers import uniform
 
+SEGMENTS = 16  # of a prompt that can be pruned, interleaved, as in the authors' code
 PRUNING_MASKS = (r"^prompts/(token|segment)_mask$", False)  # the rule that freezes the masks
 
 
@@ -54,8 +55,7 @@ class PrunablePrompts(DeepPrompts):
         super().__init__(depth, width, patch, count=count, project=project, dropout=dropout, rngs=rngs)
         if segments and width % segments:
             raise UserError(
-                f"prompts of width {width} do not divide into {segments} segments; set model.prompts.segments to a "
-                "divisor of the backbone's width"
+                f"prompts of width {width} do not divide into {segments} segments, so they cannot be pruned"
             )
         self.key_values, self.segments, self.absent = key_values, segments, absent
         if key_values:
@@ -76,7 +76,7 @@ class PrunablePrompts(DeepPrompts):
             key_values=settings.key_values,
             shared=settings.share_key_values,
             heads=shape.heads,
-            segments=0 if settings.pruning == "none" else settings.segments,
+            segments=0 if settings.pruning == "none" else SEGMENTS,
             token_mask=_bits(settings.kept_tokens) if settings.kept_tokens else None,
             segment_mask=np.stack([_bits(row) for row in settings.kept_segments]) if settings.kept_segments else None,
             absent=settings.pruning == "fixed" and settings.pruned == "absent",
@@ -93,13 +93,13 @@ class PrunablePrompts(DeepPrompts):
         wrong, rows = super().mistakes(settings), [str(row) for row in settings.kept_segments]
         if any(set(row) - {"0", "1"} for row in (settings.kept_tokens, *rows)):
             wrong.append("model.prompts.kept_tokens and kept_segments are made of the digits 0 and 1")
-        expected_rows = [settings.segments] * settings.count
+        expected_rows = [SEGMENTS] * settings.count
         if (settings.kept_tokens and len(settings.kept_tokens) != settings.count) or (
             rows and [len(row) for row in rows] != expected_rows
         ):
             wrong.append(
                 f"model.prompts.kept_tokens must have {settings.count} digits, and kept_segments {settings.count} "
-                f"rows of {settings.segments}"
+                f"rows of {SEGMENTS}"
             )
         return wrong
 

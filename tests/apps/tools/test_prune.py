@@ -13,6 +13,7 @@ from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.models.adapters import e2vpt
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
@@ -49,7 +50,7 @@ def test_at_least_one_prompt_and_a_quarter_of_its_segments_are_kept():
 
 
 def test_the_config_of_a_level_has_its_masks():
-    config = load_config("e2vpt:dataset=digits,prompts=4", [("model.prompts.segments", "4")])
+    config = load_config("e2vpt:dataset=digits,prompts=4", [])
     (level,) = levels_of((0.5,), (0.25,))
     pruned = at_level(config, level)
     assert pruned.model.prompts.pruning == "fixed"
@@ -78,8 +79,9 @@ def config():
     """E2VPT on digits with a tiny backbone and a training of three steps."""
     with pytest.MonkeyPatch.context() as patch:
         tiny.use_vit(patch, patch=16, mlp_ratio=1.0)
+        patch.setattr(e2vpt, "SEGMENTS", 4)
         small = load_config("e2vpt:dataset=digits,prompts=4,key_values=2", [])
-        small.model.backbone.weights, small.model.prompts.segments = "none", 4
+        small.model.backbone.weights = "none"
         tiny.use_scenes(patch, train=60, val=40, test=40, test_shift=40)
         small.train.epochs, small.train.batch_size, small.eval.batch_size = 1, 20, 40
         small.data.test_splits = ("test",)

@@ -20,8 +20,8 @@ from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.runtime.formats import read_npz
 
 
-def model(groups="computed", num_groups=2, tau_co=2.0, tau_dc=3.0):
-    settings = SimpleNamespace(groups=groups, num_groups=num_groups, tau_co=tau_co, tau_dc=tau_dc)
+def model(groups="computed", num_groups=2):
+    settings = SimpleNamespace(groups=groups, num_groups=num_groups)
     return SimpleNamespace(prompts=settings, head=SimpleNamespace(kind="linear"))
 
 
@@ -121,8 +121,8 @@ def random_split(labels: int = 12) -> Split:
 
 def test_computed_groups_use_the_root_of_each_side():
     split = random_split()
-    space = label_space_of(split, "digits", model(num_groups=3, tau_co=1.5, tau_dc=4.0), seed=7, grouped=True)
-    for side, tau in (("co", 1.5), ("dc", 4.0)):
+    space = label_space_of(split, "digits", model(num_groups=3), seed=7, grouped=True)
+    for side, tau in (("co", 2.0), ("dc", 3.0)):
         expected = group_labels(space.counts, space.positives, num_groups=3, tau=tau, side=side, seed=7)
         group = getattr(space, f"{side}_group")
         np.testing.assert_array_equal(group, expected)
