@@ -1,5 +1,7 @@
 """ViTs with random values in every parameter, and files with the tensors of models."""
 
+import math
+import re
 from pathlib import Path
 
 import jax
@@ -31,3 +33,25 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
     else:
         save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
     return path
+
+
+def timm(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors of a ViT in timm's layout, from our parameters."""
+    tensors = {}
+    for path, value in p.items():
+        if path == "patch_embed/kernel":
+            side = math.isqrt(len(value) // 3)
+            value = value.reshape(side, side, 3, -1).transpose(3, 2, 0, 1)
+        elif path.endswith("/kernel"):
+            value = value.T
+        name = re.sub(r"/(kernel|scale)$", "/weight", path).replace("/", ".")
+        tensors[name.replace("patch_embed.", "patch_embed.proj.")] = value
+    return tensors
+
+
+def renamed(tensors: dict[str, np.ndarray], *changes: tuple[str, str]) -> dict[str, np.ndarray]:
+    """Return tensors whose names are changed by (pattern, replacement)."""
+    names = {name: name for name in tensors}
+    for pattern, replacement in changes:
+        names = {old: re.sub(pattern, replacement, new) for old, new in names.items()}
+    return {names[name]: tensor for name, tensor in tensors.items()}

@@ -1,6 +1,5 @@
 """Every CNN layout fills every parameter and statistic and uses every tensor of a file."""
 
-import json
 import re
 
 import numpy as np
@@ -10,11 +9,10 @@ from helpers.paths import TESTS
 from helpers.tensor_files import write
 from helpers.twins import below
 
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.pretrained.rules.cnn import SOURCES, TORCHVISION_CONVNEXT, TORCHVISION_RESNET, channels, conv_kernel
+from mlmoe_jax.pretrained.rules.cnn import SOURCES, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
 
 TORCHVISION = {"resnet": TORCHVISION_RESNET, "convnext": TORCHVISION_CONVNEXT}
 
@@ -184,51 +182,3 @@ def test_one_marker_recognizes_each_layout(reference):
     assert {*files, "efficientnet_pytorch"} == {source.name for source in SOURCES}
     for layout, tensors in files.items():
         assert [source.name for source in SOURCES if source.marker in tensors] == [layout]
-
-
-def test_transforms():
-    tensor = np.arange(24).reshape(2, 3, 4, 1)
-    assert conv_kernel(tensor).shape == (4, 1, 3, 2)
-    assert conv_kernel(tensor)[3, 0, 1, 1] == tensor[1, 1, 3, 0]
-    assert channels(np.arange(3).reshape(3, 1, 1)).tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="axes"):
-        conv_kernel(tensor[0])
-
-
-def targets(tensors: dict[str, tuple[int, ...]], source) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """Return {our path: shape} and the names that match no rule, for tensors given by their shapes."""
-    shapes, left = {}, []
-    for name, shape in tensors.items():
-        rules = [rule for rule in source.rules if re.fullmatch(rule.pattern, name)]
-        assert len(rules) <= 1, name
-        if not rules:
-            left.append(name)
-            continue
-        path = re.fullmatch(rules[0].pattern, name).expand(rules[0].target)
-        assert path not in shapes
-        shapes[path] = rules[0].transform(np.broadcast_to(np.float32(0), shape)).shape
-    return shapes, left
-
-
-def test_every_key_of_the_published_resnet_101_is_consumed():
-    keys = TESTS.parents[1] / "shared" / "spec" / "checkpoint_keys.json"
-    if not keys.exists():
-        pytest.skip("the shared key lists are not available")
-    listed = json.loads(keys.read_text())["ResNet-101 (torchvision v1)"]["keys"]
-    shapes, left = targets({name: tuple(shape) for name, shape in listed}, TORCHVISION_RESNET)
-    module = nnx.eval_shape(lambda: ResNet(ResNetShape((3, 4, 23, 3)), rngs=nnx.Rngs(0)))
-    ours = {"/".join(map(str, path)): v.shape for path, v in nnx.to_flat_state(nnx.state(module))}
-    assert shapes == ours
-    assert all(any(re.fullmatch(p, name) for p in TORCHVISION_RESNET.ignored) for name in left)
-    assert len(listed) - len(left) == 104 * 5
-
-
-def test_another_depth_is_refused(tmp_path):
-    path = write(tmp_path / "w.safetensors", published("resnet"))
-    with pytest.raises(UserError, match="no tensor for stages/0/1/conv1/kernel"):
-        load_weights(empty("resnet", (2, 2, 1, 1)), path, source=TORCHVISION_RESNET)
-    with pytest.raises(UserError, match="stages/1/1/conv1/kernel is not a parameter of this model"):
-        load_weights(empty("resnet", (1, 1, 1, 1)), path, source=TORCHVISION_RESNET)
-    path = write(tmp_path / "w.safetensors", published("resnet") | {"layer1.0.se.fc1.weight": np.ones(3)})
-    with pytest.raises(UserError, match=r"tensor layer1\.0\.se\.fc1\.weight is unknown"):
-        load_weights(empty("resnet"), path, source=TORCHVISION_RESNET)

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 from helpers.file_site import (
-    CHUNK,
     CONTENT,
     OTHER,
     Answer,
     assert_complete,
     leave_part,
-    names,
     sha256,
 )
 
@@ -39,11 +37,6 @@ def test_a_whole_file_is_downloaded_and_pinned(site, target, pauses):
     assert len(site.requests) == 1
 
 
-def test_a_file_with_the_given_sha256_is_accepted(site, target):
-    fetch(site.address(), target, sha256=sha256(CONTENT).upper())
-    assert_complete(target)
-
-
 def test_a_cut_download_resumes_where_it_stopped(site, target, pauses):
     site.script = [Answer(cut=30_000), Answer(cut=1000)]
     fetch(site.address(), target)
@@ -51,13 +44,6 @@ def test_a_cut_download_resumes_where_it_stopped(site, target, pauses):
     assert site.ranges == [None, "bytes=30000-", "bytes=31000-"]
     # A chunk arrived before the first pause, less than one before the second.
     assert pauses == [download.PAUSES[0], download.PAUSES[1]]
-
-
-def test_progress_resets_the_number_of_retries(site, target, pauses):
-    site.script = [Answer(cut=CHUNK)] * 5
-    fetch(site.address(), target)
-    assert_complete(target)
-    assert pauses == [download.PAUSES[0]] * 5
 
 
 def test_a_later_call_resumes_where_an_earlier_one_stopped(site, target):
@@ -128,13 +114,6 @@ def test_a_part_of_unknown_origin_is_not_used(site, target, notes):
     assert site.ranges == [None]
 
 
-def test_a_part_that_is_too_long_is_not_used(site, target):
-    leave_part(site, target)
-    Path(f"{target}.part").write_bytes(CONTENT + b"x")
-    fetch(site.address(), target)
-    assert_complete(target)
-
-
 def test_temporary_failures_are_retried_after_a_pause(site, target, pauses):
     waits = [Answer(429, headers=(("Retry-After", seconds),)) for seconds in ("7", "9999")]
     site.script = [Answer(503), *waits]
@@ -149,14 +128,6 @@ def test_a_server_that_stops_responding_is_retried(site, target, monkeypatch):
     fetch(site.address(), target)
     assert_complete(target)
     assert site.ranges == [None, f"bytes={len(CONTENT) // 2}-"]
-
-
-def test_a_proxy_is_used(site, target, monkeypatch):
-    monkeypatch.setenv("http_proxy", site.address(""))
-    monkeypatch.setenv("no_proxy", "")
-    fetch("http://localhost:1/model.safetensors", target)
-    assert_complete(target)
-    assert site.requests[0][1] == "http://localhost:1/model.safetensors"
 
 
 # ------------------------------------------------------------------------------------------------------------ progress
@@ -175,25 +146,6 @@ def test_lines_are_shown_without_a_terminal(site, target, monkeypatch, capsys):
 
 
 # -------------------------------------------------------------------------------------- interruption, several processes
-def test_an_interrupted_download_can_be_resumed(site, target, monkeypatch):
-    add = download.Meter.add
-
-    def interrupted(meter, count):
-        add(meter, count)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(download.Meter, "add", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fetch(site.address(), target)
-    assert names(target) == [f"{target.name}.part", f"{target.name}.part.json"]
-    have = Path(f"{target}.part").stat().st_size
-    assert 0 < have < len(CONTENT)
-    fetch(site.address(), target)
-    assert_complete(target)
-    assert site.ranges == [None, f"bytes={have}-"]
-
-
 def test_two_threads_download_once(site, target):
     proceed, results = threading.Event(), []
     site.script = [Answer(wait=proceed)]

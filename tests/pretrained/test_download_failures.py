@@ -1,6 +1,5 @@
 """Downloads that fail: refusals, wrong content, and a full disk."""
 
-import errno
 import os
 import socket
 from pathlib import Path
@@ -157,19 +156,6 @@ def test_a_full_disk(site, target, refusal, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", on_full_disk)
     assert f"cannot write {target}: No space left" in refusal(fetch, site.address(), target, error=NoRoom)
     assert not part.is_symlink(), "the space is free again"
-
-
-@pytest.mark.parametrize("function", ["fsync", "replace"])
-def test_a_disk_that_fails_at_the_end(site, target, refusal, monkeypatch, function):
-    def fail(*_):
-        raise OSError(errno.EACCES, "Permission denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(download.os, function, fail)
-        assert f"cannot write {target}: Permission denied; " in refusal(fetch, site.address(), target)
-    assert not target.exists()
-    fetch(site.address(), target)
-    assert_complete(target)
 
 
 def test_a_folder_that_cannot_be_made(site, target, refusal):

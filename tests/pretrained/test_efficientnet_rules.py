@@ -14,7 +14,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape
 from mlmoe_jax.pretrained import weights
-from mlmoe_jax.pretrained.load import load_weights, recognise
+from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.runs.assemble import load_pretrained
 
 SHAPE = EfficientNetLiteShape((1, 2, 2, 1, 1, 1, 1), (16, 8, 8, 8, 16, 8, 16), stem=8, width=320)
@@ -59,20 +59,6 @@ def test_every_value_is_filled_from_its_tensor(tensors, tmp_path):
     assert depthwise.shape == (5, 5, 1, 48)
     assert depthwise[3, 1, 0, 7] == tensors["_blocks.4._depthwise_conv.weight"][7, 0, 3, 1]
     assert values["top/conv/kernel"][0, 0, 2, 5] == tensors["_conv_head.weight"][5, 2, 0, 0]
-
-
-def test_our_own_layout(tensors, tmp_path):
-    module, again = empty(), empty()
-    load_weights(module, write(tmp_path / "theirs.safetensors", tensors))
-    values = values_of(module)
-    assert load_weights(again, write(tmp_path / "ours.safetensors", values)).source == "own_cnn"
-    for path, value in values_of(again).items():
-        np.testing.assert_array_equal(value, values[path], err_msg=path)
-
-
-def test_the_layout_is_recognized_by_its_names_alone(tensors):
-    assert recognise(tensors).name == "efficientnet_pytorch"
-    assert recognise([f"module.{name}" for name in tensors]).name == "efficientnet_pytorch"
 
 
 def test_other_networks_of_the_layout_are_refused(tensors, tmp_path):

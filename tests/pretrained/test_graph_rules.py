@@ -9,7 +9,6 @@ from flax import nnx
 from helpers.paths import PARITY
 from safetensors.numpy import save_file
 
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
 from mlmoe_jax.models.layers.constants import Constant
@@ -19,8 +18,6 @@ from mlmoe_jax.pretrained.rules.graph import (
     ADD_GCN,
     ML_GCN,
     SOURCES,
-    own_classifier,
-    pointwise,
     sequential_resnet_rules,
 )
 
@@ -174,20 +171,3 @@ def test_a_sequential_resnet_has_a_rule_for_each_of_torchvisions():
         assert sum(re.fullmatch(rule.pattern, name) is not None for rule in rules) == 1, name
     for name in ("2.weight", "3.0.conv1.weight", "8.0.conv1.weight"):
         assert not any(re.fullmatch(rule.pattern, name) for rule in rules), name
-
-
-def test_transforms():
-    tensor = np.arange(6).reshape(2, 3, 1)
-    assert pointwise(tensor).tolist() == pointwise(tensor[..., None]).tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert own_classifier(tensor).tolist() == [[0, 1, 2], [3, 4, 5]]
-    for transform in (pointwise, own_classifier):
-        with pytest.raises(ValueError, match=r"reshape|squeeze"):
-            transform(np.zeros((2, 3, 2)))
-
-
-def test_another_number_of_labels_is_refused(tmp_path):
-    tensors = published("add_gcn")
-    tensors["fc.weight"] = tensors["fc.weight"][:5]
-    path = write(tmp_path / "w.safetensors", tensors)
-    with pytest.raises(UserError, match=r"head/map_classifier/kernel has shape \(32, 5\) instead of \(32, 6\)"):
-        load_weights(empty("add_gcn"), path, source=ADD_GCN)

@@ -168,26 +168,6 @@ def test_wrapped_files_are_read(tmp_path, name, wrapper):
         np.testing.assert_array_equal(value, tensors[key], err_msg=key)
 
 
-def test_a_wrapped_file_on_mae_is_recognized(tmp_path):
-    tensors = in_a_classifier(family.state_dict("vpt_deep_mae"))
-    model = make_model("vpt_deep_mae")
-    report = load_official(model, write(tmp_path / "weights.npz", tensors), family.LABELS)
-    assert report.source == "vpt_deep_mae"
-    np.testing.assert_array_equal(model.backbone.norm.scale[...], tensors["enc.fc_norm.weight"])
-
-
-@pytest.mark.parametrize("wrapping", ["model", "state_dict", ""])
-@pytest.mark.parametrize("name", ["ML-VPT on DINOv2", "GateVPT"])
-def test_files_of_torch_are_read(tmp_path, name, wrapping):
-    torch = pytest.importorskip("torch")
-    tensors, model = random_tensors(name), make_model(name)
-    state = {f"module.{key}": torch.from_numpy(tensor) for key, tensor in tensors.items()}
-    torch.save({wrapping: state, "epoch": 3} if wrapping else state, tmp_path / "weights.pth")
-    load_official(model, tmp_path / "weights.pth", 7)
-    for key, value in official_tensors(model)[1].items():
-        np.testing.assert_array_equal(value, tensors[key], err_msg=key)
-
-
 def test_a_position_table_resampled_by_the_code_is_loaded(tmp_path):
     name = "ML-VPT on MAE"
     tensors, model = random_tensors(name), make_model(name)
@@ -277,15 +257,6 @@ def test_pytorch_files_are_made_by_pytorch(refusal, tmp_path, suffix):
     sentence = refusal(export_official, None, tmp_path / f"run.v2{suffix}")
     command = re.search(r'python -c "(.*)"', sentence)[1]
     assert f'export to run.v2.safetensors and, if it must be a .pth, run python -c "{command}"' in sentence
-    torch = pytest.importorskip("torch")
-    model = make_model("VPT shallow")
-    export_official(model, tmp_path / "run.v2.safetensors")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        exec(command)
-    stored = torch.load(tmp_path / f"run.v2{suffix}", weights_only=True)
-    for key, value in official_tensors(model)[1].items():
-        np.testing.assert_array_equal(stored[key].numpy(), value)
 
 
 def test_places_that_cannot_be_written_are_refused(refusal, tmp_path):

@@ -17,7 +17,6 @@ from helpers.torch_pickles import (
     table,
     tensor,
     text,
-    write_legacy,
     write_zip,
 )
 
@@ -65,52 +64,6 @@ def test_only_needed_storages_are_read_and_each_once(monkeypatch):
         assert len(storages) == len(set(storages)) == sum("/data/" in name for name in archive.namelist()) - 1
     seen.clear()
     assert len(read_tensors(FILES / "training_zip.pth")) == sum("/data/" in name for name in seen) == 9
-
-
-def same_as_torch(ours: dict[str, np.ndarray], theirs: dict) -> bool:
-    """Return whether names, their order, types, shapes, strides and all values are equal."""
-    return list(ours) == list(theirs) and all(
-        (str(y.dtype), x.shape) == (f"torch.{x.dtype}", tuple(y.shape))
-        and np.array_equal(x.astype(np.complex128), y.detach().cdouble().numpy())
-        and (x.size < 2 or 1 in x.shape or x.strides == tuple(stride * x.itemsize for stride in y.stride()))
-        for x, y in zip(ours.values(), theirs.values(), strict=True)
-    )
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_torch_itself_reads_the_same(tmp_path, layout, protocol):
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.MultiheadAttention(8, 2))
-    state = model.state_dict() | {"half": torch.randn(3, 5).bfloat16().t(), "view": torch.randn(6, 7)[1::2, ::3]}
-    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.complex64):
-        state[f"of_type.{dtype}"] = torch.arange(6).to(dtype).view(3, 2).t()
-    path = tmp_path / "new.pt"
-    zipped = layout == "zip"
-    torch.save({"model": state, "epoch": 1}, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
-    ours = read_tensors(path)
-    assert same_as_torch(ours, state)
-    if protocol < 4:  # torch.load(weights_only=True) does not support the instructions of newer ones
-        assert same_as_torch(ours, torch.load(path, weights_only=True)["model"])
-
-
-def test_torch_reads_the_stored_file_the_same():
-    # not the legacy file, because torch 2.13 writes unsigned integers and float8 in that layout but cannot read them
-    torch = pytest.importorskip("torch")
-    path = FILES / "kinds_zip.pth"
-    assert same_as_torch(read_tensors(path), torch.load(path, weights_only=True))
-
-
-def test_torch_agrees_on_handmade_files(tmp_path):
-    torch = pytest.importorskip("torch")
-    part = tensor(storage(view=row(text("v"), number(1), number(3))), 1, (2,))
-    for path, expected in (
-        (write_zip(tmp_path / "a.pt", table(w=tensor()), byteorder=b"little", version=b"3\n"), [0, 1, 2, 3]),
-        (write_legacy(tmp_path / "b.pt", table(w=tensor(storage(view=b"N")))), [0, 1, 2, 3]),
-        (write_legacy(tmp_path / "c.pt", table(w=part)), [2, 3]),
-    ):
-        assert torch.load(path, weights_only=True)["w"].tolist() == expected
-        assert read_tensors(path)["w"].tolist() == expected
 
 
 # ------------------------------------------------------------------------------------------------ older ways of saving
