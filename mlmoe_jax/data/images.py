@@ -228,9 +228,9 @@ class Images(abc.ABC):
         Image.fromarray(self.read(row)).save(buffer, "PNG")
         return buffer.getvalue()
 
-    def path(self, row: int) -> str | None:
-        """Return the path of the file that is image `row`; None if the image has no file of its own."""
-        return None
+    def name(self, row: int) -> str:
+        """Return the name of image `row` in errors: the path of its file, if it has one of its own."""
+        return f"image {row}"
 
     def missing(self) -> np.ndarray:
         """Return the rows i64[n] of the images that have no file, without reading any file."""
@@ -267,8 +267,8 @@ class _Taken(Images):
     def encoded(self, row: int) -> bytes:
         return self.whole.encoded(int(self.rows[row]))
 
-    def path(self, row: int) -> str | None:
-        return self.whole.path(int(self.rows[row]))
+    def name(self, row: int) -> str:
+        return self.whole.name(int(self.rows[row]))
 
     def missing(self) -> np.ndarray:
         return np.flatnonzero(np.isin(self.rows, self.whole.missing()))
@@ -291,11 +291,7 @@ class ArrayImages(Images):
 
 
 class EncodedImages(Images):
-    """Images stored as the bytes of image files; a subclass defines `__len__`, `name` and `encoded`."""
-
-    @abc.abstractmethod
-    def name(self, row: int) -> str:
-        """Return the name of image `row` in errors."""
+    """Images stored as the bytes of image files; a subclass defines `__len__` and `encoded`, and perhaps `name`."""
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         return pixels_of(self.open(row, decoding))
@@ -318,9 +314,6 @@ class ImageFiles(EncodedImages):
 
     def name(self, row: int) -> str:
         return f"{self.folder}/{self.names[row]}"
-
-    def path(self, row: int) -> str:
-        return self.name(row)
 
     def encoded(self, row: int) -> bytes:
         return read_file(self.name(row))

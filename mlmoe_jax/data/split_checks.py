@@ -26,7 +26,7 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
     for split in splits:
         lost = len(split.missing) if split.missing else 0
         if lost > len(split):
-            where = split.missing.images.path(0) or split.missing.ids[0]
+            where = split.missing.images.name(0)
             raise UserError(
                 f"{lost:,} of the {lost + len(split):,} images of split {split.name} have no file, the first is "
                 f"{where}; correct data.root, data.images or the paths in the table"

@@ -163,7 +163,7 @@ def test_the_key_depends_on_the_images(tmp_path):
 
 def test_stored_bytes_are_stamped_without_decoding():
     class Stored(EncodedImages):
-        name = __len__ = None
+        __len__ = None
 
         def encoded(self, row):
             return b"no image %d" % row
