@@ -11,9 +11,28 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.images import BadImage, Decoding
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import status
 
 EXAMPLES = 5  # listed per problem
 TRIED = 16  # images per split that are read before a training or an evaluation
+
+
+def require_same_images(name: str, splits: Iterable[Split]) -> None:
+    """Print how many images were left out because they have no file; all processes must call it.
+
+    Raises UserError if the processes do not find the same images.
+    """
+    counts = {split.name: [len(split), len(split.missing) if split.missing else 0] for split in splits}
+    for other in distributed.gather(counts):
+        if other != counts:
+            raise UserError(
+                f"the processes find different images of {name} ({counts} and {other}); give all hosts the same files"
+            )
+    if parts := [
+        f"{lost:,} of the {lost + rest:,} images of {split}" for split, (rest, lost) in counts.items() if lost
+    ]:
+        status(f"{name}: {' and '.join(parts)} have no file and are left out")
 
 
 def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:

@@ -88,11 +88,11 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     Raises:
       UserError: too many warm-up steps, a regex that does not compile.
     """
+    rate, beta1 = make_schedules(optim, total_steps)
     paths = list(paths)
     rate_factor = {path: rules.first_match(optim.rate_rules, path, 1.0) for path in paths}
     decay = {path: optim.weight_decay * rules.first_match(optim.decay_rules, path, 1.0) for path in paths}
     matrices = {path for path in paths if optim.name == "muon" and rules.first_match(optim.muon_rules, path, False)}
-    rate, beta1 = make_schedules(optim, total_steps)
     adam = _scale_by_adam(beta1, optim.b2)
     add_decay = optax.stateless(lambda updates, params: {p: u + decay[p] * params[p] for p, u in updates.items()})
     scale_rate = optax.stateless(lambda updates, _: {p: rate_factor[p] * u for p, u in updates.items()})

@@ -76,30 +76,29 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
     """
     if (stored := stored_config(folder)) is None:
         return config
+    config = _with_values(config, stored)
     differences = _differences(config, stored)
-    if changed := _not_allowed(differences):
+    if changed := [text for key, text in differences.items() if key not in TOLD_KEYS and not is_free(key)]:
         raise UserError(
             f"{folder} was trained with a different config ({'; '.join(changed)}); rerun the original command to "
             "resume, or choose another --workdir"
         )
     if texts := [text for key, text in differences.items() if key in TOLD_KEYS]:
         status(f"{'; '.join(texts)}: the numbers can differ from those of a run without this change")
-    return _with_values(config, stored)
+    return config
 
 
 def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
     """Describe each key that differs from the run in the folder and must not; [] if it holds no run."""
-    stored = stored_config(folder)
-    return [] if stored is None else _not_allowed(_differences(config, stored))
-
-
-def _not_allowed(differences: dict[str, str]) -> list[str]:
+    if (stored := stored_config(folder)) is None:
+        return []
+    differences = _differences(_with_values(config, stored), stored)
     return [text for key, text in differences.items() if key not in TOLD_KEYS and not is_free(key)]
 
 
 def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
     """Describe each key whose value differs from the stored config."""
-    before, now = (configuration.flatten(c) for c in (stored, _with_values(config, stored)))
+    before, now = configuration.flatten(stored), configuration.flatten(config)
     # Only terms of the loss can be missing in one of them, where their weight is 0.
     return {
         key: f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"

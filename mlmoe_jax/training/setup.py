@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name, root_of
 from mlmoe_jax.data.split import UNKNOWN, Split
-from mlmoe_jax.data.split_checks import check_splits, require_readable
+from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.gate_shares import shared_entries
@@ -105,7 +105,7 @@ def open_experiment(
     head, name = head_of(config), config.data.name
     status(f"reading {name}")
     splits = open_splits(config.data, names, seed=config.seed)
-    _tell_missing(name, splits.values())
+    require_same_images(name, splits.values())
     require_readable(splits.values(), config.data)
     train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
     space = read_label_space(folder) if resumes else label_space_for(config, train_split)
@@ -123,23 +123,6 @@ def open_experiment(
     where = f" in {root}" if (root := root_of(config.data)) else ""
     status(f"{name}{where}: {counted(len(train_split), 'training image')}, {counted(len(space.names), 'label')}")
     return Experiment(config, folder, train_split, eval_splits, space, SkippedImages(train_split), profile=profile)
-
-
-def _tell_missing(name: str, splits: Iterable[Split]) -> None:
-    """Print how many images were left out because they have no file; all processes must call it.
-
-    Raises UserError if the processes do not find the same images.
-    """
-    counts = {split.name: [len(split), len(split.missing) if split.missing else 0] for split in splits}
-    for other in distributed.gather(counts):
-        if other != counts:
-            raise UserError(
-                f"the processes find different images of {name} ({counts} and {other}); give all hosts the same files"
-            )
-    if parts := [
-        f"{lost:,} of the {lost + rest:,} images of {split}" for split, (rest, lost) in counts.items() if lost
-    ]:
-        status(f"{name}: {' and '.join(parts)} have no file and are left out")
 
 
 def with_steps(experiment: Experiment, parts: Parts, preprocess: Preprocess, mesh: Mesh) -> Experiment:
@@ -224,10 +207,11 @@ class Steps:
 
         resumes: a checkpoint has its values; all but the frozen weights are ShapeDtypeStructs with shardings.
         """
+        state = jax.eval_shape(self.initial_state, parts) if resumes else self.initial_state(parts)
         if not resumes:
-            return self.place(self.initial_state(parts))
-        state = jax.eval_shape(self.initial_state, parts).replace(frozen={})
-        return sharding.abstract(state, self.mesh, self.label_axes).replace(frozen=self.place(parts.frozen))
+            return self.place(state)
+        awaited = sharding.abstract(state.replace(frozen={}), self.mesh, self.label_axes)
+        return awaited.replace(frozen=self.place(parts.frozen))
 
     def place(self, tree: Any) -> Any:
         """Place a tree of values on the mesh as the steps expect them."""
