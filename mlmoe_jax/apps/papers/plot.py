@@ -50,6 +50,8 @@ def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, legend: str = ""
         for one in marks
         if math.isfinite(one.y)
     ]
+    drawn = {row["label"] for row in rows}
+    labels = [label for label in labels if label in drawn]
     many = len(labels) > len(_COLORS)
     colors = alt.Scale(domain=labels, scheme="viridis") if many else alt.Scale(domain=labels, range=_COLORS)
     shapes = alt.Scale(domain=labels, range=[_SHAPES[place % len(_SHAPES)] for place in range(len(labels))])
@@ -71,6 +73,7 @@ def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, legend: str = ""
     return (
         layers.properties(width=width, height=260)
         .facet(column=headings)
+        .resolve_scale(y="independent")
         .properties(title=alt.TitleParams(wrapped, anchor="start", fontWeight="normal"))
         .configure_view(stroke=None)
         .configure_legend(orient="right")

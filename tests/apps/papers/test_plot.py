@@ -56,11 +56,14 @@ def test_values_that_are_not_finite_numbers_are_names_in_the_given_order(values)
 def test_panels_share_the_look_of_a_label_and_have_error_bars():
     panels = {"val": range(12), "test": range(11, -1, -1)}
     marks = [mark for panel, lines in panels.items() for line in lines for mark in straight([1], str(line), panel)]
-    spec = spec_of([*marks, Mark("val", "0", 2, math.nan)], legend="groups", title="a long title " * 20)
+    spec = spec_of([*marks, Mark("val", "none", 2, math.nan)], legend="groups", title="a long title " * 20)
     assert spec["facet"]["column"]["sort"] == ["val", "test"]
+    assert spec["resolve"]["scale"] == {"y": "independent"}
     rows = spec["data"]["values"]
     assert rows[0] == {"panel": "val", "label": "0", "x": 1, "y": 90.0, "low": 89.5, "high": 90.5}
-    assert (len(rows), {row["panel"] for row in rows}) == (24, {"val", "test"}), "a missing value has no mark"
+    assert (len(rows), {row["panel"] for row in rows}) == (24, {"val", "test"}), (
+        "a missing value has no mark and no label"
+    )
     assert layer(spec, "line")["encoding"]["x"]["axis"]["values"] == [1, 2], "but a place on the axis"
     encoding = layer(spec, "point")["encoding"]
     assert encoding["color"]["scale"]["domain"] == encoding["shape"]["scale"]["domain"] == [str(i) for i in range(12)]
