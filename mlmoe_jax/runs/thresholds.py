@@ -54,18 +54,17 @@ def read_thresholds(folder: RunFolder) -> Thresholds:
     values, source = stored, {}
     if isinstance(stored.get("thresholds"), dict):
         values, source = stored["thresholds"], {key: value for key, value in stored.items() if key != "thresholds"}
-    for name, value in values.items():
-        if value is not None and not _is_threshold(value):
-            shown = repr(value)[:80]
-            raise UserError(f"{folder / THRESHOLDS} gives {name} the threshold {shown}; it should be a number")
-    return Thresholds({name: math.inf if value is None else float(value) for name, value in values.items()}, source)
+    with folder.reading(THRESHOLDS):
+        return Thresholds({name: _threshold(name, value) for name, value in values.items()}, source)
 
 
-def _is_threshold(value: object) -> bool:
-    """Return whether a value of JSON is a number that prediction, exports and servers all understand."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < 2**53 or value == math.inf
+def _threshold(name: str, value: object) -> float:
+    """Return a value of JSON as a number that prediction, exports and servers all understand."""
+    number = math.inf if value is None else value
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not is_number or not (abs(number) < 2**53 or number == math.inf):
+        raise ValueError(f"it gives {name} the threshold {number!r:.80}, which should be a number")
+    return float(number)
 
 
 def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlmoe_jax.runtime import distributed
 
-_asked = itertools.count()  # JAX compares the numbers of the calls, so they continue from one training to the next
+_calls = itertools.count()  # JAX compares the numbers of the calls, so they continue from one training to the next
 
 
 class StopRequest(threading.Event):
@@ -29,7 +29,7 @@ class StopRequest(threading.Event):
         A single process stops after the step in which the request arrived. Several processes stop one step later,
         because the values of all of them are fetched while the device computes the next step.
         """
-        if _noticed():
+        if distributed.process()[1] > 1 and _maintenance_noticed():
             self.set()
         return self._vote.any(self.is_set())
 
@@ -38,20 +38,12 @@ class StopRequest(threading.Event):
         return any(distributed.gather(self.is_set()))
 
 
-def _noticed() -> bool:
+def _maintenance_noticed() -> bool:
     """Return whether JAX's preemption service asks all processes to stop at this call; it asks all at the same one."""
-    if distributed.process()[1] == 1 or not _service_runs():
-        return False
+    import jax
     from jax.experimental import multihost_utils
 
-    return multihost_utils.reached_preemption_sync_point(next(_asked))
-
-
-def _service_runs() -> bool:
-    """Return whether JAX started the service, as it does for several processes by default."""
-    import jax
-
-    return jax.config.jax_enable_preemption_service
+    return jax.config.jax_enable_preemption_service and multihost_utils.reached_preemption_sync_point(next(_calls))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import urllib.error
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -190,7 +191,7 @@ def test_several_processes_heed_the_notices_of_jax(monkeypatch, enabled, stops):
         "jax.experimental.multihost_utils.reached_preemption_sync_point",
         lambda call: calls.append(call) or len(calls) == 3,
     )
-    monkeypatch.setattr(preemption, "_service_runs", lambda: enabled)
+    monkeypatch.setattr("jax.config", SimpleNamespace(jax_enable_preemption_service=enabled))
     with asked_to_stop() as asked:
         assert [asked.agreed() for _ in range(3)] == stops
     with asked_to_stop() as asked:
