@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError, deserialize
+from safetensors import deserialize
 from safetensors.numpy import load_file
 
 from mlmoe_jax.errors import UserError
@@ -114,8 +114,6 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
     except (KeyError, AttributeError):  # its numpy reader does not support bfloat16
         tensors = deserialize(path.read_bytes())
         if strange := {tensor["dtype"] for _, tensor in tensors} - set(_TYPES):

@@ -14,6 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from mlmoe_jax.errors import UserError
+
 _MOST = 8 << 20  # bytes of a pickle; that of a ViT-g with optimizer state has less than 1 MB
 _MOST_ITEMS = 1 << 20  # of a tuple with all tuples in it; hashing it takes a step for each
 _MOST_DEPTH = 100  # of tuples in tuples; hashing is recursive
@@ -36,7 +38,7 @@ _WITHOUT_CONTENT = re.compile(
 )
 
 
-class Unreadable(Exception):
+class Unreadable(UserError):
     """The reason why a file cannot be read, as the end of the error message."""
 
 
