@@ -172,13 +172,6 @@ def test_assemble_loads_the_backbone_and_draws_all_other_values_from_the_seed(co
     assert sentence == "config.trainable freezes every parameter; leave at least the head trainable"
 
 
-def test_images_must_fit_the_patches(config, refusal):
-    config.data.image_size = 12
-    assert preprocess_for(config).image_size == 12
-    config.data.image_size = 10
-    assert refusal(preprocess_for, config) == ("data.image_size is 10, which is not a multiple of tiny's patch size 4")
-
-
 @pytest.mark.parametrize("frozen_dtype", ["float32", "bfloat16"])
 def test_abstract_parts_have_the_shapes_of_assemble(config, frozen_dtype):
     config.model.frozen_dtype = frozen_dtype

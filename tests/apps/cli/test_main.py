@@ -5,8 +5,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -261,22 +259,6 @@ def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_pat
     stored = np.load(folder / "scores.npz")
     expected = stored["scores"][stored["split"] == "test"][:5]
     np.testing.assert_allclose(ours, expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_predictor_accepts_paths_bytes_and_arrays(program, trained, photos):
-    code = (
-        "import runner, sys, numpy as np\nfrom PIL import Image\nfrom mlmoe_jax.inference.predict import Predictor\n"
-        "predictor, folder = Predictor.from_run(sys.argv[1]), sys.argv[2]\n"
-        "path = f'{folder}/a.jpg'\n"
-        "pixels = np.asarray(Image.open(path).convert('RGB'))\n"
-        "results = predictor([path, open(path, 'rb').read(), pixels, b'nothing'], batch_size=3)\n"
-        "assert [bool(r.error) for r in results] == [False, False, False, True], results\n"
-        "assert results[0].scores == results[1].scores == results[2].scores\n"
-        "assert list(results[0].scores) == [str(k) for k in range(10)]\n"
-        "assert predictor([]) == []\n"
-    )
-    subprocess.run([sys.executable, "-c", code, trained[0], photos], **program.place, check=True)
 
 
 @pytest.mark.slow
