@@ -6,12 +6,15 @@ cached, `cls f32[B,D]` and `patches f32[B,h,w,D]`, as far as the head reads them
 """
 
 import numpy as np
+from jaxtyping import Float32, Integer
 
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN
 
 
-def targets(labels: np.ndarray, difficult: str) -> tuple[np.ndarray, np.ndarray]:
-    """Convert label codes i8[...] to (label, label_mask), both f32[...].
+def targets(
+    labels: Integer[np.ndarray, "*rows"], difficult: str
+) -> tuple[Float32[np.ndarray, "*rows"], Float32[np.ndarray, "*rows"]]:
+    """Convert label codes to (label, label_mask).
 
     difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
     """

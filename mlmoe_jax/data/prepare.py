@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float32, Real
 
 Batch = dict[str, jax.Array]
 
@@ -16,14 +19,14 @@ class Preprocess:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
-    def __call__(self, image: jax.Array) -> jax.Array:
-        """Return the network's input f32[B,H,W,3] from images with values in 0…255, u8[B,H,W,3] or f32[B,H,W,3]."""
+    def __call__(self, image: Real[ArrayLike, "b h w 3"]) -> Float32[Array, "b h w 3"]:
+        """Return the network's input from images with values in 0…255."""
         scaled = jnp.asarray(image).astype(jnp.float32) / 255
         return (scaled - jnp.asarray(self.mean)) / jnp.asarray(self.std)
 
 
-def prepare(batch: Batch, preprocess: Preprocess) -> jax.Array:
-    """Return the network's input f32[B,H,W,3] from `batch["image"]` u8[B,H,W,3].
+def prepare(batch: Batch, preprocess: Preprocess) -> Float32[Array, "b h w 3"]:
+    """Return the network's input from `batch["image"]`.
 
     Training, evaluation and prediction all use this function, so that their inputs cannot differ.
     """

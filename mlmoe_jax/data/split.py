@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Bool, Integer
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
@@ -18,8 +19,8 @@ NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
 FEW_POSITIVES = 10  # of a label; its metrics are rough with fewer
 
 
-def has_positive(labels: np.ndarray, difficult: str = "negative") -> np.ndarray:
-    """Return bool[N], whether each image with label codes i8[N,K] has a label that is present.
+def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
+    """Return whether each image with these label codes has a label that is present.
 
     difficult: as in `data.batch.targets`; a difficult label is enough unless it counts as `negative`.
     """
@@ -27,8 +28,8 @@ def has_positive(labels: np.ndarray, difficult: str = "negative") -> np.ndarray:
     return np.any(np.isin(labels, enough), axis=1)
 
 
-def few_positives(labels: np.ndarray) -> str:
-    """Return how few images with label codes i8[N,K] the labels have, "" if the median is FEW_POSITIVES or more.
+def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:
+    """Return how few images with these label codes the labels have, "" if the median is FEW_POSITIVES or more.
 
     The AP of a label with one positive is 1/rank of one image, so that a mean over such labels says little.
     """

@@ -1,14 +1,17 @@
 """Transforms of single images on the host, before they are batched.
 
-All functions take u8[h,w,3] and do not modify it. Random ones draw from a NumPy generator, so the augmentation of an
+No function modifies its image. Random ones draw from a NumPy generator, so the augmentation of an
 image is determined by that generator alone.
 """
 
 import math
 
 import numpy as np
+from jaxtyping import UInt8
 from ml_collections import ConfigDict
 from PIL import Image
+
+Pixels = UInt8[np.ndarray, "_ _ 3"]
 
 # ITU-R 601-2, the weights with which Pillow converts RGB to gray.
 LUMA = (0.299, 0.587, 0.114)
@@ -30,8 +33,8 @@ CROP_PLACES = (
 
 
 # ------------------------------------------------------------------------------------------------------------ geometry
-def resize_square(image: np.ndarray | Image.Image, size: int) -> np.ndarray:
-    """Resize u8[h,w,3], or an RGB image of Pillow, to u8[size,size,3] without keeping its aspect ratio.
+def resize_square(image: Pixels | Image.Image, size: int) -> Pixels:
+    """Resize an image, which may be an RGB image of Pillow, to a square without keeping its aspect ratio.
 
     The filter is Pillow's antialiased bilinear one, as in training and evaluation of ML-VPT. An image that already has
     this size is returned unchanged.
@@ -39,8 +42,8 @@ def resize_square(image: np.ndarray | Image.Image, size: int) -> np.ndarray:
     return _resize(image, (size, size))
 
 
-def resize_and_crop(image: np.ndarray, side: int, size: int) -> np.ndarray:
-    """Resize u8[h,w,3] so that its short side has `side` pixels, and crop its center, u8[size,size,3].
+def resize_and_crop(image: Pixels, side: int, size: int) -> Pixels:
+    """Resize an image so that its short side has `side` pixels, and crop its center of `size` × `size` pixels.
 
     The long side is rounded down, as torchvision does. If it would have more than ELONGATED · size pixels, only the
     center is resized: the result differs by at most 2 levels, and a file of 100 bytes cannot fill the memory.
@@ -55,27 +58,27 @@ def resize_and_crop(image: np.ndarray, side: int, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
-def centre_crop(image: np.ndarray, size: int) -> np.ndarray:
-    """Crop u8[size,size,3] from the center of u8[h,w,3], whose sides are at least `size`."""
+def centre_crop(image: Pixels, size: int) -> Pixels:
+    """Crop a square from the center of an image, whose sides are at least `size`."""
     top, left = (round((side - size) / 2) for side in image.shape[:2])
     return image[top : top + size, left : left + size]
 
 
-def evaluated_part(image: np.ndarray, data_config: ConfigDict) -> np.ndarray:
-    """Return the part of u8[h,w,3] that evaluation resizes to the input of the network, at its own size."""
+def evaluated_part(image: Pixels, data_config: ConfigDict) -> Pixels:
+    """Return the part of an image that evaluation resizes to the input of the network, at its own size."""
     if data_config.resize == "square":
         return image
     return centre_crop(image, round(data_config.crop_fraction * min(image.shape[:2])))
 
 
 def random_resized_crop(
-    image: np.ndarray,
+    image: Pixels,
     random: np.random.Generator,
     size: int,
     scale: tuple[float, float],
     ratio: tuple[float, float],
-) -> np.ndarray:
-    """Crop a random rectangle from u8[h,w,3] and resize it to u8[size,size,3].
+) -> Pixels:
+    """Crop a random rectangle and resize it to `size` × `size` pixels.
 
     This is the Inception crop, rounded as in torchvision.
 
@@ -97,8 +100,8 @@ def random_resized_crop(
     return _resize(image[top : top + down, left : left + across], (size, size))
 
 
-def multi_scale_crop(image: np.ndarray, random: np.random.Generator, size: int) -> np.ndarray:
-    """Crop one of 19 rectangles at one of 13 positions from u8[h,w,3] and resize it to u8[size,size,3].
+def multi_scale_crop(image: Pixels, random: np.random.Generator, size: int) -> Pixels:
+    """Crop one of 19 rectangles at one of 13 positions and resize it to `size` × `size` pixels.
 
     The sides are the short side times two of CROP_SCALES, rounded down (ML-GCN, ADD-GCN, after TSN). A crop is never
     larger than the image, even if a side is set to the output size; the authors' code adds a black border then.
@@ -130,13 +133,13 @@ def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarra
 
 # ---------------------------------------------------------------------------------------- pixels; the size is the same
 # Results are rounded to integer levels; for the hue, Pillow rounds the coordinates of HSV too, as in torchvision.
-def flip(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Mirror u8[h,w,3] left to right with probability 1/2."""
+def flip(image: Pixels, random: np.random.Generator) -> Pixels:
+    """Mirror an image left to right with probability 1/2."""
     return image[:, ::-1] if random.random() < 0.5 else image
 
 
-def shift(image: np.ndarray, random: np.random.Generator, fraction: float) -> np.ndarray:
-    """Translate u8[h,w,3] by whole pixels, up to `fraction` of each side in both directions; borders are repeated."""
+def shift(image: Pixels, random: np.random.Generator, fraction: float) -> Pixels:
+    """Translate an image by whole pixels, up to `fraction` of each side in both directions; borders are repeated."""
     height, width = image.shape[:2]
     down, right = np.rint(random.uniform(-1, 1, 2) * (fraction * height, fraction * width)).astype(int)
     rows = np.clip(np.arange(height) - down, 0, height - 1)
@@ -144,31 +147,31 @@ def shift(image: np.ndarray, random: np.random.Generator, fraction: float) -> np
     return image[rows][:, columns]
 
 
-def contrast(image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Scale u8[h,w,3] about the mean of all its values by a factor in 1 ± `strength`."""
+def contrast(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
+    """Scale an image about the mean of all its values by a factor in 1 ± `strength`."""
     return _between(image.mean(dtype=np.float64), image, random, strength)
 
 
-def brightness(image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Multiply u8[h,w,3] by a factor in 1 ± `strength`."""
+def brightness(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
+    """Multiply an image by a factor in 1 ± `strength`."""
     return _between(0.0, image, random, strength)
 
 
-def saturation(image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Scale u8[h,w,3] about the gray value of each pixel by a factor in 1 ± `strength`."""
+def saturation(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
+    """Scale an image about the gray value of each pixel by a factor in 1 ± `strength`."""
     return _between((image @ np.array(LUMA, np.float32))[..., None], image, random, strength)
 
 
-def hue(image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Turn the hue of u8[h,w,3] by a share of the circle in ± `strength`: torchvision's adjust_hue, to the last bit."""
+def hue(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
+    """Turn the hue of an image by a share of the circle in ± `strength`: torchvision's adjust_hue, to the last bit."""
     levels = int(255 * random.uniform(-strength, strength))
     channels = list(Image.fromarray(image).convert("HSV").split())
     turned = (np.asarray(channels[0], np.int16) + levels).astype(np.uint8)  # modulo 256
     return np.array(Image.merge("HSV", [Image.fromarray(turned), *channels[1:]]).convert("RGB"))
 
 
-def cutout(image: np.ndarray, random: np.random.Generator, fraction: float) -> np.ndarray:
-    """Cover one square of u8[h,w,3], of side `fraction`·h, with one random color.
+def cutout(image: Pixels, random: np.random.Generator, fraction: float) -> Pixels:
+    """Cover one square of an image, of side `fraction`·h, with one random color.
 
     The center is uniform over the pixels and the square is clipped at the borders. Both edges are covered, so an
     unclipped square is one pixel larger than its nominal side, as in the authors' code of ASL and ML-VPT.

@@ -6,6 +6,12 @@ from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
 CHECKED = (
+    "mlmoe_jax.data.batch",
+    "mlmoe_jax.data.labels",
+    "mlmoe_jax.data.prepare",
+    "mlmoe_jax.data.split",
+    "mlmoe_jax.data.transforms",
+    "mlmoe_jax.evaluation.metrics",
     "mlmoe_jax.models.backbones.convnext",
     "mlmoe_jax.models.backbones.efficientnet",
     "mlmoe_jax.models.backbones.resnet",
@@ -16,7 +22,7 @@ CHECKED = (
     "mlmoe_jax.models.losses",
     "mlmoe_jax.models.query_decoder",
 )
-_ARRAYS = re.compile(r"\b(Bool|Float|Integer|Num|Shaped|UInt8)\[")
+_ARRAYS = re.compile(r"\b(Bool|Float|Float32|Int8|Int32|Int64|Integer|Num|Real|Shaped|UInt8)\[")
 
 
 def checked(function, *args, **options):

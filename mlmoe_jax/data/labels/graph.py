@@ -1,33 +1,31 @@
 """The label graph of ML-GCN, computed from the co-occurrence of labels in training.
 
-Chen, Wei, Wang and Guo, "Multi-label image recognition with graph convolutional networks", CVPR 2019. Shape letter: K
+Chen, Wei, Wang and Guo, "Multi-label image recognition with graph convolutional networks", CVPR 2019. Axis: k
 labels.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from jaxtyping import Float, Int32, Num
 
 # The authors' code adds this to the number of edges of a label, which may be 0.
 _EPSILON = 1e-6
 
+Counts = Num[np.ndarray, "k k"]  # the number of images with both labels, with a zero diagonal
+Positives = Num[np.ndarray, " k"]  # the number of images with each label
 
-def conditional_probabilities(counts: ArrayLike, positives: ArrayLike) -> NDArray[np.float64]:
+
+def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.ndarray, "k k"]:
     """Return P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6).
 
-    Args:
-      counts: i64[K,K], the number of images with both labels, with a zero diagonal.
-      positives: i64[K], the number of images with each label.
-
-    Returns:
-      f64[K,K]; the row of a label without positives is 0.
+    The row of a label without positives is 0.
     """
     counts, positives = np.asarray(counts, np.float64), np.asarray(positives, np.float64)[:, None]
     return np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
 
 
 def label_graph(
-    counts: ArrayLike, positives: ArrayLike, *, threshold: float = 0.4, share: float = 0.2, transpose: bool = True
-) -> NDArray[np.float32]:
+    counts: Counts, positives: Positives, *, threshold: float = 0.4, share: float = 0.2, transpose: bool = True
+) -> Float[np.ndarray, "k k"]:
     """Return the normalized adjacency Ā of ML-GCN's layers H ← act(Ā H W).
 
     There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ threshold (ML-GCN, eq. 7). The neighbors of a
@@ -41,14 +39,14 @@ def label_graph(
     the labels that it implies.
 
     Args:
-      counts: i64[K,K], the number of images with both labels, with a zero diagonal.
-      positives: i64[K], the number of images with each label.
+      counts: see Counts.
+      positives: see Positives.
       threshold: τ in (0, 1].
       share: p in [0, 1).
       transpose: see above.
 
     Returns:
-      f32[K,K]; the identity if there are no edges.
+      The identity if there are no edges.
     """
     edges = (conditional_probabilities(counts, positives) >= threshold).astype(np.float64)
     degree = edges.sum(axis=0 if transpose else 1, keepdims=True)
@@ -58,6 +56,6 @@ def label_graph(
     return (scale[:, None] * directed * scale).astype(np.float32)
 
 
-def frequency_order(positives: ArrayLike) -> NDArray[np.int32]:
-    """Return i32[K], the labels by decreasing number of positives i64[K]; ties keep their order."""
+def frequency_order(positives: Positives) -> Int32[np.ndarray, " k"]:
+    """Return the labels by decreasing number of positives; ties keep their order."""
     return np.argsort(-np.asarray(positives, np.int64), kind="stable").astype(np.int32)

@@ -6,22 +6,24 @@ Shape letters: N images, K labels.
 import warnings
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from jaxtyping import Float, Int32, Int64, Shaped
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from mlmoe_jax.data.labels.graph import Counts, Positives
 from mlmoe_jax.errors import UserError
 
 _RESTARTS = 4
 _ROWS = 1 << 16
 
 
-def cooccurrence(labels: ArrayLike) -> tuple[csr_array, NDArray[np.int64]]:
-    """Count pairs and single labels in labels i8[N,K]; only 1 is positive (not 0, −1 unknown, 2 difficult).
+def cooccurrence(labels: Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np.ndarray, " k"]]:
+    """Count pairs and single labels; only 1 is positive (not 0, −1 unknown, 2 difficult).
 
     Returns:
-      counts: sparse i64[K,K], the number of images with both labels, with a zero diagonal. Sparse because with 20,000
+      counts: sparse, the number of images with both labels, with a zero diagonal. Sparse because with 20,000
         labels few pairs occur at all.
-      positives: i64[K], the number of images with each label.
+      positives: the number of images with each label.
     """
     labels = np.asarray(labels)
     counts = csr_array((labels.shape[1], labels.shape[1]), dtype=np.int64)
@@ -35,7 +37,7 @@ def cooccurrence(labels: ArrayLike) -> tuple[csr_array, NDArray[np.int64]]:
     return counts, positives
 
 
-def affinity(counts: ArrayLike, positives: ArrayLike, *, tau: float, side: str = "co") -> NDArray[np.float64]:
+def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "co") -> Float[np.ndarray, "k k"]:
     """Return the affinity between labels (ML-VPT; CPSD).
 
     With S_ij = counts_ij / positives_j = p(i | j) and R = S^(1/tau):
@@ -45,14 +47,14 @@ def affinity(counts: ArrayLike, positives: ArrayLike, *, tau: float, side: str =
     A label without positives co-occurs with no other label: its entries of S are 0.
 
     Args:
-      counts: i64[K,K], the number of images with both labels, with a zero diagonal.
-      positives: i64[K], the number of images with each label.
+      counts: see graph.Counts.
+      positives: see graph.Positives.
       tau: root > 0. 2 gives the published CO groups of COCO. The published DC groups cannot be reproduced exactly; the
         closest values are 3 (COCO) and 4 (NUS-WIDE).
       side: "co" or "dc".
 
     Returns:
-      f64[K,K], symmetric, in [0, 1].
+      Symmetric, in [0, 1].
 
     Raises:
       ValueError: an unknown side, or tau ≤ 0.
@@ -75,8 +77,8 @@ def require_groups(labels: int, num_groups: int) -> None:
 
 
 def group_labels(
-    counts: ArrayLike, positives: ArrayLike, *, num_groups: int, tau: float, side: str, seed: int
-) -> NDArray[np.int32]:
+    counts: Counts, positives: Positives, *, num_groups: int, tau: float, side: str, seed: int
+) -> Int32[np.ndarray, " k"]:
     """Divide the labels into groups by spectral clustering of their affinity.
 
     Spectral clustering with 20 k-means starts is run 4 times, and the result with the highest Calinski-Harabasz score
@@ -86,15 +88,15 @@ def group_labels(
     groups than requested (identical labels), the highest numbers are unused.
 
     Args:
-      counts: i64[K,K], the number of images with both labels, with a zero diagonal.
-      positives: i64[K], the number of images with each label.
+      counts: see graph.Counts.
+      positives: see graph.Positives.
       num_groups: from 1 (all labels in one group) to K (one label per group).
       tau: see `affinity`.
       side: "co" or "dc".
       seed: for the random starts of the clustering.
 
     Returns:
-      i32[K], the group of each label.
+      The group of each label.
 
     Raises:
       ValueError: an unknown side, or tau ≤ 0.

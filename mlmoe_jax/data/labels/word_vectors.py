@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 from etils import epath
-from numpy.typing import ArrayLike, NDArray
+from jaxtyping import Float32
+from numpy.typing import NDArray
 
+from mlmoe_jax.data.labels.graph import Counts, Positives
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_LINE, damage_explained, open_regular
 
@@ -25,7 +27,7 @@ GLOVE_DEVIATION = 0.377
 _PARTS = re.compile(r"[^\W_]+")
 
 
-def read_glove(path: str | Path, names: Sequence[str]) -> NDArray[np.float32]:
+def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k d"]:
     """Look up label names in a GloVe text file: one word and d numbers per line, with an optional header.
 
     The header is a line of two numbers.
@@ -39,7 +41,7 @@ def read_glove(path: str | Path, names: Sequence[str]) -> NDArray[np.float32]:
       names: the names of the K labels.
 
     Returns:
-      f32[K,d] with the d of the file.
+      The vectors, with the width of the file.
 
     Raises:
       UserError: the file cannot be read or has another format, or it has no word of some label.
@@ -65,8 +67,8 @@ def read_glove(path: str | Path, names: Sequence[str]) -> NDArray[np.float32]:
 
 
 def cooccurrence_vectors(
-    counts: ArrayLike, positives: ArrayLike, images: int, *, width: int = 300
-) -> NDArray[np.float32]:
+    counts: Counts, positives: Positives, images: int, *, width: int = 300
+) -> Float32[np.ndarray, "k d"]:
     """Compute vectors of labels from the training labels alone, for use without a file of word vectors.
 
     Like word vectors from co-occurring words (Levy and Goldberg, sec. 5), they are computed from the spectrum of the
@@ -87,13 +89,10 @@ def cooccurrence_vectors(
     other, so a trained model must be stored with its vectors.
 
     Args:
-      counts: i64[K,K], the number of images with both labels, with a zero diagonal.
-      positives: i64[K], the number of images with each label.
+      counts: see graph.Counts.
+      positives: see graph.Positives.
       images: the number of images.
       width: d.
-
-    Returns:
-      f32[K,d].
     """
     positives = np.asarray(positives, np.float64)
     seen = np.maximum(positives, 1)

@@ -10,10 +10,10 @@ Shape letters: B images, K classes, M bins.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
-from mlmoe_jax.evaluation.metrics.multilabel import Floats, mean_defined, ratio
+from mlmoe_jax.evaluation.metrics.multilabel import Floats, Labels, Scores, mean_defined, ratio
 from mlmoe_jax.evaluation.metrics.ranking import checked, row_blocks
 
 Ints = NDArray[np.int64]
@@ -64,13 +64,13 @@ class Reliability:
         return Reliability(*(x.sum(axis=0, keepdims=True) for x in fields))
 
 
-def reliability(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, bins: int = 15) -> Reliability:
+def reliability(scores: Scores, labels: Labels, *, mask: Labels | None = None, bins: int = 15) -> Reliability:
     """Sort the entries of a split into bins by score, in one pass.
 
     Args:
-      scores: f[B,K], probabilities.
-      labels: [B,K], positive if equal to 1.
-      mask: [B,K] or None; entries with 0 are ignored, even if they are NaN.
+      scores: probabilities.
+      labels: positive if equal to 1.
+      mask: None for none; entries with 0 are ignored, even if they are NaN.
       bins: M. More bins resolve finer errors, but with few entries per bin they also measure noise.
 
     Raises:

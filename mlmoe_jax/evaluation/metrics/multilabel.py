@@ -1,11 +1,12 @@
 """Multi-label metrics over a whole split: exact, in float64, on the host.
 
-Shape letters: B images, K classes. In all functions, `scores` f[B,K] are real numbers, larger = more likely;
-`labels` [B,K] are positive if equal to 1 (0, −1 and False are negative); `mask` [B,K] is 0 for entries to ignore
-(padding, unknown or difficult labels), None for none. Results are fractions in [0, 1], and nan if undefined.
+Axes: b images, k classes. In all functions, `scores` are real numbers, larger = more likely; `labels` are positive if
+equal to 1 (0, −1 and False are negative); `mask` is 0 for entries to ignore (padding, unknown or difficult labels), or
+None. Results are fractions in [0, 1], and nan if undefined.
 """
 
 import numpy as np
+from jaxtyping import Bool, Float, Num, Shaped
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.evaluation.metrics.ranking import INTERPOLATIONS, checked, flags, rank_all, rank_classes, row_blocks
@@ -13,27 +14,30 @@ from mlmoe_jax.evaluation.metrics.ranking import INTERPOLATIONS, checked, flags,
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Scores = Num[np.ndarray, "b k"]
+Labels = Shaped[np.ndarray, "b k"]
+PerClass = Float[np.ndarray, " k"]
 
 
 def average_precision(
-    scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, interpolation: str = "none"
-) -> Floats:
+    scores: Scores, labels: Labels, *, mask: Labels | None = None, interpolation: str = "none"
+) -> PerClass:
     """Return the average precision per class.
 
     Entries with equal scores are one step of the precision-recall curve, so their order does not matter. (In published
     evaluators it depends on the sort; without ties all agree.)
 
     Args:
-      scores: f[B,K].
-      labels: [B,K].
-      mask: [B,K] or None.
+      scores: see above, as labels and mask.
+      labels: 1 = positive.
+      mask: 0 = ignored.
       interpolation: "none", mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder);
         "envelope", the same with the largest precision at this or any higher recall (VOC 2010+, SSGRL, Q2L, ML-VPT),
         never below "none";
         "11point", mean of that largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls compared exactly).
 
     Returns:
-      f64[K], nan for classes without a positive.
+      One value per class, nan without a positive.
 
     Raises:
       ValueError: unknown interpolation, wrong shapes, or a NaN score in a valid entry.
@@ -41,19 +45,19 @@ def average_precision(
     return np.array([r.average_precision(interpolation) for r in rank_classes(*checked(scores, labels, mask))])
 
 
-def roc_auc(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None) -> Floats:
+def roc_auc(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> PerClass:
     """Return the area under the ROC curve per class: how likely a positive scores above a negative, ties counting half.
 
-    Returns f64[K], nan for classes without a positive or without a negative. Arguments as for `average_precision`.
+    It is nan for classes without a positive or without a negative. Arguments as for `average_precision`.
     """
     return np.array([r.roc_auc() for r in rank_classes(*checked(scores, labels, mask))])
 
 
-def per_class(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None) -> dict[str, NDArray]:
+def per_class(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> dict[str, Num[np.ndarray, " k"]]:
     """Return all ranking metrics per class, from one sort per class.
 
     Returns:
-      positives i64[K]; AP, AP_envelope, AP_11point, AUC f64[K], nan if undefined.
+      positives; AP, AP_envelope, AP_11point, AUC, nan if undefined.
     """
     ranked = [
         (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
@@ -65,7 +69,7 @@ def per_class(scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = 
 
 
 def micro_average_precision(
-    scores: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, interpolation: str = "none"
+    scores: Scores, labels: Labels, *, mask: Labels | None = None, interpolation: str = "none"
 ) -> float:
     """Return the AP of the entries of all classes ranked in one list; nan without positives.
 
@@ -75,10 +79,11 @@ def micro_average_precision(
     return rank_all(*checked(scores, labels, mask)).average_precision(interpolation)
 
 
-def mean_average_precision(ap: ArrayLike, *, weights: ArrayLike | None = None) -> float:
-    """Return the mean over the classes that have a positive (ap f64[K] is not nan); nan if there are none.
+def mean_average_precision(ap: Num[np.ndarray, " k"], *, weights: Num[np.ndarray, " k"] | None = None) -> float:
+    """Return the mean over the classes that have a positive (ap is not nan); nan if there are none.
 
-    weights: f[K], or None for equal weights (macro). With the number of positives per class, it is the weighted mAP.
+    weights: of the classes, or None for equal weights (macro). With the number of positives per class, it is the
+    weighted mAP.
     """
     ap = np.asarray(ap, np.float64)
     if weights is None:
@@ -89,9 +94,9 @@ def mean_average_precision(ap: ArrayLike, *, weights: ArrayLike | None = None) -
 
 
 def precision_recall_f1(
-    predicted: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, empty: str = "skip"
+    predicted: Labels, labels: Labels, *, mask: Labels | None = None, empty: str = "skip"
 ) -> dict[str, float]:
-    """Return precision, recall and F1, per class and overall, of predicted [B,K] (true = predicted).
+    """Return precision, recall and F1, per class and overall.
 
     With TP, P (predicted) and G (positive) counts of a class:
     CP, CR = means over classes of TP/P and TP/G; OP, OR = ΣTP/ΣP and ΣTP/ΣG;
@@ -101,9 +106,9 @@ def precision_recall_f1(
     whatever `empty` is: scikit-learn's average="macro". With "skip", CP is larger if classes are never predicted.
 
     Args:
-      predicted: [B,K].
-      labels: [B,K].
-      mask: [B,K] or None.
+      predicted: true = predicted.
+      labels: 1 = positive.
+      mask: 0 = ignored.
       empty: the value of 0/0: "skip", a class is left out of the mean, and an overall value is nan (ML-VPT); "zero", 0
         (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
 
@@ -111,19 +116,19 @@ def precision_recall_f1(
       CP CR CF1 CF1_mean OP OR OF1 precision_macro recall_macro F1_macro. CF1 and OF1 are 0 if precision and recall are
       both 0, and nan if either is nan.
     """
-    if empty not in ("skip", "zero", "one"):
-        raise ValueError(f"empty must be 'skip', 'zero' or 'one', not {empty!r}")
     hits, claimed, actual = _counts(predicted, labels, mask)
     if empty == "one":
         claimed = np.maximum(claimed, 1)
-    figures = precision_recall_f1_of(hits, claimed, actual, fill=0.0 if empty == "zero" else np.nan)
+    figures = precision_recall_f1_of(hits, claimed, actual, fill={"skip": np.nan, "zero": 0.0, "one": np.nan}[empty])
     return {name: float(value) for name, value in figures.items()}
 
 
-def top_k(scores: ArrayLike, k: int, *, minimum: float | None = None, mask: ArrayLike | None = None) -> Bools:
-    """Return the k highest classes per image as bool[B,K]; all classes if k ≥ K.
+def top_k(
+    scores: Scores, k: int, *, minimum: float | None = None, mask: Labels | None = None
+) -> Bool[np.ndarray, "b k"]:
+    """Return whether each class is one of the k highest of an image.
 
-    Of equal scores, the lower class index ranks higher. Classes whose mask [B,K] is 0 are skipped. Without `minimum`,
+    Of equal scores, the lower class index ranks higher. Classes whose mask is 0 are skipped. Without `minimum`,
     each image has exactly k classes (older work); with it, classes with a lower score are dropped (ML-GCN's top-3
     requires logit ≥ 0).
 
@@ -151,7 +156,7 @@ def top_k(scores: ArrayLike, k: int, *, minimum: float | None = None, mask: Arra
 
 
 def map_at_k(
-    scores: ArrayLike, labels: ArrayLike, k: int, *, mask: ArrayLike | None = None, minimum: float | None = None
+    scores: Scores, labels: Labels, k: int, *, mask: Labels | None = None, minimum: float | None = None
 ) -> float:
     """Return the mAP if each image returns only its k highest valid classes (DR-MoE names it without details).
 
@@ -163,12 +168,10 @@ def map_at_k(
     return map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
 
 
-def _counts(predicted: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Ints, Ints, Ints]:
-    """Return hits, predictions and positives per class among its valid entries, i64[K] each."""
+def _counts(predicted: Labels, labels: Labels, mask: Labels | None) -> tuple[Ints, Ints, Ints]:
+    """Return hits, predictions and positives per class among its valid entries."""
     predicted = np.asarray(predicted)
     positive, valid = flags(labels, mask)
-    if predicted.shape != positive.shape:
-        raise ValueError(f"predicted and labels must both be [B,K], not {predicted.shape} and {positive.shape}")
     totals = np.zeros((3, positive.shape[1]), np.int64)
     for rows in row_blocks(*positive.shape):
         claimed, actual = (predicted[rows] != 0) & valid[rows], positive[rows] & valid[rows]
@@ -177,8 +180,8 @@ def _counts(predicted: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> 
     return hits, claims, positives
 
 
-def map_of_returned(scores: NDArray[np.floating], positive: Bools, valid: Bools, returned: Bools) -> float:
-    """Return the mAP of rankings of only the `returned` entries, all [B,K]; see `map_at_k`."""
+def map_of_returned(scores: Scores, positive: Labels, valid: Labels, returned: Labels) -> float:
+    """Return the mAP of rankings of only the `returned` entries; see `map_at_k`."""
     positives = _counts(positive, positive, valid)[2]
     gained = [
         r.positives * r.average_precision() if r.positives else 0.0 for r in rank_classes(scores, positive, returned)
@@ -188,11 +191,15 @@ def map_of_returned(scores: NDArray[np.floating], positive: Bools, valid: Bools,
 
 # --------------------------------------------------------------------------------------------------- counts and means
 def precision_recall_f1_of(
-    hits: ArrayLike, claimed: ArrayLike, actual: ArrayLike, *, fill: float = np.nan
-) -> dict[str, Floats]:
-    """Return the figures that `multilabel.precision_recall_f1` defines, f64[…] each, from counts.
+    hits: Num[np.ndarray, "*rows k"],
+    claimed: Num[np.ndarray, "*rows k"],
+    actual: Num[np.ndarray, "*rows k"],
+    *,
+    fill: float = np.nan,
+) -> dict[str, Floats | np.float64]:
+    """Return the metrics that `multilabel.precision_recall_f1` defines, from counts.
 
-    hits, claimed, actual: [...,K], counts of true positives, predictions, and positives. fill: the value of 0/0; nan
+    hits, claimed, actual: counts of true positives, predictions, and positives. fill: the value of 0/0; nan
     leaves a class out of the means, except out of those named macro, where it is 0 for any `fill`.
     """
     hits, claimed, actual = map(np.asarray, (hits, claimed, actual))

@@ -13,7 +13,7 @@ PERSON = 0
 
 
 def edges(counts, positives, threshold=0.4):
-    return graphs.conditional_probabilities(counts, positives) >= threshold
+    return graphs.conditional_probabilities(np.array(counts), np.array(positives)) >= threshold
 
 
 def test_conditional_probabilities_by_hand():
@@ -89,7 +89,7 @@ def test_labels_without_counts_have_no_neighbors():
 
 
 def test_frequency_order_is_by_decreasing_positives():
-    order = graphs.frequency_order([3, 7, 0, 7, 5])
+    order = graphs.frequency_order(np.array([3, 7, 0, 7, 5]))
     assert order.tolist() == [1, 3, 4, 0, 2]
     assert order.dtype == np.int32
     assert graphs.frequency_order(COCO["positives"])[0] == PERSON

@@ -48,7 +48,8 @@ def test_values_shared_by_groups_are_computed_once(monkeypatch):
 
 
 def test_rates_of_counts():
-    hits, claimed, actual = np.array([[1, 0, 0], [2, 1, 0]]), np.array([[2, 0, 1], [2, 2, 0]]), [[1, 3, 0], [4, 1, 0]]
+    counts = [[1, 0, 0], [2, 1, 0]], [[2, 0, 1], [2, 2, 0]], [[1, 3, 0], [4, 1, 0]]
+    hits, claimed, actual = map(np.array, counts)
     found = precision_recall_f1_of(hits, claimed, actual)
     np.testing.assert_allclose(found["CP"], [(1 / 2 + 0) / 2, (1 + 1 / 2) / 2])
     np.testing.assert_allclose(found["CR"], [(1 + 0) / 2, (1 / 2 + 1) / 2])
