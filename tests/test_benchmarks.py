@@ -104,7 +104,8 @@ def test_every_suite_measures_a_tiny_model(suite, titles, cells, workers):
 
 def test_the_loop_is_timed_without_its_evaluations_and_checkpoints(monkeypatch, tmp_path):
     """With a stand-in for the training: per step 20 ms for data and 20 for the step, stopped twice for 50 ms."""
-    from mlmoe_jax.training import loop
+    from mlmoe_jax.runs import checkpoint
+    from mlmoe_jax.training import loop, setup
 
     def batches(config):
         while True:
@@ -113,24 +114,24 @@ def test_the_loop_is_timed_without_its_evaluations_and_checkpoints(monkeypatch, 
 
     def train(config, folder):
         folder.path.mkdir(exist_ok=True)
-        read = loop.training_batches(config)
+        read = setup.training_batches(config)
         for number in range(1, 6):
             next(read)
             time.sleep(0.02)
             if number == 3:
-                loop._evaluate()
-                loop.checkpoint.save()
+                loop.evaluate()
+                checkpoint.save()
             folder.append_row({"step": number})
 
-    monkeypatch.setattr(loop, "training_batches", batches)
+    monkeypatch.setattr(setup, "training_batches", batches)
     monkeypatch.setattr(loop, "train", train)
-    monkeypatch.setattr(loop, "_evaluate", lambda: time.sleep(0.05))
-    monkeypatch.setattr(loop.checkpoint, "save", lambda: time.sleep(0.05))
+    monkeypatch.setattr(loop, "evaluate", lambda: time.sleep(0.05))
+    monkeypatch.setattr(checkpoint, "save", lambda: time.sleep(0.05))
     found = jax_worker.training_loop("mlvpt_digits", {"train.batch_size": 10})
     assert 0 < found["images_per_second"] <= 10 / 0.04
     assert 0.1 < found["data_wait"] < 0.9
     assert min(*found["evaluation_seconds"], *found["checkpoint_seconds"]) >= 0.05
-    assert loop._evaluate() is None  # as before
+    assert loop.evaluate() is None  # as before
 
 
 PROGRAM = """

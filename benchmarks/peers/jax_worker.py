@@ -324,13 +324,14 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
     Measured from the first logged row to the last. Also the share of that time in which it waited for data, and the
     seconds that each evaluation and each checkpoint stopped it.
     """
+    from mlmoe_jax.runs import checkpoint
     from mlmoe_jax.runs.folder import RunFolder
-    from mlmoe_jax.training import loop
+    from mlmoe_jax.training import loop, setup
 
     config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
     configuration.validate(config)
     calls: dict[str, list[_Call]] = {"evaluation": [], "checkpoint": [], "row": [], "batch": []}
-    read = loop.training_batches
+    read = setup.training_batches
 
     def batches(*arguments: Any, **options: Any) -> Iterator[Any]:
         loaded = read(*arguments, **options)
@@ -340,9 +341,9 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(loop, "training_batches", batches),
-        mock.patch.object(loop, "_evaluate", _noting(loop._evaluate, calls["evaluation"])),
-        mock.patch.object(loop.checkpoint, "save", _noting(loop.checkpoint.save, calls["checkpoint"])),
+        mock.patch.object(setup, "training_batches", batches),
+        mock.patch.object(loop, "evaluate", _noting(loop.evaluate, calls["evaluation"])),
+        mock.patch.object(checkpoint, "save", _noting(checkpoint.save, calls["checkpoint"])),
         mock.patch.object(RunFolder, "append_row", _noting(RunFolder.append_row, calls["row"])),
     ):
         loop.train(config, RunFolder(folder))

@@ -45,7 +45,7 @@ def work(folder: str) -> int:
     sharded = place({"backbone/kernel": kernel}, wide)
     found["sharded"] = sharded["backbone/kernel"].is_fully_addressable
     found["exported"] = np.array_equal(safetensors.numpy.load(_backbone_file(sharded))["kernel"], kernel.astype("f2"))
-    match = Counterparts(("a",), ("a",), None)
+    match = Counterparts(("a",), ("a",))
     taken, left = transfer_parameters({"backbone/kernel": np.zeros_like(kernel)}, sharded, match)
     found["transferred"] = np.array_equal(taken["backbone/kernel"], kernel) and not left
 
