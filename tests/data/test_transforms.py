@@ -42,10 +42,11 @@ def resized(image: np.ndarray, width: int, height: int, box=None) -> np.ndarray:
     return np.asarray(Image.fromarray(image).crop(box or (0, 0, *image.shape[1::-1])).resize((width, height), BILINEAR))
 
 
-class Scripted:
+class Scripted(np.random.Generator):
     """A generator with given numbers: indices in order, and uniform draws at a fixed fraction of their range."""
 
     def __init__(self, *indices: int, place: float = 0.5):
+        super().__init__(np.random.PCG64(0))
         self.indices, self.place, self.limits = list(indices), place, []
 
     def integers(self, limit):
