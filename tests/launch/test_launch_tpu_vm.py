@@ -1,9 +1,9 @@
 """launch/tpu_vm.sh and launch/worker.sh on a fake slice of two workers, which are two local folders."""
 
 import os
-import signal
 import time
 
+import psutil
 import pytest
 
 SLICE = "--name=my-slice --zone=us-west4-a"
@@ -219,7 +219,9 @@ def test_a_killed_training_is_not_reported_as_done(ready):
     for worker in ("worker-0", "worker-1"):
         home = ready.fake / worker / "mlmoe"
         until(lambda home=home: "begun" in (home / "run.log").read_text())
-        os.killpg(int((home / "run.pid").read_text()), signal.SIGKILL)  # the whole session
+        supervisor = psutil.Process(int((home / "run.pid").read_text()))
+        for process in [supervisor, *supervisor.children(recursive=True)]:
+            process.kill()
     until(lambda: ready(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("was killed") == 2)
     done = ready(f"bash launch/tpu_vm.sh logs {SLICE}")
     assert done.returncode == 2
