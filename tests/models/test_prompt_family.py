@@ -10,7 +10,7 @@ from flax import nnx
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapters.e2vpt import PrunablePrompts
-from mlmoe_jax.models.adapters.prompts import DeepPrompts, ShallowPrompts, clamped, within_bounds
+from mlmoe_jax.models.adapters.prompts import DeepPrompts, ShallowPrompts, within_bounds
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prompts
 
@@ -115,13 +115,6 @@ def test_gates_and_temperatures_start_as_in_the_authors_code():
     prompts.temperature[...] = jnp.array([1e-4, 2.0, 50.0])
     np.testing.assert_allclose(prompts(B).temperature, [0.01, 2, 10])
     assert ShallowPrompts(*PLACE, count=P, rngs=nnx.Rngs(0))(B).temperature is None
-
-
-def test_a_clamped_value_has_the_derivative_of_the_value():
-    values = jnp.array([-3.0, 0.01, 2.0, 10.0, 12.0])
-    np.testing.assert_array_equal(clamped(values, 0.01, 10.0), np.clip(values, 0.01, 10.0))
-    slope = jax.grad(lambda x: (clamped(x, 0.01, 10.0) ** 2).sum())(values)
-    np.testing.assert_allclose(slope, 2 * np.clip(values, 0.01, 10.0), rtol=1e-6)
 
 
 def test_only_temperatures_have_bounds():
