@@ -132,21 +132,15 @@ class Result:
         return f"{kind} {number.removeprefix('fig')}: {self.caption}" if kind else self.caption
 
 
-@dataclass(frozen=True)
 class Paper:
     """A paper with its results; notes: id -> sentence, of readings and caveats."""
 
-    id: str
-    name: str
-    source: str
-    readings: Mapping[str, str]
-    caveats: Mapping[str, str]
-    data: Mapping[str, Any]
-
-    @property
-    def notes(self) -> Mapping[str, str]:
-        """Readings and caveats: id -> sentences."""
-        return {**self.readings, **self.caveats}
+    def __init__(self, name: str):
+        """Read the data file of a paper of PAPERS."""
+        self.id, self.data = name, json.loads(Path(__file__).with_name(f"{name}.json").read_text())
+        self.name, self.source = self.data["name"], self.data["source"]
+        self.readings, self.caveats = self.data["readings"], self.data["caveats"]
+        self.notes = {**self.readings, **self.caveats}
 
     def certain(self, number: Number, row: Row, result: Result) -> bool:
         """Return whether a number was simply read: no note of it, its row or its result is a reading."""
@@ -233,11 +227,7 @@ def _number(cell: Any) -> Number:
     return Number(value, tuple(notes) if value is not None else (*notes, UNREAD))
 
 
-@cache
-def load(name: str) -> Paper:
-    """Return a paper of PAPERS."""
-    data = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
-    return Paper(name, data["name"], data["source"], data["readings"], data["caveats"], data)
+load = cache(Paper)
 
 
 def find(table: str, dataset: str = "") -> tuple[Paper, Result]:
