@@ -1,5 +1,6 @@
 """Convert a batch of images to the input of the network."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -25,7 +26,7 @@ class Preprocess:
         return (scaled - jnp.asarray(self.mean)) / jnp.asarray(self.std)
 
 
-def prepare(batch: Batch, preprocess: Preprocess) -> Float32[Array, "b h w 3"]:
+def prepare(batch: Mapping[str, ArrayLike], preprocess: Preprocess) -> Float32[Array, "b h w 3"]:
     """Return the network's input from `batch["image"]`.
 
     Training, evaluation and prediction all use this function, so that their inputs cannot differ.
