@@ -85,8 +85,8 @@ class Predictor:
         fixed = any(key == "eval.threshold" for key, _ in pairs)
         fitted = Thresholds({}) if fixed else read_thresholds(folder)  # before the model, which takes longer to read
         run = open_run(folder, pairs, which=checkpoint)
-        values = dict.fromkeys(run.label_space.names, run.config.eval.threshold) if fixed else fitted.values
-        return cls(run, values, fitted.source)
+        fixed_values = {name: float(run.config.eval.threshold) for name in run.label_space.names}
+        return cls(run, fixed_values if fixed else fitted.values, fitted.source)
 
     @overload
     def __call__(

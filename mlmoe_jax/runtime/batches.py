@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ def device_batches(
 
 
 def run_batches(
-    step: Callable[[Mapping[str, jax.Array]], Any],
+    step: Callable[[dict[str, jax.Array]], Any],
     loader: Iterator[dict[str, np.ndarray]],
     mesh: Mesh,
     *,

@@ -5,6 +5,8 @@ equal to 1 (0, −1 and False are negative); `mask` is 0 for entries to ignore (
 None. Results are fractions in [0, 1], and nan if undefined.
 """
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Bool, Float, Num, Shaped
 from numpy.typing import ArrayLike, NDArray
@@ -196,7 +198,7 @@ def precision_recall_f1_of(
     actual: Num[np.ndarray, "*rows k"],
     *,
     fill: float = np.nan,
-) -> dict[str, Floats | np.float64]:
+) -> dict[str, Any]:
     """Return the metrics that `multilabel.precision_recall_f1` defines, from counts.
 
     hits, claimed, actual: counts of true positives, predictions, and positives. fill: the value of 0/0; nan
@@ -217,7 +219,7 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike, fill: float = np.nan) ->
     return np.divide(numerator, denominator, out=np.full(denominator.shape, fill), where=denominator != 0)
 
 
-def mean_defined(values: ArrayLike) -> Floats:
+def mean_defined(values: ArrayLike) -> Any:
     """Return the mean over the last axis of the values that are not nan, nan if all are: f64[…] of f64[...,K]."""
     values = np.asarray(values, np.float64)
     if values.ndim > 1:
