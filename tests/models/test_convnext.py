@@ -129,9 +129,3 @@ def test_mistakes_are_refused(make):
         module(image, Prompts(jnp.zeros((1, 1, 2, 4))))
     with pytest.raises(ValueError, match="images of 33×31 pixels are smaller than the stride 32"):
         module(image[:, :, :31])
-
-
-def test_features_that_are_not_read_are_none(make):
-    module, image = make(), jnp.zeros((1, 33, 39, 3))
-    assert jax.eval_shape(module, image).patches is None
-    assert jax.eval_shape(lambda x: module(x, read=("patches",)), image).cls is None

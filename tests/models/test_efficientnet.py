@@ -24,7 +24,6 @@ from mlmoe_jax.models.backbones.efficientnet import (
     EfficientNetLite,
     EfficientNetLiteShape,
 )
-from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights, read_tensors
@@ -215,13 +214,6 @@ def test_random_kernels_have_the_authors_scale(depthwise, fan):
     options = {"dtype": None, "batch_norm": "frozen", "rngs": nnx.Rngs(0)}
     kernel = ConvNorm(64, 64, 5, depthwise=depthwise, **options).conv.kernel[...]
     assert float(kernel.std()) == pytest.approx((2 / fan) ** 0.5, rel=0.05)
-
-
-def test_mistakes_are_refused(make):
-    module, image = make(), jnp.zeros((1, 33, 39, 3))
-    with pytest.raises(ValueError, match="takes no prompts"):
-        module(image, Prompts(jnp.zeros((1, 1, 2, 4))))
-    assert jax.eval_shape(module, image).patches is None
 
 
 def test_the_stored_numbers_are_the_references():

@@ -17,7 +17,7 @@ from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.params import ModelDef, fingerprint, parameter_table, split_trainable
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.objective import make_objective
-from mlmoe_jax.training.step import TrainState, initial_state, make_train_step
+from mlmoe_jax.training.step import initial_state, make_train_step
 
 CO, DC = [0, 1, 0], [1, 1, 0]
 
@@ -72,14 +72,6 @@ def test_merge_assigns_values_by_path(parts):
     assert set(again) == set(numbered)
     for path, value in numbered.items():
         np.testing.assert_array_equal(again[path], value, err_msg=path)
-
-
-def test_merge_returns_a_new_module(parts):
-    definition, params, _ = parts
-    one, other = definition.merge(params), definition.merge(params)
-    one.prompts.deep[...] = jnp.zeros_like(one.prompts.deep[...])
-    assert jnp.any(other.prompts.deep[...] != 0)
-    assert jnp.any(params["prompts/deep"] != 0)
 
 
 def test_shapes_stand_for_values_that_are_not_needed(parts):
@@ -179,14 +171,6 @@ def test_the_first_state_owns_the_buffers_that_a_step_donates():
     moving = [*jax.tree.leaves(state.replace(frozen={})), *trainable.values(), *stats.values()]
     assert len({value.unsafe_buffer_pointer() for value in moving}) == len(moving)
     jax.block_until_ready(jax.jit(lambda s: s, donate_argnums=0)(state.replace(frozen={})))
-
-
-def test_a_state_is_a_tree():
-    state = initial_state({"w": jnp.ones(3)}, {}, {}, ())
-    doubled = jax.tree.map(lambda x: 2 * x, state)
-    assert isinstance(doubled, TrainState)
-    assert doubled.trainable["w"].tolist() == [2, 2, 2]
-    assert state.replace(step=jnp.int32(4)).step == 4
 
 
 class Normalised(nnx.Module):

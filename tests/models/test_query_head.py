@@ -136,15 +136,6 @@ def test_ml_decoder_has_the_published_size():
     )
 
 
-def test_multiply_adds_of_the_head():
-    width, tokens = 768, 196
-    head = nnx.eval_shape(lambda: ml_decoder_head(2048, 81, groups=40, rngs=nnx.Rngs(0)))
-    layers, products = head.published_macs(tokens)
-    linear = tokens * 2048 * width + 2 * 40 * width**2 + 2 * tokens * width**2 + 2 * 40 * width * 2048
-    assert layers == linear + 3 * 4 * 40 * width + 40 * width * 3
-    assert products == 2 * 40 * tokens * width
-
-
 @pytest.fixture(scope="module")
 def classifiers():
     """Classifiers of both kinds with their initial values."""

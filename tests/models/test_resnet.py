@@ -148,13 +148,6 @@ def test_gradients_through_running_statistics_equal_torchs(make):
             assert not np.any(gradient), path
 
 
-@pytest.mark.parametrize("batch_norm", ["running", "trainable"])
-def test_evaluation_is_the_same_in_every_mode(make, batch_norm):
-    image = network_input(ARRAYS["image/33x39"])
-    frozen, other = (maps_and_features(make(mode), image)[1].cls for mode in ("frozen", batch_norm))
-    np.testing.assert_array_equal(frozen, other)
-
-
 def test_train_and_eval_switch_a_whole_model(make):
     model = Classifier(
         make("trainable"), None, LinearHead(SHAPE.width, 5, pool="both", rngs=nnx.Rngs(0)), final_norm=True

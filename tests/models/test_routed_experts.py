@@ -12,7 +12,7 @@ from flax import nnx
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, gate_entropy
-from mlmoe_jax.models.heads.routed_experts import SETTINGS, FeatureClassifier, RoutedExpertsHead, entropy_penalty
+from mlmoe_jax.models.heads.routed_experts import SETTINGS, RoutedExpertsHead, entropy_penalty
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import QueryDecoder
@@ -229,16 +229,6 @@ def test_the_defaults_are_the_recommended_settings():
     assert set(SETTINGS["recommended"]) == set(parameters) - others
 
 
-def test_named_settings_differ_from_the_recommended_ones_as_documented():
-    changes = {name: dict(settings.items() - SETTINGS["recommended"].items()) for name, settings in SETTINGS.items()}
-    assert changes == {
-        "recommended": {},
-        "literal": {"classifier": "shared", "entropy": "paper"},
-        "static": {"gate": "static"},
-        "hsq": {"expert": "ffn", "task_experts": 2, "gate": "linear", "entropy": "off"},
-    }
-
-
 def dr_moe(labels, **changes):
     decoder = {key: changes.pop(key) for key in ("hidden",) if key in changes}
     options = {**SETTINGS["literal"], **changes}
@@ -296,14 +286,6 @@ def test_parameters_of_dr_moe_per_part(body):
 )
 def test_parameters_of_dr_moes_variants(body, changes, total):
     assert body + rows(dr_moe(80, **changes))[""] == total
-
-
-def test_classifier_parameters():
-    def size(share):
-        return rows(nnx.eval_shape(lambda: FeatureClassifier(256, 80, share=share, rngs=nnx.Rngs(0))))[""]
-
-    assert size("shared") == 257
-    assert size("per_label") == 20_560
 
 
 def test_macs_as_published_and_as_executed():

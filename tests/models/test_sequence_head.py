@@ -156,14 +156,6 @@ def after(weights):
     return log_p
 
 
-@partial(jax.jit, static_argnums=1)
-def search_table(table, width):
-    """Search with scores f32[K+2,K+1] that depend only on the last label."""
-    known = jnp.zeros((1, width))
-    labels = table.shape[1] - 1
-    return beam_search(lambda known, last: (known, table[last]), known, start=labels + 1, labels=labels, max_labels=2)
-
-
 def exhaustive(log_p, image, max_labels, labels=LABELS):
     """Return every path of distinct labels with its log-probability, the best first."""
     paths = []
@@ -220,31 +212,6 @@ def test_a_narrow_beam_follows_the_definition(width):
             assert path_of(result.path[row]) == path
             np.testing.assert_allclose(result.log_probability[row], score, rtol=1e-5)
             np.testing.assert_allclose(sigmoid(result.label_logits[row]), probability, rtol=2e-5)
-
-
-def test_a_beam_finds_a_path_that_greedy_search_misses():
-    """The first label is a little less probable, but then the end is certain; the second is never followed by it."""
-    after_first, after_second, first = [1e-9, 1e-9, 1], [0.5, 1e-9, 0.5], [0.4, 0.6, 1e-9]
-    table = np.log(np.array([after_first, after_second, after_first, first], np.float32))
-    found = search_table(table, 2)
-    assert path_of(found.path[0]) == (0,)
-    np.testing.assert_allclose(np.exp(found.log_probability[0]), 0.4, rtol=1e-5)
-    np.testing.assert_allclose(sigmoid(found.label_logits[0]), [0.5, 0.6], rtol=1e-5)
-
-
-def test_no_label_occurs_twice_on_a_path():
-    table = np.log(np.array([[0.98, 0.01, 0.01], [0.9, 0.01, 0.09], [1, 1, 1], [0.98, 0.01, 0.01]], np.float32))
-    found = search_table(table, 2)
-    assert path_of(found.path[0]) in {(0,), ()}
-    np.testing.assert_allclose(np.exp(found.log_probability[0]), 0.01, rtol=1e-3)
-
-
-def test_the_search_stops_when_no_open_path_can_win():
-    """With the end at 0.6 the open paths, at 0.4 together, cannot win: their successors do not count."""
-    table = np.log(np.array([[0.01, 0.98, 0.01], [0.01, 0.01, 0.98], [1, 1, 1], [0.35, 0.05, 0.6]], np.float32))
-    result = search_table(table, 2)
-    assert path_of(result.path[0]) == ()
-    np.testing.assert_allclose(sigmoid(result.label_logits[0]), [0.35, 0.05], rtol=1e-5)
 
 
 def test_log_odds_are_exact_and_finite():
