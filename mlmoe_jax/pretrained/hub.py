@@ -239,21 +239,21 @@ def _explained(address: Address, *, writes: bool = False) -> Iterator[None]:
         raise
     except errors.OfflineModeIsEnabled as error:
         raise NoAnswer("HF_HUB_OFFLINE is set") from error
-    except errors.GatedRepoError as error:
-        raise Refused(f"access to {address} has to be requested at {page}; then {_LOGIN}") from error
-    except errors.RevisionNotFoundError as error:
-        raise Refused(f"the model {repository} has no revision '{address.revision}'; {page} lists them") from error
-    except errors.RepositoryNotFoundError as error:
-        raise Refused(f"the hub has no model {repository}, or it is private: check the name, or {_LOGIN}") from error
     except errors.HfHubHTTPError as error:
-        code = getattr(error.response, "status_code", 0)
+        code, do = getattr(error.response, "status_code", 0), "write to" if writes else "read"
         if code >= 500 or code in (408, 429):
             raise NoAnswer(f"the hub responds with {code}") from error
-        may = (
-            f"the token for the hub may not {'write to' if writes else 'read'} {repository}; {_LOGIN} with one that may"
-        )
-        refusal = f"the hub refuses {address} with the status {code}; check the name and the token"
-        raise Refused(may if code in (401, 403) else refusal) from error
+        reasons = {
+            errors.GatedRepoError: f"access to {address} has to be requested at {page}; then {_LOGIN}",
+            errors.RevisionNotFoundError: f"the model {repository} has no revision '{address.revision}'; see {page}",
+            errors.RepositoryNotFoundError: f"the hub has no model {repository}, or it is private: check the name, or "
+            f"{_LOGIN}",
+        }
+        reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), "")
+        if not reason and code in (401, 403):
+            reason = f"the token for the hub may not {do} {repository}; {_LOGIN} with one that may"
+        reason = reason or f"the hub refuses {address} with the status {code}; check the name and the token"
+        raise Refused(reason) from error
     except Exception as error:  # each major version of the library changed its transport, and with it the errors
         raise NoAnswer(f"the hub cannot be reached ({brief(error)})") from error
 
