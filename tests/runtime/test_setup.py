@@ -28,6 +28,7 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(setup, "SHORTEST", 0)
     jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
     yield tmp_path / "cache" / "programs"
     for name, value in before.items():
         jax.config.update(name, value)
