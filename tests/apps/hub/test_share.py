@@ -268,7 +268,8 @@ def test_refusals_of_the_hub(made, hub, refusal, part, status, expected, monkeyp
 
 def test_modes_that_write_take_no_model_of_the_hub(refusal):
     for mode in ("eval", "report", "thresholds", "train", "compare"):
-        assert "--local-dir=FOLDER" in refusal(parse, [f"--mode={mode}", "--workdir=hf:user/name"])
+        folders = ["--workdir=hf:user/name"] * (1 + (mode == "compare"))
+        assert "--local-dir=FOLDER" in refusal(parse, [f"--mode={mode}", *folders])
 
 
 def test_names_of_others_are_text_in_markdown():
