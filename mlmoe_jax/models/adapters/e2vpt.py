@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.adapters.prompts import DeepPrompts, common, place
+from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.contracts import BackboneShape, Prompts
 from mlmoe_jax.models.layers.initializers import uniform
 
@@ -68,21 +68,17 @@ class PrunablePrompts(DeepPrompts):
             self.segment_mask = nnx.Param(jnp.asarray(ones if segment_mask is None else segment_mask, jnp.float32))
 
     @classmethod
-    def from_config(
-        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
-        return cls(
-            *place(shape),
-            key_values=settings.key_values,
-            shared=settings.share_key_values,
-            heads=shape.heads,
-            segments=0 if settings.pruning == "none" else SEGMENTS,
-            token_mask=_bits(settings.kept_tokens) if settings.kept_tokens else None,
-            segment_mask=np.stack([_bits(row) for row in settings.kept_segments]) if settings.kept_segments else None,
-            absent=settings.pruning == "fixed" and settings.pruned == "absent",
-            **common(settings),
-            rngs=rngs,
-        )
+    def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
+        rows = [_bits(row) for row in settings.kept_segments]
+        return super().options(settings, shape) | {
+            "key_values": settings.key_values,
+            "shared": settings.share_key_values,
+            "heads": shape.heads,
+            "segments": 0 if settings.pruning == "none" else SEGMENTS,
+            "token_mask": _bits(settings.kept_tokens) if settings.kept_tokens else None,
+            "segment_mask": np.stack(rows) if rows else None,
+            "absent": settings.pruning == "fixed" and settings.pruned == "absent",
+        }
 
     @classmethod
     def frozen_rules(cls, settings: ConfigDict) -> tuple[tuple[str, bool], ...]:

@@ -6,16 +6,15 @@ Shape letters: P prompts, D width, S sides, G groups per side, M prompts (= expe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.models.adapters.prompts import DeepPrompts, common, place
+from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.contracts import BackboneShape
 
 MASKS = ("none", "all_prompts", "cross_group")
@@ -28,12 +27,10 @@ class GroupPrompts(DeepPrompts):
     uses_groups = True
 
     @classmethod
-    def from_config(
-        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
         group_of = prompt_groups(len(SIDES[settings.sides]), settings.num_groups, settings.per_group)
-        sizes = common(settings) | {"count": len(group_of)}
-        return cls(*place(shape), mask=prompt_mask(settings.attention_mask, group_of), **sizes, rngs=rngs)
+        mask = prompt_mask(settings.attention_mask, group_of)
+        return super().options(settings, shape) | {"count": len(group_of), "mask": mask}
 
     @classmethod
     def describe(cls, settings: ConfigDict) -> str:

@@ -33,16 +33,6 @@ class NoPrompts(Adapter):
         return None
 
 
-def place(shape: BackboneShape) -> tuple[int, int, int]:
-    """Return the depth, the width and the patch size of a backbone, the first arguments of all prompt methods."""
-    return shape.depth, shape.width, shape.patch
-
-
-def common(settings: ConfigDict) -> dict[str, Any]:
-    """Return the settings of `model.prompts` that all prompt methods share."""
-    return {"count": settings.count, "project": settings.project, "dropout": settings.dropout}
-
-
 def _prompt_bound(patch: int, width: int) -> float:
     """Return √(6/(3·patch² + D)), the bound of the uniform initial values in the visual-prompt-tuning code."""
     return math.sqrt(6 / (3 * patch**2 + width))
@@ -63,6 +53,18 @@ class _PromptTokens(Adapter):
         layer = nnx.Linear(project, width, kernel_init=kernel, bias_init=bias, rngs=rngs) if project else None
         self.projection = layer
         self.dropout = nnx.Dropout(dropout, deterministic=True)
+
+    @classmethod
+    def from_config(
+        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        place = (shape.depth, shape.width, shape.patch)
+        return cls(*place, **cls.options(settings, shape), rngs=rngs)
+
+    @classmethod
+    def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
+        """Return the arguments of the constructor beside the sizes of the backbone."""
+        return {"count": settings.count, "project": settings.project, "dropout": settings.dropout}
 
     @property
     def projection_macs(self) -> int:
@@ -113,12 +115,6 @@ class DeepPrompts(_PromptTokens):
         self.deep = nnx.Param(draw(rngs.params(), (depth, 1, count, self.learned_width)))
         self.count, self.key_values, self.mask = count, 0, None if mask is None else Constant(mask)
 
-    @classmethod
-    def from_config(
-        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
-        return cls(*place(shape), **common(settings), rngs=rngs)
-
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
         return Prompts(self.prepare(self.deep[...], batch, rngs), mask=None if self.mask is None else self.mask.value)
 
@@ -154,12 +150,10 @@ class ShallowPrompts(_PromptTokens):
         self.count, self.key_values, self.depth = count, 0, depth
 
     @classmethod
-    def from_config(
-        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
-        gates = {"gate_init": settings.gate_init if settings.gated else None}
-        gates["learn_temperature"] = settings.learn_temperature
-        return cls(*place(shape), **gates, **common(settings), rngs=rngs)
+    def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
+        gate_init = settings.gate_init if settings.gated else None
+        gates = {"gate_init": gate_init, "learn_temperature": settings.learn_temperature}
+        return super().options(settings, shape) | gates
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
         return Prompts(
