@@ -81,6 +81,7 @@ def peer(name: str, slow: int = 0) -> harness.Side:
     ("suite", "titles", "cells"),
     [
         ("step", ["Training", "Inference", "One encoded image to its labels"], ["| ours |"]),
+        ("adapters", ["Training with adapters"], ["| VPT, ViT (digits), ", "| LoRA, ViT (digits), "]),
         ("memory", ["Peak memory", "Largest training batch"], ["| train |"]),
         ("data", ["Input pipeline"], ["| ours: decode + resize |", "reduced decoding"]),
         pytest.param(
