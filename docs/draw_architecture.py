@@ -128,8 +128,8 @@ def purpose(room: str) -> str:
     if room in ROOMS:
         return sentence(room).partition("; may use")[0].replace("`", "") + "."
     return {
-        DOOR: "The public names: import mlmoe_jax as mm.",
-        "main": "The command line: a function per --mode.",
+        DOOR: "The public names (as mm).",
+        "main": "The program: starts apps/cli.",
         "errors": "UserError: one sentence that says what to put right.",
     }[room]
 
@@ -138,7 +138,7 @@ def purpose(room: str) -> str:
 WIDTH, LEFT, BOX, GAP = 1280, 24, 604, 14
 ROW, PAIR, TOP = 66, 112, 92  # heights of a floor of one room, of one with two, and of the heading
 FIRST_LANE, LANE = LEFT + BOX + 44, 58
-CHIPS = 116  # from the edge of a box to its first sub-package
+CHIPS = 132  # from the edge of a box to its first sub-package
 INK, MUTED, PAPER, FILL, EDGE, CHIP = "#1f2933", "#52606d", "#ffffff", "#f5f7fa", "#9aa5b1", "#dde5ee"
 GUIDE = "#e4e7eb"
 # One colour for each lane, dark enough on white; neighbours differ clearly.
@@ -222,7 +222,7 @@ def _lane(target: str, box: Box, x: float, colour: str, users: Sequence[Box]) ->
         return []
     tip, top, turn = box.right + 2, min(user.leave for user in users), box.enter - 8
     return [
-        _text(x, TOP - 8, target, size=11.5, weight=700, fill=colour, anchor="middle"),
+        _text(x, TOP - 8, target, size=10.5, weight=700, fill=colour, anchor="middle"),
         f'<path d="M{x:g} {TOP:g}V{top:g}" stroke="{GUIDE}" stroke-width="2"/>',
         f'<path d="M{x:g} {top:g}V{turn:g}q0 8 -8 8H{tip + 7:g}" stroke="{colour}" stroke-width="2" fill="none"/>',
         f'<path d="M{tip:g} {box.enter:g}l9 -4.5v9z" fill="{colour}"/>',
