@@ -174,6 +174,8 @@ def _counts(predicted: Labels, labels: Labels, mask: Labels | None) -> tuple[Int
     """Return hits, predictions and positives per class among its valid entries."""
     predicted = np.asarray(predicted)
     positive, valid = flags(labels, mask)
+    if predicted.shape != positive.shape:
+        raise ValueError(f"predicted and labels must both be [B,K], not {predicted.shape} and {positive.shape}")
     totals = np.zeros((3, positive.shape[1]), np.int64)
     for rows in row_blocks(*positive.shape):
         claimed, actual = (predicted[rows] != 0) & valid[rows], positive[rows] & valid[rows]

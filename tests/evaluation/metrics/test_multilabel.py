@@ -1,3 +1,4 @@
+import inspect
 import json
 import math
 
@@ -248,3 +249,11 @@ def test_invalid_arguments():
         multilabel.precision_recall_f1(np.eye(2), np.eye(2), empty="none")
     with pytest.raises(ValueError, match=r"\[B,K\]"):
         ranking.flags(np.eye(2), np.ones(2))
+
+
+@pytest.mark.parametrize("function", [multilabel._counts, ranking.checked])
+@pytest.mark.parametrize("shape", [(1, 3), (2, 1), (3,)])
+def test_other_shapes_are_refused_outside_the_tests_too(function, shape):
+    """Without the check of the tests, such an array would be broadcast."""
+    with pytest.raises(ValueError, match="must both be"):
+        inspect.unwrap(function)(np.ones(shape), np.ones((2, 3)), None)
