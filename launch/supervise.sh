@@ -34,7 +34,7 @@ export MLMOE_HEARTBEAT
 seen="$(mktemp)"
 trap 'rm -f "$MLMOE_HEARTBEAT" "$seen"' EXIT
 
-watch() { # end process $1 and its group when its heartbeat stops; the heartbeat file is then gone
+watch() { # end process $1 and its group when its heartbeat stops; the file $seen is then gone
   local quiet=0 pause=$((limit < 100 ? 1 : 10))
   while sleep "$pause"; do
     quiet=$((quiet + pause)) # wake-ups and not the clock: a suspended machine does not hang
@@ -43,7 +43,7 @@ watch() { # end process $1 and its group when its heartbeat stops; the heartbeat
     [ "$quiet" -lt "$limit" ] || break
   done
   echo "supervise: no step has ended for $limit s; the program hangs and is ended" >&2
-  rm -f "$MLMOE_HEARTBEAT"
+  rm -f "$seen"
   kill -TERM "$1"
   sleep "${MLMOE_GRACE_SECONDS:-30}"
   kill -TERM "$1" # a second one lets launch/multiprocess.sh end its processes with SIGKILL
@@ -70,7 +70,7 @@ for ((start = 0; ; start++)); do
   code=0
   wait_for "$child" || code=$?
   child=""
-  [ -e "$MLMOE_HEARTBEAT" ] || code=75 # it hung
+  [ -e "$seen" ] || code=75 # it hung
   if [ -n "$watcher" ]; then { kill -- "-$watcher" && wait "$watcher"; } 2> /dev/null || true; fi
   case "$code" in 0 | 2 | 3 | 4 | 130 | 143) break ;; esac
   [ -z "$asked" ] || break

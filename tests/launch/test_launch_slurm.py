@@ -71,11 +71,11 @@ def test_only_a_crash_is_restarted(machines, code, starts):
 
 def test_a_program_without_a_heartbeat_is_ended_and_restarted(machines):
     script = 'trap "" TERM; echo start; for i in 1 2 3; do sleep 1; touch $MLMOE_HEARTBEAT; done; echo hangs; sleep 99'
-    variables = {"MLMOE_HANG_SECONDS": "2", "MLMOE_GRACE_SECONDS": "0"}
+    variables = {"MLMOE_HANG_SECONDS": "3", "MLMOE_GRACE_SECONDS": "0"}
     done = machines(f"bash launch/supervise.sh --restarts=1 -- bash -c '{script}'", **variables)
     assert done.returncode == 75
     assert done.stdout.split() == ["start", "hangs"] * 2
-    assert done.stderr.count("no step has ended for 2 s; the program hangs and is ended") == 2
+    assert done.stderr.count("no step has ended for 3 s; the program hangs and is ended") == 2
 
 
 def test_restarts_can_be_disabled(machines):
