@@ -7,7 +7,7 @@
 Suites: step, adapters, memory, start, loop, data, limit, grow (default: all). `--peer` is an interpreter with torch,
 transformers and torchvision; `--against` another interpreter with this package's requirements, or another checkout of
 it, that takes part in the same rounds under the given name. With `--json`, results are kept in a file, and what it
-holds is not measured again: the same command goes on where it stopped, and several runs fill one table. Run nothing
+holds is not measured again: the same command resumes where it stopped, and several runs fill one table. Run nothing
 else meanwhile.
 """
 

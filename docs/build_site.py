@@ -107,7 +107,7 @@ def executed(path: Path, folder: Path, first: str = "") -> nbformat.NotebookNode
         cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         for output in cell.outputs:
             output.pop("execution_count", None)
-            output.get("data", {}).pop("image/jpeg", None)  # Pillow shows pictures in both formats
+            output.get("data", {}).pop("image/jpeg", None)  # Pillow shows images in both formats
     return notebook
 
 
